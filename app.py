@@ -1,4 +1,4 @@
-"""`slackwater.App`: an app as a program declares it. `App.run` runs the app in the current process."""
+"""`slackwater.App`: declares a streaming app in a Python program, and runs it in the current process."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class App(declared.App):
         patience_s: float = 120,
         on_commit: Callable[[BatchReport], None] = lambda _report: None,
     ) -> None:
-        """Run the app in this process, from where it stopped, as `slackwater run` does from a file.
+        """Run the app in this process; it continues where its last run stopped.
 
-        Returns when `until_caught_up` is reached, or after Ctrl-C or SIGTERM, once everything read is committed.
+        The same as the command `slackwater run`. Returns when everything is read (with `until_caught_up`), or after
+        Ctrl-C or SIGTERM; everything read is committed first.
 
         Args:
             store: Store root: `s3://bucket/prefix`, or a folder. Default, as for the command line: the environment,
@@ -54,12 +55,12 @@ class App(declared.App):
             kafka: Brokers as `"host:port"`, or librdkafka's client properties, including `bootstrap.servers`; default
                 as for `store`.
             stages: Stages to run; default all.
-            until_caught_up: Return when each stage has read its topics up to their current ends, and everything that
-                followed through repartition topics, as `availableNow` in Structured Streaming.
+            until_caught_up: Return when each stage has read its topics up to their current ends, and all records that
+                follow in repartition topics; like `availableNow` in Structured Streaming.
             max_records: Maximum number of records of each input per batch, for all stages.
-            trigger: Shortest time between two batches, for all stages: `"10 seconds"`.
-            max_unflushed: Number of versions that a stage may run ahead of its last commit, for all stages; 0 for none.
-            accept_loss: Continue without records that are gone from Kafka.
+            trigger: Minimum time between two batches, for all stages: `"10 seconds"`.
+            max_unflushed: Maximum number of unflushed versions of a stage, for all stages; 0 for none.
+            accept_loss: Continue although records to be read are gone from Kafka.
             gc: Interval of garbage collection, if `[retention]` has rules; `"off"` disables it.
             master: Spark's master URL; default an existing session of this process, else Spark's configuration.
             spark_conf: Further settings of Spark.

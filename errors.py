@@ -1,4 +1,4 @@
-"""Errors, grouped by the response of a handler.
+"""Errors that users may see, one class for each way to handle them.
 
 Every message says what failed, what was expected and what was found; `hint` says the next step. The command line prints
 both and exits 1. Any other exception is a bug.
@@ -17,9 +17,10 @@ __all__ += ["AnotherTopic", "Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):
-    """Base of all errors that users may see. `hint` is the next step, or empty.
+    """Base class of all errors that users may see.
 
-    `quoted` is text shown verbatim below the `sentence`: a query, the end of a log. `message` has both.
+    `sentence` is the error, and `quoted` is text shown verbatim below it: a query, the end of a log. `message` has
+    both. `hint` is the next step, or empty.
     """
 
     def __init__(self, sentence: str, *, quoted: str = "", hint: str = "") -> None:
@@ -31,7 +32,7 @@ class SlackwaterError(Exception):
 
     @property
     def hint(self) -> str:
-        """Next step, or empty. Python and notebooks show it below the error's message."""
+        """Next step for the user, or empty. Python and notebooks show it below the error's message."""
         return self._hint
 
     @hint.setter
@@ -44,14 +45,14 @@ class SlackwaterError(Exception):
             self.add_note(f"hint: {hint}")
 
     def begin_with(self, subject: str) -> None:
-        """Begin the message with a subject, such as "stage 'legs'", unless it contains the subject."""
+        """Put a subject, such as "stage 'legs'", in front of the message, unless the message contains it."""
         if subject not in self.message:
             self.sentence = f"{subject}: {self.sentence}"
             self.message = f"{self.sentence}\n{self.quoted}" if self.quoted else self.sentence
             self.args = (self.message,)
 
     def _render_traceback_(self) -> list[str]:
-        """Return a traceback that omits slackwater's frames and ends in the user's code. IPython's hook."""
+        """Return a traceback without slackwater's own frames, for IPython, which calls this hook."""
         shown = _user_traceback(self.__traceback__)
         ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if ipython is None:
@@ -88,7 +89,7 @@ def _recreate(cls: type[SlackwaterError], state: dict[str, object]) -> Slackwate
 
 
 def recreate_error(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
-    """Recreate an error of another process from its class and attributes."""
+    """Recreate an error that another process raised, from its class and attributes."""
     error = cls.__new__(cls)
     error.__dict__.update(state)
     error.args = (state["message"],)
@@ -121,7 +122,7 @@ class NotFound(SlackwaterError, LookupError):
 
 
 class MomentGone(NotFound):
-    """A moment that was removed by garbage collection. The message says what remains."""
+    """The moment was removed by garbage collection. The message says what remains."""
 
 
 class Refused(SlackwaterError):
@@ -145,7 +146,7 @@ class BadRecord(Refused):
 
 
 class Gone(Refused):
-    """Records to read were deleted from Kafka."""
+    """Records that have to be read were deleted from Kafka."""
 
 
 class AnotherTopic(Refused):
@@ -153,24 +154,24 @@ class AnotherTopic(Refused):
 
 
 class KeysForgotten(Gone):
-    """Keys of the records to read were forgotten, so fewer records remain."""
+    """Some records that have to be read are missing, because their keys were forgotten."""
 
 
 class Unstorable(Refused, ValueError):
-    """A value could not be read back, so it was not written."""
+    """A value was not written, because it could not be read back."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):
     """A server did not answer in time; trying again later may work.
 
-    Any call to a store or to Kafka may raise it, so docstrings mention it only if something was done before.
+    Any call to a store or to Kafka may raise this error. Docstrings mention it only if something may have been written.
     """
 
 
 class Corruption(SlackwaterError):
-    """Stored bytes are missing or differ from the manifest. `object_key` names the object.
+    """Stored bytes are missing or damaged. `object_key` names the object.
 
-    Any read of stored data may raise it.
+    Any read of stored data may raise this error.
     """
 
     def __init__(self, message: str, *, object_key: str, hint: str = "") -> None:
@@ -191,7 +192,7 @@ class ObjectNotFound(SlackwaterError, KeyError):
 
 
 class ObjectExists(SlackwaterError, FileExistsError):
-    """A put-if-absent found an existing object."""
+    """A put-if-absent found an existing object under its key."""
 
     def __init__(self, key: str, root: str) -> None:
         super().__init__(f"object {key!r} exists already under {root}")
@@ -199,7 +200,7 @@ class ObjectExists(SlackwaterError, FileExistsError):
 
 
 class CommitConflict(SlackwaterError):
-    """Another writer committed this version first."""
+    """Another writer committed this version number first."""
 
     def __init__(self, message: str, *, version: int, hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -1,6 +1,6 @@
-"""Settings of the command line and the Python API, from arguments, the environment and slackwater.toml.
+"""Settings of the command line and the Python API, read from arguments, environment and slackwater.toml.
 
-`Settings` is the schema of the file: its fields are the names that the file may set, with their types and defaults.
+The fields of `Settings` are the settings that the file may have, with their types and defaults.
 """
 
 import json
@@ -39,7 +39,7 @@ _Bytes = Annotated[int, Meta(ge=0, description="a whole number of bytes")]
 
 
 class _Rules(Struct, frozen=True):
-    """A table of rules in `[retention]`. `parse_ms` parses durations."""
+    """Schema of retention rules in `[retention]`. Durations are not parsed yet."""
 
     all: Any = None
     hourly: Any = None
@@ -49,7 +49,7 @@ class _Rules(Struct, frozen=True):
 
 
 class _Invariant(Struct, frozen=True):
-    """A table `[invariants.NAME]`. `parse_ms` parses `every`."""
+    """Schema of a table `[invariants.NAME]`. The duration `every` is not parsed yet."""
 
     check: _Text | None = None
     where: _Text | None = None
@@ -60,7 +60,7 @@ class _Invariant(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything needed to reach store and brokers. A missing part raises an error when it is used."""
+    """All settings of the product. A missing setting raises an error when it is first needed."""
 
     store: _Text | None = None
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
@@ -74,25 +74,26 @@ class Settings(Struct, frozen=True, kw_only=True):
     invariants: dict[str, Any] = {}
     forget: dict[str, Any] = {}
     prices: Any = Prices()
-    """Prices of the store; S3's list prices where the file sets none."""
+    """Prices of requests and storage; S3's list prices by default."""
     s3: Any = S3Settings()
     programs: Annotated[dict[str, str], Meta(description="a table of files, by app")] = {}
-    """Python file that declares each app, by app. Replays use it by default."""
+    """Path of the Python file that declares each app, by app name. Replays use this program by default."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
     def retention_of(self, app: str, **overrides: Any) -> "Retention":
-        """Return an app's own retention rules, or else the common ones, with `overrides`. Raises `Usage`."""
+        """Return an app's own retention rules, or else the common rules, changed by `overrides`. Raises `Usage`."""
         from .snapshot.gc.reachable import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
         return replace(rules, **{rule: value for rule, value in overrides.items() if value is not None})
 
     def declared_fields(self, options: Iterable[str] = ()) -> "DeclaredFields":
-        """Return the fields that contain keys, from `[forget]` and from `options` of the form `TABLE=FIELD`.
+        """Return the fields in which a `forget` looks for keys, by table.
 
-        Raises `Usage` for an invalid option.
+        They come from `[forget]` of the file, and from `options` of the form `TABLE=FIELD`. Raises `Usage` for an
+        invalid option.
         """
         from .operations.erasure.key_fields import DeclaredFields
 
@@ -145,7 +146,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return KafkaChannels(self.open_kafka())
 
     def run_options(self, kafka: Mapping[str, str] | None = None) -> "Options":
-        """Return the options of a run; `kafka` replaces the client properties. Raises `Usage`."""
+        """Return the options of a run. `kafka` replaces the configured client properties. Raises `Usage`."""
         from .pipeline.run.options import Options
 
         return Options(
@@ -166,11 +167,12 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Load settings from arguments, `environ` (by default this process's), and the nearest file from `folder` upwards.
+    """Load settings from arguments, environment variables and the nearest slackwater.toml.
 
-    Paths in the file are relative to the file. Kafka client properties come from `[kafka_properties]` of the file and,
-    with higher precedence, from variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`. Raises
-    `Usage` if the file is not TOML, or has an unknown setting.
+    The file is searched in `folder` (by default the working folder) and its parents. Paths in the file are relative to
+    the file. Kafka client properties come from `[kafka_properties]` of the file and, with higher precedence, from
+    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`. Raises `Usage` if the file is not TOML,
+    or has an unknown setting.
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()
@@ -243,7 +245,7 @@ def _check_is_table(path: Path, name: str, value: object) -> dict[str, Any]:
 
 
 def _check_fields(path: Path, name: str, table: object, kind: type[Struct], term: str) -> dict[str, Any]:
-    """Return a table's values, converted to the types of the fields of `kind`; inner tables are not checked.
+    """Return a TOML table's values, converted to the field types of `kind`. Nested tables are not checked.
 
     Raises `Usage` for an unknown field, which the message calls a `term`, and for an invalid value.
     """
@@ -302,7 +304,7 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
 
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:
-    """Yield librdkafka's properties; TOML reads an unquoted `sasl.password = …` as a table."""
+    """Yield names and values of client properties. TOML parses an unquoted `sasl.password = …` as a nested table."""
     for key, value in _check_is_table(path, "kafka_properties", table).items():
         if isinstance(value, dict):
             yield from _properties(path, f"{prefix}{key}.", value)

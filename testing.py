@@ -1,4 +1,4 @@
-"""Tools for tests of an app: run it over given rows without Kafka and S3, and replay batches of its history.
+"""Tools for tests of an app: run it on given rows without Kafka and S3, or replay a batch of its history.
 
 `run` and `replayed` need Spark on this machine; `MemoryKafka` needs nothing.
 """
@@ -40,10 +40,10 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying a batch. NaN is always the object `math.nan`, so that it compares equal."""
+    """Result of replaying a batch. Every NaN is the object `math.nan`, so that rows with NaN compare equal."""
 
     keys: tuple[tuple[tuple[object, ...], Row | None], ...]
-    """Keys that the original or the replay changed, with each key's row after the replay, or None."""
+    """Keys that the original batch or the replay changed, each with its row after the replay, or None."""
     sent: dict[str, list[Row]]
     """Rows that the replay sent, by channel, sorted by `repr`."""
     comparison: Comparison
@@ -54,7 +54,10 @@ class Replayed:
         return self.comparison.same
 
     def row(self, *key: object) -> Row | None:
-        """Return a key's row, or None. Raises `NotFound` if neither the batch nor the replay changed the key."""
+        """Return a key's row after the replay; None if it has no row.
+
+        Raises `NotFound` if neither the original batch nor the replay changed the key.
+        """
         for candidate, row in self.keys:
             if candidate == key:
                 return row
@@ -62,7 +65,7 @@ class Replayed:
 
 
 def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | None = None) -> Replayed:
-    """Replay a batch of history with a program, on a local Spark; Kafka and the app's store are not needed.
+    """Replay a batch with a program, on a local Spark session. Neither Kafka nor the app's store is needed.
 
     Uses the Spark session of this process, or starts one for this call.
 
@@ -94,7 +97,7 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
 
 
 class _TemporaryFolder:
-    """A temporary folder, removed with the last result that uses it. Without the warning of `TemporaryDirectory`."""
+    """Temporary folder that is removed with the last object that refers to it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="slackwater-run-"))
@@ -102,7 +105,7 @@ class _TemporaryFolder:
 
 
 class Ran(Mapping[str, "pa.Table"]):
-    """Tables of an app after a run over given rows: Arrow tables by name, with rows in key order.
+    """Result of running an app on given rows: a mapping of table names to Arrow tables, with rows in key order.
 
     Tables of rejected and late rows are included: `<stage>_rejected`, `<stage>_late`.
     """
@@ -132,16 +135,16 @@ class Ran(Mapping[str, "pa.Table"]):
 
     @property
     def sent(self) -> dict[str, list[Record]]:
-        """Records of each topic that the app writes for others: sinks and rejected records."""
+        """Records that the app wrote for others, by topic: output of sinks, and rejected records."""
         return {topic: _records(self.kafka, topic) for topic in _written_topics(self.declared)}
 
     def rows(self, table: str) -> list[Row]:
-        """Return the rows of a table as dictionaries. Raises `NotFound`."""
+        """Return the rows of a table as dictionaries. Raises `NotFound` for an unknown table."""
         rows: list[Row] = self[table].to_pylist()
         return rows
 
     def row(self, table: str, *key: object) -> Row | None:
-        """Return the row of a key, or None. Raises `NotFound` for an unknown table."""
+        """Return the row of a key; None if the table has no such key. Raises `NotFound` for an unknown table."""
         return self.moment.get(table, key)
 
 
@@ -154,11 +157,11 @@ def run(
     max_records: int | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Ran:
-    """Run an app over these rows until it has read them all, and return its tables. Needs neither Kafka nor S3.
+    """Run an app until it has read all the given records, and return its tables. Needs neither Kafka nor S3.
 
-    Otherwise as in production: Spark plans and runs each batch, and the state is stored as SSTs in a local folder,
-    which is removed with the result. The first call starts Spark, unless a session exists; later calls, and other tests
-    of this process, reuse it.
+    All else is as in production: Spark plans and runs each batch, and the state is stored as SSTs, in a local folder
+    that is removed with the result. The first call starts a Spark session, unless the process has one; later calls and
+    other tests reuse the session.
 
     Example:
         >>> ran = run(app, {"orders": [{"country": "DE", "cents": 7}, {"country": "DE", "cents": 5}]})
@@ -167,11 +170,11 @@ def run(
 
     Args:
         app: The app, as the program declares it.
-        topics: Records of each topic that the app reads, in order. A record is the value: a dictionary or another value
-            of JSON, text, bytes, or None; or a `Record` with such a value and its key, headers, partition, and time in
+        topics: Records of each topic that the app reads, in order. A record is given as its value (a dictionary or
+            another JSON value, text, bytes or None), or as a `Record` with value, key, headers, partition and time in
             ms since 1970. A topic that is not listed is empty.
-        partitions: Number of partitions of all topics, or by topic. Records without a partition are placed by key, or
-            in turns without a key.
+        partitions: Number of partitions of every topic, or a mapping with the number of each topic. A record without a
+            partition is placed by its key; records without a key are placed in turns.
         after: Result of an earlier run to continue from, possibly with another program.
         max_records: Maximum number of records of each input per batch: a lower number makes more batches.
         spark_conf: Settings of Spark, if this call starts it.
@@ -225,7 +228,7 @@ def _send(
 
 
 _spark = ExitStack()
-"""Stops, when this process ends, the Spark session that `run` started."""
+"""Stack that stops the Spark session of `run` when this process ends."""
 
 
 def _start_spark(conf: Mapping[str, str]) -> None:
@@ -279,7 +282,6 @@ def _value(value: Any) -> bytes | None:
 
 
 def _as_json(value: object) -> object:
-    """Convert a value that JSON lacks to text that Spark's JSON reader understands."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal | UUID):

@@ -1,13 +1,14 @@
-"""Events that a process receives, actions that it returns, and the error for illegal events. Compared by value.
+"""Events that a process of the snapshot protocol receives, and actions that it returns.
 
-The id of a snapshot is never reused. Channels and stages are named as the app declares them.
+Events and actions are compared by value. The id of a snapshot is never reused. Channels and stages have the names that
+the app declares.
 """
 
 from dataclasses import dataclass
 
 
 class ProtocolError(Exception):
-    """A step that the protocol does not allow: a bug of the caller. The called object is unchanged.
+    """The caller took a step that the protocol does not allow, which is a bug. The called object is unchanged.
 
     The message says what was being done, what would have been legal, and what was found.
     """
@@ -23,29 +24,29 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequested:
-    """A snapshot was requested. Only for a process without channel inputs, where the protocol starts."""
+    """A snapshot was requested. Only for processes without channel inputs, which start the protocol."""
 
     snapshot: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchArrived:
-    """Records of a channel were consumed. They precede every marker of the channel that has not yet arrived.
+    """A batch of records of a channel was consumed. All of them lie before the channel's next marker.
 
-    In one commit, the batches of all channels come before the markers, so that the state that the commit records
-    includes the batches of all channels.
+    Within one commit, all `BatchArrived` events precede the first `MarkerArrived`, so that the recorded state includes
+    the batches of all channels.
     """
 
     channel: str
     records: object
-    """Range of offsets, opaque to the protocol; returned in a `Capture`."""
+    """Range of offsets. The protocol does not look into it, and returns it in a `Capture`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkerArrived:
-    """The channel was consumed up to this snapshot's marker, in every partition.
+    """A channel was consumed up to this snapshot's marker, in every partition.
 
-    In one commit, no `BatchArrived` may follow a marker.
+    Within one commit, no `BatchArrived` event may follow.
     """
 
     snapshot: str
@@ -64,14 +65,14 @@ Event = SnapshotRequested | BatchArrived | MarkerArrived | SnapshotEnded
 
 @dataclass(frozen=True, slots=True)
 class RecordState:
-    """Record the version being committed as this process's part of the cut."""
+    """Record the version that is being committed as this stage's part of the cut."""
 
     snapshot: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendMarker:
-    """Write a marker into every partition of the channel, after all records sent so far."""
+    """Write a marker into every partition of the channel, after all records that were sent so far."""
 
     snapshot: str
     channel: str
@@ -79,7 +80,7 @@ class SendMarker:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Add to the channel's state the records that were sent before the cut and consumed after it."""
+    """Add records to the channel's state: they were sent before the cut, and consumed after it."""
 
     snapshot: str
     channel: str
@@ -87,4 +88,4 @@ class Capture:
 
 
 Action = RecordState | SendMarker | Capture
-"""Action that a process requests. The actions of one `receive` belong in one atomic commit, in their order."""
+"""Action that a process requests. All actions of one `Process.receive` call go into one commit, in order."""

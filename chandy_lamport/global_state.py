@@ -1,4 +1,4 @@
-"""Global states (the paper's cuts): their consistency, and the completion of a snapshot of a network. Pure."""
+"""Checks of global states (cuts): tests for consistency, and for the completion of a snapshot."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from .events import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class ChannelCounts:
-    """Numbers of a channel's records in a global state, counted from the channel's beginning.
+    """Numbers of records of one channel in a global state, by partition, since the channel began.
 
-    Each number is by partition, because in a sum a surplus in one partition would hide a loss in another. Raises
-    `ProtocolError` if the numbers have different partition counts, or one is negative.
+    Partitions are counted separately, because in a sum a surplus in one would hide a loss in another. Raises
+    `ProtocolError` if the tuples differ in length, or a number is negative.
     """
 
     name: str
@@ -21,9 +21,9 @@ class ChannelCounts:
     sent: tuple[int, ...]
     consumed: tuple[int, ...]
     in_flight: tuple[int, ...]
-    """Records stored with the cut as the channel's state."""
+    """Number of records stored with the cut as the channel's state, by partition."""
     lost: tuple[int, ...] = ()
-    """Deleted records that the receiver has skipped, up to its version of the cut; empty for none."""
+    """Number of deleted records that the receiver skipped before the cut, by partition; empty for none."""
 
     def __post_init__(self) -> None:
         counts = {"sent": self.sent, "consumed": self.consumed, "in flight": self.in_flight}
@@ -40,7 +40,7 @@ class ChannelCounts:
 
 @dataclass(frozen=True, slots=True)
 class GlobalState:
-    """A version of each stage, and the records of every channel between them.
+    """A global state: the version of each stage, and the counts of records of every channel.
 
     Raises `ProtocolError` if a channel's sender or receiver has no version.
     """
@@ -57,9 +57,9 @@ class GlobalState:
 
 
 def find_violations(state: GlobalState) -> tuple[str, ...]:
-    """Return a sentence for each inconsistency of the state; empty if it is consistent.
+    """Return one sentence for each inconsistency of a global state; empty if the state is consistent.
 
-    Every consumed record must have been sent, and every sent record is consumed, lost or in flight.
+    In a consistent state, every consumed record was sent, and every sent record is consumed, lost or in flight.
     """
     sentences = []
     for channel in state.channels:
@@ -82,18 +82,18 @@ def find_violations(state: GlobalState) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StageChannels:
-    """Channels that one stage reads and writes, without users' topics."""
+    """Channels that one stage reads and writes. Users' topics are not channels."""
 
     inputs: frozenset[str]
     outputs: frozenset[str]
 
 
 def completed_cut(network: Mapping[str, StageChannels], finished: Mapping[str, int]) -> dict[str, int] | None:
-    """Return the cut of a snapshot, as a version by stage; None while a stage has not finished.
+    """Return the version of each stage in a snapshot's cut; None while a stage still awaits a marker.
 
     `network` has all stages by name; `finished` has the recorded version of each stage that awaits no marker. Raises
-    `ProtocolError` if no snapshot of this network can complete: it is empty, a channel has no writer or more than one,
-    or channels form a cycle.
+    `ProtocolError` if no snapshot of this network can complete: the network is empty, a channel has not exactly one
+    writer, or channels form a cycle.
     """
     problem = "the network cannot be recorded"
     if not network:

@@ -1,4 +1,4 @@
-"""`Process`: one stage's part of the protocol of Chandy and Lamport, independent of the stage's code."""
+"""`Process`: the state of one stage in the Chandy-Lamport protocol."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,16 +18,16 @@ from .state import Effect, Phase, Role, Signal, marker_signal, records_signal, t
 
 
 class Process:
-    """Records its state at the first marker of a snapshot, forwards the marker, and captures in-flight records.
+    """One stage in the protocol: it records its state at a snapshot's first marker, and forwards the marker.
 
-    All actions for the events of one commit belong in that commit. If the commit fails, discard this object and create
-    a process from the last successful commit.
+    It also captures in-flight records. All actions for the events of one commit belong in that commit. If the commit
+    fails, discard this object and create a process from the last successful commit.
 
     Args:
         inputs: Channels that the process reads; empty for a stage that reads only users' topics.
         outputs: Channels that the process writes.
         recorded: Value of the property `recorded` at the last commit. Raises `ProtocolError` if a snapshot awaits a
-            marker on a channel that is no input.
+            marker on a channel that is not an input.
     """
 
     __slots__ = ("_inputs", "_outputs", "_role", "_snapshots", "_unknown")
@@ -48,15 +48,15 @@ class Process:
 
     @property
     def recorded(self) -> dict[str, frozenset[str]]:
-        """Channels on which this process awaits a marker, by snapshot that it has recorded and that has not ended.
+        """Channels whose marker is still awaited, by id of each snapshot that is recorded and has not ended.
 
-        This is the complete state to store. A snapshot without awaited channels is finished. When a snapshot is no
-        longer requested, send a `SnapshotEnded` event; send it again if a late marker has begun the snapshot anew.
+        This is the complete state to store. A snapshot without awaited channels is finished. When a snapshot is
+        completed or cancelled, send a `SnapshotEnded` event; send it again if a late marker starts the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 
     def receive(self, event: Event) -> tuple[Action, ...]:
-        """Return the actions for `event`, in order. Raises `ProtocolError` for an illegal event, changing nothing."""
+        """Return the actions for `event`, in order. An illegal event raises `ProtocolError` and changes nothing."""
         match event:
             case SnapshotRequested(snapshot):
                 return self._advance(snapshot, Signal.REQUEST)

@@ -1,10 +1,9 @@
-"""State machine of the protocol: every transition is a row of the table in this file.
+"""State machine of the Chandy-Lamport protocol, as a table of transitions.
 
-A row is about one snapshot and one process: in a phase, a signal leads to a new phase and to effects, in order.
-Snapshots are independent, so any number of them may overlap. A signal without a row is illegal.
+A row of the table is for one snapshot in one process: in a phase, a signal leads to a new phase and to effects, in
+order. Snapshots are independent and may overlap. A signal without a row is illegal.
 
 `Process` maps events to signals (`marker_signal` and `records_signal`), stores the phase, and maps effects to actions.
-It has no logic of its own.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from .events import ProtocolError
 
 
 class Role(Enum):
-    """Kind of process."""
+    """Kind of process: with or without channel inputs."""
 
     SOURCE = "a process without channel inputs"
     READER = "a process with channel inputs"
@@ -30,7 +29,7 @@ class Phase(Enum):
 
 
 class Signal(Enum):
-    """Kind of event from the view of one snapshot."""
+    """Kind of event, as one snapshot sees it."""
 
     REQUEST = "Requested"
     MARKER = "MarkerArrived on an awaited channel"
@@ -42,7 +41,7 @@ class Signal(Enum):
 
 
 class Effect(Enum):
-    """Step that a transition requires."""
+    """Step that a transition requires: record the state, send markers, or capture records."""
 
     RECORD = auto()
     SEND_MARKERS = auto()

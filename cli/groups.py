@@ -100,7 +100,7 @@ def _path(ctx: Any) -> str:
 def _hint(ctx: Any, word: str, group: TyperGroup, *, own: bool = False) -> str:
     """Return the commands that a word may mean; empty without a match. A single command comes with its description.
 
-    With `own`, considers only commands of this group.
+    With `own`, considers only subcommands of `group`.
     """
     root, path = ctx.find_root(), _path(ctx)
     if path and not own and word in root.command.list_commands(root):

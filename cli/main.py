@@ -1,6 +1,6 @@
 """The `slackwater` command: finds the verb, and prints any error as one sentence with an exit code.
 
-Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of the output went away.
+Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 if the process that reads the output has ended.
 """
 
 import sys
@@ -46,7 +46,7 @@ class _Verbs(Group):
     sections = SECTIONS
 
     _args: tuple[str, ...] = ()
-    """Words of the command line, to find out whether errors are printed as JSON."""
+    """Words of the command line. If --json is among them, errors are printed as JSON."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)

@@ -51,7 +51,6 @@ class _FastParam:
         self._descriptor, self._otherwise = descriptor, otherwise
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the parameter's value, as typer's `RuntimeParam.coerce` does."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         annotation, is_plain = self._descriptor.annotation, self._descriptor.parameter_info.parser is None
@@ -89,9 +88,9 @@ class _LazyModule(ModuleType):
 def skip_user_code_setup() -> None:
     """Skip work in Arrow and Python that only a user's code would need. For verbs that run no user code.
 
-    Arrow does not import pandas when it gets its first Python list (so it does not recognize pandas' missing values;
-    `to_pandas` still imports pandas), and imports its functions at first use. `exit_without_teardown` ends the process
-    early. Does nothing in a process that runs more than the verb.
+    Arrow does not import pandas for the first Python list that it converts, so it does not recognize pandas' missing
+    values; `to_pandas` still imports pandas. Arrow's compute functions are imported at first use.
+    `exit_without_teardown` ends the process early. Does nothing in a process that runs more than the verb.
     """
     global _skips_teardown
     if not _runs_one_verb or "pandas" in sys.modules:
@@ -112,7 +111,7 @@ def skip_user_code_setup() -> None:
 def exit_without_teardown(code: int | str | None) -> None:
     """End the process without the interpreter's teardown (a fifth of a `get`'s time), if no user code ran in it.
 
-    First joins threads, runs `atexit` functions, and flushes both streams. Returns if the process must not be ended.
+    First joins threads, runs `atexit` functions, and flushes both streams. If user code may have run, only returns.
     """
     if not _skips_teardown or isinstance(code, str):
         return

@@ -121,7 +121,10 @@ class Reporter(Listener):
 
 
 def idle_line(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
-    """Return the line for a run without a commit for `quiet_s` seconds; None means that it has made no commit yet."""
+    """Return the progress line for a run without a commit for `quiet_s` seconds.
+
+    `quiet_s` is None if the run has made no commit yet.
+    """
     stopped = [stage.stage for stage in stages if stage.running is False]
     lagging = [f"{stage.stage} {formats.plural(stage.records, stage.unit)}" for stage in stages if stage.records]
     all_read = stages and all(stage.records is not None for stage in stages)

@@ -87,7 +87,7 @@ class Session(Printer):
 
 
 def check_names_table(text: str, key: Sequence[str]) -> None:
-    """Raise `Usage` if `text` names no table but a key is given, whose first word may be meant as the table."""
+    """Raise `Usage` if a key is given, but `text` names no table. The hint tries the key's first word as the table."""
     app, at, moment = text.partition("@")
     if "/" not in app and key:
         table, *values = key

@@ -1,8 +1,8 @@
-"""Python API of slackwater for notebooks, scripts and tests: reads and changes stored apps.
+"""Python API of slackwater for notebooks, scripts and tests: queries and changes the stored state of streaming apps.
 
-`slackwater.open()` is the entry point. Methods call the same functions as the command line's verbs, take Python values
-as arguments, and return values with a readable repr. Not here: terminal output (typer, rich), and a second way to do
-anything. Errors are those of `slackwater.errors`.
+`slackwater.open()` is the entry point. Methods call the functions that the verbs of the command line call. They take
+Python values and return values with a readable repr. Errors are those of `slackwater.errors`. Terminal output (typer,
+rich) does not belong here, nor does a second implementation of an operation.
 """
 
 from importlib import import_module

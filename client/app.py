@@ -1,4 +1,4 @@
-"""`StoredApp`: a stored app with all its operations, such as rewind, reset, edit, forget, compaction and gc."""
+"""`StoredApp`: an app in a store, with all operations on the app, such as rewind, edit, forget, compaction and gc."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -54,14 +54,14 @@ _NO_KEY: object = object()
 
 @check_method_arguments
 class StoredApp(AppFailover):
-    """An app of a store, running or not.
+    """An app in a store, running or not.
 
-    If the store or Kafka does not answer, methods that change the app raise `Unavailable`; repeating the call
+    If the store or Kafka does not answer, methods that change the app raise `Unavailable`. The same call again
     finishes the operation.
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Request a retry of the waiting rejected records of one stage; without `stage`, of all stages."""
+        """Request that runners retry the rejected records of one stage; without `stage`, of all stages."""
         client, now_ms = self._client, instants.now_ms()
         waiting = stages.count_retriable_records(client.store, self.name, stage)
         running = {name for beat in runners.live_heartbeats(client.store, self.name, now_ms) for name in beat.stages}
@@ -77,7 +77,7 @@ class StoredApp(AppFailover):
 
         Raises:
             Usage: the moment is malformed or missing, or no Kafka is configured.
-            NotFound: the app or the moment does not exist, or there was no program before the current one.
+            NotFound: the app or the moment does not exist, or `before_deploy` is set and no earlier program is known.
             Refused: a runner holds the app, or Kafka no longer has the records that would be read again; nothing
                 changed.
         """
@@ -115,11 +115,12 @@ class StoredApp(AppFailover):
         """Set the offsets in users' topics at which the app's next run continues.
 
         Args:
-            topics: `"flights"`, or `"flights:0,1"` for partitions 0 and 1; topics have the names that the app declares.
+            topics: `"flights"`, or `"flights:0,1"` for partitions 0 and 1; topics have the names that the app
+                declares.
 
         Raises:
-            Usage: not exactly one option gives the new offsets, both or neither of `topics` and `all_topics` are given,
-                or no Kafka is configured.
+            Usage: no option or several options give the new offsets, `topics` and `all_topics` are both given or both
+                missing, or no Kafka is configured.
             NotFound: the app, a topic or a partition does not exist.
             Refused: a runner holds the app, the topic is a repartition topic, or Kafka does not have the offsets.
         """
@@ -166,7 +167,8 @@ class StoredApp(AppFailover):
         Args:
             table: the table, which has the name of its stage.
             sql: one UPDATE, DELETE, INSERT or MERGE on that table; it may read the app's other tables.
-            rows: a file instead of SQL; DuckDB reads it, and its rows, with all columns of the table, are upserted.
+            rows: a file that DuckDB can read, given instead of `sql`; its rows must have all columns of the table, and
+                are upserted.
             show_values: include the old and the new rows in the result.
 
         Raises:
@@ -213,9 +215,9 @@ class StoredApp(AppFailover):
         Raises:
             Usage: a key is missing or does not have the types of the key columns, or a field is malformed.
             NotFound: the app or the table does not exist.
-            Refused: no object holds any of the keys; stored records must be searched, and only the program knows which
-                of their fields becomes the key; the app is a clone and shares SSTs with its source; a clone cannot be
-                reached; or a snapshot, a clone, an edit or a `forget` for other keys is in progress.
+            Refused: no object holds any of the keys; it is unknown which field of the stored records becomes the key;
+                the app is a clone and shares SSTs with its source; a clone cannot be reached; or a snapshot, a clone,
+                an edit or a `forget` for other keys is in progress.
         """
         self._check_allowed("to forget keys of it", options)
         client = self._client
@@ -243,8 +245,8 @@ class StoredApp(AppFailover):
     ) -> Result:
         """Search all stored objects of the app and its clones for keys that `forget` deleted. Read-only.
 
-        With `deep`, every object is decoded in full, including objects of other tables. Takes `keys` and `key` as
-        `forget` does, and raises the errors of `forget`.
+        With the option `deep`, decodes every object in full, including objects of other tables. `keys` and `key` have
+        the forms that `forget` takes. Raises the errors of `forget`.
         """
         client, requested = self._client, _requested_keys(keys, key, options)
         findings = search_keys(
@@ -260,7 +262,7 @@ class StoredApp(AppFailover):
         return maintenance.forgotten_search_result(findings, self.called)
 
     def give_up_forgetting(self) -> Result:
-        """Abandon an interrupted `forget` whose keys nobody knows any more. Raises `Refused` if there is none."""
+        """Abandon an interrupted `forget` whose keys are lost. Raises `Refused` if no `forget` was interrupted."""
         return maintenance.abandoned_forget_result(
             self.name, abandon_erasure(self._client.store, self.name, by=self._client.by)
         )
@@ -277,10 +279,11 @@ class StoredApp(AppFailover):
     def protect(self) -> Result:
         """Require the app's name as `yes_really` in methods that could lose data.
 
-        The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`, `remove_clone`
-        and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now has the name,
-        and the app stored in the folder of that name. `Protected` errors show the reason that `slackwater.because` gave
-        for this call. Raises `NotFound` if the app does not exist, and `Refused` if another app has taken its name.
+        The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`,
+        `remove_clone` and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now
+        has the name, and the app stored in the folder of that name. The reason for the protection, given with
+        `slackwater.because`, appears in `Protected` errors. Raises `NotFound` if the app does not exist, and `Refused`
+        if another app has taken its name.
         """
         client, now_ms = self._client, instants.now_ms()
         protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)
@@ -318,10 +321,10 @@ class StoredApp(AppFailover):
         on_version: Callable[[Compacted], None] = lambda _done: None,
         **options: Unpack[CompactOptions],
     ) -> Result:
-        """Merge SSTs of all tables, or of those of `stages`, by each table's policy; with `full`, merge all SSTs.
+        """Merge SSTs by each table's compaction policy, in all tables, or only in those of `stages`.
 
-        Without `stages`, input archives are merged as well. Raises `NotFound` for an unknown stage, and `Refused` for a
-        stage without a table.
+        With the option `full`, merges all SSTs. Without `stages`, also merges input archives. Raises `NotFound` for an
+        unknown stage, and `Refused` for a stage without a table.
         """
         # Imported here because Parquet loads slowly.
         from ..operations.maintenance.archive_fill import merge_archives
@@ -372,7 +375,7 @@ class StoredApp(AppFailover):
         return maintenance.archive_result(self.called, archives, filled, dry_run=dry_run)
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
-        """Return a compactor that runs due merges on `threads` threads until `stop` is set."""
+        """Return a compactor: until `stop` is set, it merges SSTs when a merge is due, on `threads` threads."""
         client, stage_names, clock = self._client, tuple(stages), instants.now_ms
         store, cache, by = client.store, client.cache, client.by
         return AppCompactor(store, cache, self.name, stage_names, by=by, threads=threads, now_ms=clock, stop=stop)

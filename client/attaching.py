@@ -1,4 +1,4 @@
-"""Conversion of Spark queries to apps: `slackwater attach` follows a running query, `adopt` makes it a stage."""
+"""Conversion of Spark queries to apps: `attach` follows a running query, `adopt` makes a stopped query a stage."""
 
 import os
 import socket
@@ -82,7 +82,7 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
 
 
 def request_adoption(*details: Any) -> "AdoptionRequest":
-    """Return the request to adopt a Spark query. Raises `Usage` for an invalid stage name."""
+    """Return an `AdoptionRequest` with the given fields. Raises `Usage` for an invalid stage name."""
     # Importing PySpark takes a second or two.
     from ..operations.from_spark.adopt.adopting import AdoptionRequest
 
@@ -90,7 +90,10 @@ def request_adoption(*details: Any) -> "AdoptionRequest":
 
 
 def adopt(client: Backends, query: "AdoptionRequest", on_line: Callable[[str], None], *, dry_run: bool) -> Result:
-    """Turn a Spark query into a stage; with `dry_run`, only return the plan. `on_line` gets a line per version."""
+    """Turn a stopped Spark query into a stage; with `dry_run`, only return the plan.
+
+    `on_line` is called with a line of text for each version that was committed.
+    """
     from ..operations.from_spark.adopt.adopting import prepare_adoption
 
     kafka = client.require_channels("to look up offsets").kafka
@@ -127,7 +130,7 @@ def open_shadow(client: Backends, query: "AdoptionRequest") -> "Iterator[ShadowR
 
 
 def emit_program(query: "AdoptionRequest") -> Result:
-    """Write a new program file, a draft that declares the stage.
+    """Write a draft of the program that declares the query's stage, to a new file.
 
     Raises `Refused` if the file exists, or if no declaration of a stage fits the query's state.
     """

@@ -25,8 +25,9 @@ class Backends:
 
     Args:
         settings: the store, Kafka, and other settings.
-        channels: function that returns the repartition topics, or None without Kafka; default from the settings.
-        note: called with lines that a user should know in addition to a call's result; discarded by default.
+        open_channels: function that returns the repartition topics, or None without Kafka; default from the settings.
+        note: called with each line of text that a user should read besides the result of a call; default ignores the
+            lines.
         flags: options such as --store, to append to the commands that results suggest.
 
     Raises:
@@ -89,7 +90,7 @@ class Backends:
         return channels.with_archives(self.store, app) if channels is not None and app else channels
 
     def require_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics of an app. Without Kafka, raises `Usage`; `what_for` completes "Kafka is needed …"."""
+        """Return the topics of an app. Without Kafka, raises `Usage` for the purpose `what_for`."""
         channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
@@ -101,11 +102,11 @@ class Backends:
 
     @contextmanager
     def channels_for_clone(self, app: str, *, must_check_offsets: bool) -> "Iterator[KafkaChannels]":
-        """Yield an app's topics for creating a clone; without Kafka, a stub.
+        """Yield the topics of an app that is to be cloned; without Kafka, a stub.
 
-        The stub skips the check that topics still have the offsets at which the clone continues; at the end, a note
-        names these topics. If the clone needs topics of its own, or `must_check_offsets` is set, the stub raises
-        `Usage`.
+        The stub does not check that topics still have the offsets at which the clone continues; at the end, a note
+        names the unchecked topics. If the clone needs topics of its own, or `must_check_offsets` is set, the stub
+        raises `Usage`.
         """
         what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
@@ -133,7 +134,10 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Print that gc removed the moment of `ref`, and which moment is used instead; nothing if `thinned` is None."""
+        """Print a note that gc removed the moment of `ref`, and which moment is used instead.
+
+        Prints nothing if `thinned` is None.
+        """
         if thinned is None:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
@@ -175,7 +179,7 @@ class _MissingChannels:
 
 
 class _UncheckedChannels(_MissingChannels):
-    """Stub of Kafka for creating a clone: skips checks of offsets, and collects the unchecked topics."""
+    """Stub of Kafka for creating a clone: does not check offsets, and collects the names of unchecked topics."""
 
     def __init__(self, what_for: str) -> None:
         super().__init__(what_for)
@@ -188,7 +192,7 @@ class _UncheckedChannels(_MissingChannels):
         return ""
 
     def commit_positions(self, *_positions: object) -> None:
-        """Do nothing: only Kafka's own tools need these offsets."""
+        """Do nothing: only Kafka's own tools read the offsets of the consumer group."""
 
 
 def _no_kafka(what_for: str) -> Usage:
@@ -200,7 +204,7 @@ def _no_kafka(what_for: str) -> Usage:
 
 
 def split_stage_name(text: str, noun: str = "stage") -> tuple[str, str]:
-    """Split `APP/STAGE` or `APP/TABLE` into the two names. Raises `Usage` for another form, or with a moment."""
+    """Split `APP/STAGE` or `APP/TABLE` into the two names. Raises `Usage` for text of another form."""
     app, name, moment = split_table_ref(text, noun)
     if moment:
         raise Usage(

@@ -75,7 +75,7 @@ class Client(Backends, Displayable):
         return self.unchecked_app(name)
 
     def unchecked_app(self, name: str) -> "StoredApp":
-        """Return the app that has this name, perhaps by a promotion, without checking that it exists.
+        """Return the app that has this name now, by creation or promotion, without checking that it exists.
 
         Raises `Usage` for a malformed name, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
         """
@@ -85,7 +85,7 @@ class Client(Backends, Displayable):
         return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, participle: str) -> "Moment":
-        """Return the moment of a ref. `participle`, such as "read", completes notes about the moment."""
+        """Return the moment of a ref. `participle`, such as "read", completes the notes that are printed."""
         from .moment import Moment
 
         return Moment.from_ref(self, replace_name_by_folder(self.store, ref), participle)
@@ -112,7 +112,7 @@ class Client(Backends, Displayable):
         return self.moment(f"{app}/{stage}{moment}", participle), table
 
     def clones(self, source: str = "") -> "Result":
-        """List the clones under this root, and clones of its apps under other roots.
+        """List the clones in this store, and the clones that its apps have under other store roots.
 
         With `source`, lists only clones of that app. The result has the moment, owner, purpose and expiry of a clone,
         whether the clone has run, the bytes that it shares with its source, and the bytes that are kept only for it.
@@ -125,8 +125,8 @@ class Client(Backends, Displayable):
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
         """Remove the expired clones under this root; with `source`, only clones of that app.
 
-        Running clones (unless `fence` is set), protected clones, and clones that have clones themselves stay; the
-        result lists them. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
+        Does not remove running clones (unless `fence` is set), protected clones, and sources of other clones; the
+        result lists these. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
         `StoredApp.remove`.
         """
         from .clones import remove_expired
@@ -147,8 +147,8 @@ class Client(Backends, Displayable):
         """Import the batches of a Spark query's checkpoint into an app, one version per batch.
 
         The query may be running: nothing is written to the checkpoint. A second call continues with new batches, and
-        `slackwater attach` follows the query continuously. Batches that were cleaned up before they were read become
-        one version, which says so.
+        `slackwater attach` follows the query continuously. Batches that Spark cleaned up before they were read become
+        one version.
 
         Args:
             checkpoint: a folder, or any path that Spark reads.
@@ -196,7 +196,7 @@ class Client(Backends, Displayable):
             app: the app's name; default the program's.
             from_batch: continue from the end of this batch; default the newest.
             offsets: start offsets by topic, for topics that the query's offsets do not cover.
-            attached: an app that followed the query: its history is taken over as well.
+            attached: an app that followed the query with `attach`; the stage takes over that app's history, too.
             master: master of the Spark that reads; default all cores of this machine.
             spark_conf: settings of that Spark.
             dry_run: only describe the source of each column.

@@ -42,7 +42,7 @@ CopyProgress = Callable[[int, int], None]
 
 @check_method_arguments
 class AppClones(AppHistory):
-    """Methods of an app that create, refresh and remove clones."""
+    """Methods of an app that create, refresh and remove clones, and that remove the app."""
 
     def clone(
         self, to: str, *, at: When = "now", store: str | None = None, ttl: str = "", **options: Unpack[CloneOptions]
@@ -51,9 +51,10 @@ class AppClones(AppHistory):
 
         Args:
             to: the new app's name.
-            at: the moment, as `at` takes it.
+            at: the moment, in a form that the method `at` takes.
             store: the store root of the new app; default the root of this app.
-            ttl: time to live, as `"3d"`, after which the client's `remove_expired` removes the clone; default no limit.
+            ttl: time to live, such as `"3d"`, after which the client's `remove_expired` removes the clone; default no
+                limit.
 
         Returns:
             The new app, which has not run yet.
@@ -63,7 +64,7 @@ class AppClones(AppHistory):
             NotFound: the moment, a topic, a sink or a column does not exist.
             Refused: the name is taken, a topic does not have the offsets, in-flight records are lost, or a column
                 cannot be masked.
-            Forbidden: this user may not pin the moment in the source.
+            Forbidden: this user may not create a snapshot in the source, which would keep the moment.
         """
         self.clone_ref(self._ref(at), to, store, parse_ms("ttl", ttl) if ttl else 0, options)
         return type(self)(self._client.at_root(store), to)
@@ -175,7 +176,7 @@ class AppClones(AppHistory):
 
 
 def clones_result(client: Backends, source: str) -> Result:
-    """List the clones under this root, and clones of its apps under other roots. See `Client.clones`."""
+    """List the clones of a store. See `Client.clones`."""
     return shown.clone_list_result(_clones(client, source), source, instants.now_ms(), client.root)
 
 

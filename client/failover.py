@@ -39,14 +39,14 @@ class AppFailover(AppReleases):
     ) -> Result:
         """Replicate the app to another store root: copy the data that the replica there lacks.
 
-        The replica can be read like the app by a client of that root. In-flight records are kept with it if Kafka is
-        configured. A second call copies what is new; `replicator` runs continuously. `workers` objects are copied in
-        parallel; `on_progress` is called with the objects and bytes copied.
+        A client of that root can read the replica like the app. If Kafka is configured, in-flight records are kept
+        with the replica. A second call copies what is new; `replicator` runs continuously. `workers` objects are
+        copied in parallel; `on_progress` is called with the numbers of objects and bytes copied.
 
         Raises:
             Usage: the root is the app's own, or malformed.
-            Refused: the root has another object of that name, or lies inside the app's; the replica was recovered, was
-                written to by others, or is older than the history that garbage collection kept.
+            Refused: the root has another app of that name; one root lies inside the other; or the replica was
+                recovered, was changed by others, or needs versions that garbage collection has deleted.
             Forbidden: this user may not write there.
         """
         read_app(self._client.store, self.name)
@@ -64,7 +64,7 @@ class AppFailover(AppReleases):
         workers: int = WORKERS,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Replicator:
-        """Return a replicator, which repeatedly copies the app's new data to the store root `to`."""
+        """Return a replicator, which copies the app's new data to the store root `to` in repeated rounds."""
         client = self._client
         kafka = client.require_channels(_KAFKA_PURPOSE) if client.settings.brokers else None
         at = client.store.at(to)
@@ -92,7 +92,8 @@ class AppFailover(AppReleases):
         Each stage gets a version under the next epoch, with the state of the replica's cut and its in-flight records.
 
         Args:
-            offsets: next offset of partitions, by `"TOPIC[0]"` in the app's names; overrides what is detected.
+            offsets: next offset by partition, `"TOPIC[0]"`, with the topic names that the app declares; replaces the
+                detected offset.
             as_it_is: copy no newer versions from the original store.
             dry_run: only show what is lost, in seconds and offsets, and where topics continue.
             on_progress: called with a line about the current step.
@@ -133,7 +134,8 @@ class AppFailover(AppReleases):
 
         Neither the app nor the replica changes. The result has the cut, its age, the duration of each step, and the
         verification: checksums are compared, and every byte is read again. `failed` is True if anything differs.
-        `offsets` are as for `recover`; `reports` are files for the report. Raises as `recover` does.
+        `offsets` has the form that `recover` takes; `reports` are files for the report. Raises the errors of
+        `recover`.
         """
         client = self._client
         kafka = client.require_channels(_KAFKA_PURPOSE)

@@ -96,10 +96,10 @@ class AppHistory(NewestMomentMethods):
         """Return a moment of the app: consistent over all stages, and fixed once returned.
 
         Args:
-            moment: text that may follow the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in
-                ISO form (local without a zone), `~3` for three data commits back, `now`; or a datetime. A whole ref, as
-                `log` and `bisect` print it, works too.
-            stage: the stage by whose commits `moment` is found; it may then also be a version of this stage, `v42`.
+            moment: text that may follow the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time
+                in ISO form (local without a zone), `~3` for three data commits back, `now`; or a datetime. A whole
+                ref, as `log` and `bisect` print it, works too.
+            stage: the stage whose commits `moment` refers to; with a stage, `moment` may also be a version, `v42`.
 
         Raises:
             Usage: the moment is malformed or of another app, or the client is closed.
@@ -109,10 +109,10 @@ class AppHistory(NewestMomentMethods):
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
     def at_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
-        """Return the moment with these versions by stage. Costs at most one request per stage.
+        """Return the moment that has the given version of each stage. Costs at most one request per stage.
 
-        For tables whose rows expire some time after their last write, `seen_ms` is the time of reading. Raises
-        `NotFound` if a version was deleted.
+        `seen_ms` is the time, in milliseconds, as of which rows with a time to live since their last write expire.
+        Raises `NotFound` if a version was deleted.
         """
         store = self._client.store
         stages = {stage: history_of.read(store, self.name, stage, version) for stage, version in versions.items()}
@@ -121,8 +121,8 @@ class AppHistory(NewestMomentMethods):
     def newer_moment(self, moment: Moment) -> Moment | None:
         """Return the newest moment if a stage has committed since `moment`; otherwise None.
 
-        Makes one request per stage, and the requests of `at` if there is a newer moment. Does not notice a stage that
-        began after `moment`.
+        Makes one request per stage, and those of `at` if there is a newer moment. Overlooks a stage that began after
+        `moment`.
         """
         heads = moment.cut.stages.values()
 
@@ -138,7 +138,7 @@ class AppHistory(NewestMomentMethods):
 
         Args:
             name: the snapshot's name.
-            instant: pin the newest consistent moment without asking the stages, for a stopped app. In-flight records
+            instant: keep the newest consistent moment without asking the stages, for a stopped app. In-flight records
                 are kept if Kafka is configured.
             timeout_s: how long to wait for the stages before the request is withdrawn.
 
@@ -159,9 +159,9 @@ class AppHistory(NewestMomentMethods):
         wait: bool = True,
         on_poll: Callable[[SnapshotProgress], None] = lambda _look: None,
     ) -> Result:
-        """Take a snapshot as `snapshot` does, and return the result to print; without `wait`, only request it.
+        """Take a snapshot (see `snapshot`), and return the result to print; without `wait`, only request it.
 
-        `on_poll` is called with the stages' answers after each look at the store.
+        `on_poll` is called with the answers of the stages after each poll of the store.
         """
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
@@ -224,17 +224,17 @@ class AppHistory(NewestMomentMethods):
         return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
 
     def stages(self, moment: Moment | None = None) -> dict[str, object]:
-        """Return the stages at a moment, as data for JSON.
+        """Return the status of the stages at a moment, as data for JSON.
 
-        Without `moment`, returns the newest stages, with lag and open snapshot requests.
+        Without `moment`, returns the newest status, with lag and open snapshot requests.
         """
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
         """Return the newest `limit` operations on the app (0 for all), with user and reason.
 
-        For a removed app, returns its removal. Raises `Usage` for an unknown verb or a malformed time, and `NotFound`
-        for an app that never existed.
+        For a removed app, returns only the removal. Raises `Usage` for an unknown verb or a malformed time, and
+        `NotFound` for an app that never existed.
         """
         store, by, verb = self._client.store, options["by"], options["verb"]
         since_ms, until_ms = self._time_ms(options["since"], 0), self._time_ms(options["until"], sys.maxsize)
@@ -255,7 +255,6 @@ class AppHistory(NewestMomentMethods):
         return history.operations_result(matches, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
-        """Parse a time in the form that refs use; an empty one is `default`. Raises `Usage` for other moments."""
         if not time:
             return default
         moment = parse_ref(self._ref(time), now_ms=instants.now_ms()).moment
@@ -283,7 +282,7 @@ class AppHistory(NewestMomentMethods):
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """Return the newest `limit` changes (0 for all) of one key's row, newest first, over the kept versions.
 
-        Takes `key`, and raises errors, as `Moment.get` does.
+        `key` has the forms that `Moment.get` takes. Raises the errors of `Moment.get`.
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
@@ -296,10 +295,10 @@ class AppHistory(NewestMomentMethods):
         return KeyHistory(retry_if_forgotten(client.store, self.name, found))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the offsets that versions of a stage read, and the offsets on users' topics behind these.
+        """Return the offsets that versions of a stage read, traced back to offsets of users' topics.
 
-        The versions are those after `after`, up to and including `version`; without `after`, only `version`, by default
-        the newest. Raises `NotFound`.
+        The versions are those after `after`, up to and including `version`; without `after`, only `version`, by
+        default the newest. Raises `NotFound`.
         """
         store = self._client.store
         high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
@@ -359,7 +358,7 @@ class AppHistory(NewestMomentMethods):
         return Bisection(verdict, good_moment, bad_moment, explanation.named_record_path, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
-        """Search for the first bad commit with any predicate. `how` has further arguments of `search.bisect`.
+        """Search for the first bad commit with any predicate. `how` has the other arguments of `search.bisect`.
 
         Refs in `how` must include the app's name.
         """
@@ -413,9 +412,9 @@ class AppHistory(NewestMomentMethods):
         raise Usage("give exactly one of where=, check=, python= and run=")
 
     def search_endpoint(self, moment: When | None) -> str | None:
-        """Return an end of a search as a ref with the app's name; `beginning` and None stay unchanged.
+        """Return the first or last moment of a search as a ref with the app's name.
 
-        Raises `Usage` for a moment of another app.
+        `beginning` and None stay unchanged. Raises `Usage` for a moment of another app.
         """
         return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 

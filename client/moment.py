@@ -91,7 +91,7 @@ class Moment(Displayable):
     def from_ref(cls, client: Backends, ref: str, participle: str) -> Moment:
         """Return the moment of a ref, and print notes about damaged stages and thinned-out history.
 
-        `participle` completes the notes, such as "read". Raises the errors of `StoredApp.at`.
+        `participle`, such as "read", completes the notes. Raises the errors of `StoredApp.at`.
         """
         cut, damage = resolve_despite_damage(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
@@ -101,14 +101,14 @@ class Moment(Displayable):
 
     @property
     def cut(self) -> Cut:
-        """Manifests of the moment, without the keys that this process knows to be forgotten."""
+        """Manifests of the moment; their SSTs lack the keys that this process knows to be forgotten."""
         index = forgotten.cached_index(self._client.store, self._cut.app, at_least=None)
         if index is not self._forgotten_index:
             self._cut, self._forgotten_index = apply_known_forgets(self._client.store, self._cut), index
         return self._cut
 
     def current_cut(self) -> Cut:
-        """Return the manifests, without all keys that have been forgotten up to now. Costs one listing."""
+        """Return the manifests; their SSTs lack all keys forgotten up to now. Costs one listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
 
@@ -138,7 +138,7 @@ class Moment(Displayable):
         The rows are computed immediately and held in memory by a connection of their own: the relation stays valid
         independently of this moment, and operations on it do not touch the store. `FROM inflight('CHANNEL')` reads
         in-flight records, `FROM carriers AT '-1h'` a table at another moment, and `FROM versions('carriers', '-1h')` a
-        table at each of many versions; relative times count from now.
+        table at each version of the last hour; relative times count from now.
 
         Raises:
             Usage: the SQL is wrong or is not read-only, reads in-flight records and no Kafka is configured, or reads
@@ -239,7 +239,7 @@ class Moment(Displayable):
         force: bool = False,
         on_progress: OnProgress = lambda _done, _all: None,
     ) -> Result:
-        """Export some tables or all, as `export` does, and return the result to print."""
+        """Export some tables or all (see `export`), and return the result to print."""
         from ..snapshot.query.export import FILE_SUFFIXES
         from .show import rows, values
 
@@ -265,7 +265,7 @@ class Moment(Displayable):
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
         """Write one table to a file of any format, and return the table's name and number of rows.
 
-        Raises `Usage` if `table` is empty and the moment does not have one table, and `Refused` as `export` does.
+        Raises `Usage` if `table` is empty and the moment has not exactly one, and `Refused` for an unwritable file.
         """
         from ..snapshot.query.export import check_writable
         from ..store.read.duckdb_view import quote_identifier
@@ -375,12 +375,12 @@ class Moment(Displayable):
         return [row if is_present else None for row, is_present in zip(present_rows, present.tolist(), strict=True)]
 
     def with_table(self, table: str) -> Moment:
-        """Return this moment with a given table, also by a name that it got later. Raises `NotFound`."""
+        """Return this moment with a table named `table`, even if the table was renamed later. Raises `NotFound`."""
         cut = require_tables(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_undamaged=self._is_undamaged)
 
     def parse_key_values(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
-        """Convert keys, each a sequence of values, to an Arrow table for `read_rows`. Raises as `get` does."""
+        """Convert keys, each a sequence of values, to an Arrow table for `read_rows`. Raises the errors of `get`."""
         return parse_keys(table, self.table_declaration(table), keys)
 
     def table_declaration(self, table: str) -> Table:
@@ -394,9 +394,9 @@ class Moment(Displayable):
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the rows of keys, with only the users' columns, and a mask of the keys that have a row.
 
-        The rows are in the order of the keys, with nulls for a missing row. For tables whose rows expire some time
-        after their last write, `seen_ms` is the time of reading; 0 is the moment's time. `read_ahead` limits how much
-        remote data is read.
+        The rows are in the order of the keys, with nulls for a missing row. `seen_ms` is the time as of which rows
+        with a time to live since their last write expire; 0 is the moment's time. `read_ahead` limits how much remote
+        data is read.
         """
         client = self._client
 
@@ -460,7 +460,7 @@ class Moment(Displayable):
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
-        """Return, by users' topic, the next offset of each partition; all given tables have read the records before.
+        """Return the next offset of each partition, by users' topic, up to which all given tables have read.
 
         Without arguments, considers all tables.
         """
@@ -491,7 +491,7 @@ class Moment(Displayable):
         """Compare with another moment, table by table; rows that exist only in the other moment count as added.
 
         The other moment may be of another app. Shared SSTs are not read: the cost is proportional to the data written
-        since the two diverged. Raises `NotFound` if `table` is in neither.
+        since the two moments diverged. Raises `NotFound` if `table` is in neither moment.
         """
         from ..snapshot.diff.moments import StoredCut, diff
         from .results import Difference
@@ -522,7 +522,8 @@ class Moment(Displayable):
     def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
         """Verify that the moment is consistent, complete and undamaged, from stored objects.
 
-        With `deep`, every byte, the whole history and the records in Kafka are read; else only manifests and sizes.
+        With the option `deep`, reads every byte, the whole history and the records in Kafka; otherwise, only manifests
+        and sizes.
         """
         from ..snapshot.verify.captured import TOPIC_CHECK_PURPOSE
         from ..snapshot.verify.verify import verify
@@ -558,7 +559,7 @@ class Bisection(Displayable):
     bad: Moment
     """First bad moment, right after the bad commit."""
     record: RecordPath | None = None
-    """Input record that made the state bad, and how it was found; None if unknown, or if no record did."""
+    """Input record that made the state bad, and how it was found; None if unknown, or if no record is the cause."""
     cause: Cause = field(default_factory=_not_replayed)
     """Cause of the bad commit: its class, whether a replay proves it, the records, and the evidence."""
 

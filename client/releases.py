@@ -76,10 +76,10 @@ class AppReleases(AppClones):
     ) -> Result:
         """Run a changed program over the input that the app read between two moments, on a local Spark.
 
-        A query of `allow` reads the differences of a table under the table's name: the key, `change`, `before_…` and
-        `after_…` columns. It returns keys whose differences are expected. A query is checked before the run; only an
-        error about columns that the changed program adds is noticed later, and makes the trial fail. `keys` is refused
-        if a stage mixes keys.
+        Each query in `allow` returns keys whose differences are expected. The query reads the differences of a table
+        under the table's name: the key columns, `change`, and `before_…` and `after_…` columns. Queries are checked
+        before the run; only an error about a column that the changed program adds is found after the run, and makes
+        the trial fail. `keys` is refused if a stage combines rows of several keys.
 
         Args:
             code: the file of the changed program.
@@ -95,7 +95,7 @@ class AppReleases(AppClones):
             on_progress: called with a line about the current step.
 
         Raises:
-            Usage: a moment is malformed, `end` is not after `start`, a query of `allow` is wrong, or no Kafka is
+            Usage: a moment is malformed, `end` is not after `start`, a query in `allow` is wrong, or no Kafka is
                 configured.
             NotFound: a moment or stage does not exist, or a query names an unknown column.
             Refused: the program does not fit, Kafka has deleted the records, rows are in flight at `end` and `before`
@@ -140,8 +140,8 @@ class AppReleases(AppClones):
         """Give this app another app's name and sinks (blue/green cut-over).
 
         Args:
-            over: the name to take over. The app that has it is the source of this clone, a clone of this app, or
-                another clone of the same source.
+            over: the name to take over. The app with this name must be the source of this clone, a clone of this app,
+                or another clone of the same source.
             on_wait: called with a line about the progress of both apps.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Replays of past batches: opening the program and the batch, and finding the record that caused a change."""
+"""Replays of past batches: functions that open the program and the batch, and find the cause of a change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -97,7 +97,6 @@ def replay_programs(client: Backends, verdict: Verdict, codes: ProgramFiles) -> 
 
 
 def _non_kafka_sources(verdict: Verdict) -> str:
-    """Return the sources, as text, of an attached query without Kafka topics; otherwise an empty text."""
     bad = verdict.bad.stages[verdict.stage]
     other_sources = bad.attached.others if bad.attached is not None else ()
     return "" if bad.inputs.keys() - other_sources else ", ".join(other_sources)
@@ -160,7 +159,7 @@ def _find_cause_by_replay(
 def records_of_changes(
     client: Backends, key_history: RowHistory, code: Path | None, progress: Callable[[str], None]
 ) -> tuple[RecordPath | None, ...]:
-    """Return, for each change of a key, the record that caused it.
+    """Return the record that caused each change of a key.
 
     The record is None if no batch made the change, or if the record is unknown.
     """

@@ -60,7 +60,7 @@ class TableDifference(Displayable):
     """Differing rows of one table between two moments."""
 
     full_diff: TableDiff
-    """Counts, agreement of each column, and the parts that could not be compared."""
+    """Numbers of differing rows, agreement of each column, and columns that could not be compared."""
 
     @property
     def equal(self) -> bool:

@@ -44,7 +44,7 @@ def use_folder_names(client: Backends, question: SearchRequest) -> SearchRequest
 
 
 def start_search(client: Backends, question: SearchRequest) -> SearchSession:
-    """Create a search. A manual search begins with the moments `good` and `bad` already answered.
+    """Create a search. A manual search begins with the answers for the moments `good` and `bad`, if given.
 
     Raises `Refused` if a manual search of the app is open.
     """
@@ -66,10 +66,11 @@ def start_search(client: Backends, question: SearchRequest) -> SearchSession:
 
 
 def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> SearchSession:
-    """Return the app's saved search with a user's answer; without `refs`, to the question that is open.
+    """Add a user's answer to the app's saved search, and return the search.
 
-    Raises `NotFound` for an unknown search or moment, and `Refused` if the search belongs to another store, or no
-    moment waits for an answer.
+    Without `refs`, the answer is for the moment that the search asked about. Raises `NotFound` for an unknown search
+    or moment, and `Refused` if the search belongs to another store, or `refs` is empty and the search asked about no
+    moment.
     """
     search, refs = read_search(client, app), [replace_name_by_folder(client.store, ref) for ref in refs]
     app = search.asked.app
@@ -116,7 +117,7 @@ def search_log(client: Backends, app: str) -> Result:
 
 
 def delete_search(app: str, open_client: Callable[[], Backends]) -> Result:
-    """Delete the app's saved search. Without a search, raises `NotFound` unless the store has the app."""
+    """Delete the app's saved search. If there is no search, raises `NotFound` for an unknown app."""
     path = kept.session_path(_FOLDER, app)
     was_there = path.exists()
     if not was_there:
@@ -163,7 +164,10 @@ def continue_search(client: Backends, search: SearchSession, on_step: Callable[[
 
 
 def _write(client: Backends, search: SearchSession) -> None:
-    """Save the search. On failure, a manual search raises `Refused`; another one prints a note at its end."""
+    """Save the search. Raises `Refused` if the file of a manual search cannot be written.
+
+    For any other search, prints a note instead, once the search has ended.
+    """
     try:
         search.write(_FOLDER)
     except Refused as error:
@@ -186,7 +190,7 @@ class Reports:
     md: Path | None = None
     show_values: bool = False
     also_on_terminal: bool = False
-    """True if `show_values` also applies to terminal output, so that it needs no report file."""
+    """True if `show_values` also applies to the terminal; False if it is allowed only with a report file."""
 
     def check(self) -> None:
         """Raise `Usage` for unusable options, and `Refused` if a file's folder does not exist. Call it first."""
@@ -269,7 +273,7 @@ class WatchedApp(Watcher):
     def run_command(
         self, invariant: Invariant, findings: Findings, verdict: Verdict | None, report: Path | None
     ) -> None:
-        """Run the `on_failure` command of an invariant, if it has one. Raises `Unavailable` as `watcher.call` does."""
+        """Run the `on_failure` command of an invariant, if it has one. Raises `Unavailable` if the command fails."""
         if not invariant.on_failure:
             return
         about = {

@@ -40,9 +40,10 @@ def status(client: Backends, app: str | None) -> Result:
 
 
 def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
-    """Return the stages of an app at the moment `cut`, as data for JSON; without `cut`, at the newest moment.
+    """Return the status of an app's stages at the moment `cut`, as data for JSON; without `cut`, now.
 
-    Without `cut`, Kafka is asked for the ends of topics, and `waiting` has the progress of each snapshot's markers.
+    Without `cut`, Kafka is asked for the end offsets of topics, and `waiting` has the progress of each snapshot's
+    markers.
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}

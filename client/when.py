@@ -42,19 +42,19 @@ class NewestMomentMethods(Displayable):
         return tables
 
     def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
-        """Query the newest tables with DuckDB SQL, as `Moment.query` does; `at(…).query` queries another moment."""
+        """Query the newest tables with DuckDB SQL. `at(…).query` queries another moment. See `Moment.query`."""
         relation: duckdb.DuckDBPyRelation = self.at().query(sql)
         return relation
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
-        """Return the newest row of one key, as `Moment.get` does; `at(…).get` reads another moment."""
+        """Return the newest row of one key. `at(…).get` reads another moment. See `Moment.get`."""
         row: dict[str, object] | None = self.at().get(table, key)
         return row
 
     def diff(self, before: When, after: When | Displayable = "now", **options: Unpack[DiffOptions]) -> "Difference":
-        """Compare two moments, given as for `at`, as `Moment.diff` does.
+        """Compare the tables of two moments. See `Moment.diff`.
 
-        A moment of another app, such as a clone's, is given as a `Moment`.
+        Both moments have the forms that `at` takes. A moment of another app, such as a clone, is given as a `Moment`.
         """
         other = after if isinstance(after, Displayable) else self.at(after)
         difference: Difference = self.at(before).diff(other, **options)

@@ -1,4 +1,4 @@
-"""Small modules for the whole product: times, durations, text, value checks, atomic files, warnings.
+"""Helpers for the whole product: times, durations, safe text, value checks, atomic files, warnings.
 
-They import nothing of the product except its errors: no stores, no manifests, no Spark.
+These modules import only the product's errors: no stores, no manifests, no Spark.
 """

@@ -1,11 +1,11 @@
-"""Arguments of the public API: parameters declared once, and checks of types.
+"""Parameters of the public API, declared once for all interfaces, and type checks of arguments.
 
 Parameters of queries and operations are declared once for Python, the command line, HTTP and agents. A declaration is a
-`TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as
-`**options: Unpack[DiffOptions]` (PEP 692): type checkers see them, and `all_parameters` lists them with their defaults.
+`TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as `**options:
+Unpack[DiffOptions]` (PEP 692): type checkers see them, and `all_parameters` lists them with their defaults.
 
-`check_arguments` turns an argument of a wrong type into one sentence, not an error from deep inside. Annotations
-declare the types. Limits of numbers are in `validation`.
+`check_arguments` reports an argument of a wrong type in one sentence. The types are those of the annotations. Limits of
+numbers are checked in `validation`.
 """
 
 import inspect
@@ -29,19 +29,19 @@ _NO_DEFAULT: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Help text and command line form of a parameter."""
+    """Help text and command line form of a declared parameter."""
 
     help: str
     metavar: str | None = None
-    """Placeholder of the value in a command's help. If None, `…_s` and `…_ms` are durations on the command line."""
+    """Placeholder of the value in command help. If None, a parameter `…_s` or `…_ms` is typed as a duration."""
     default: Any = _NO_DEFAULT
     """Default value; if not set, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
-    """Command line name; if empty, made from the parameter's name without unit and plural: `--topic` for `topics`."""
+    """Name of the command line option. If empty, it is the parameter's name in the singular, without a unit."""
     pair: str = ""
-    """Example of an item on the command line, if each item is a pair in the form of `metavar`; else empty."""
+    """Example of one item, such as `old=new`, if each item is typed as a pair; else empty."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """Limits of values over HTTP, as arguments of `msgspec.Meta`; `each` has the limits of list items."""
+    """Limits of the value over HTTP, as arguments of `msgspec.Meta`; `each` limits the items of a list."""
 
 
 def param_of(parameter: inspect.Parameter) -> Param | None:
@@ -55,14 +55,14 @@ def unwrap_annotated(annotation: Any) -> Any:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, including those of nested unions; for any other type, only the type itself."""
+    """Return the member types of a union, with nested unions flattened. Any other type is returned alone."""
     if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return tuple(part for member in typing.get_args(hint) for part in union_members(member))
     return (hint,)
 
 
 def declaration_of(function: Callable[..., Any]) -> Any:
-    """Return the declaration that a function takes as `**options: Unpack[…]`; None if it takes none."""
+    """Return the `TypedDict` by which a function declares its `**options`; None if it declares no options."""
     own = [*inspect.signature(function).parameters.values()]
     annotation = own[-1].annotation if own else None
     if isinstance(annotation, str) and annotation.startswith("Unpack["):
@@ -77,7 +77,7 @@ def declared_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]
 
 
 def all_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function; declared parameters come before the function's own keywords."""
+    """Return a function's parameters, in which the declared parameters replace `**options`."""
     own = [*inspect.signature(function).parameters.values()]
     if declaration_of(function) is None:
         return own
@@ -134,17 +134,17 @@ _CREATING_CALLS = {
     "TableOptions": "table(…)",
     "EventTimeOptions": "event_time(…)",
 }
-"""Call that creates a value of a class, by class name. Messages show it instead of the class."""
+"""Calls by which users create instances, by class name. Messages show the call, not the class."""
 _DURATION_ARGUMENTS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
 _MINIMUMS = {"limit": 0, "points": 1}
 
 
 def check_arguments(function: F, *, declares: bool = True) -> F:
-    """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
+    """Wrap a function so that an argument of a wrong type raises `Usage` with a clear message.
 
-    With `declares`, the function runs before the check, because its own messages are better, and checks its numbers
-    itself. If the function takes `**options: Unpack[…]`, it gets every option, with
-    the default of an omitted one, and its docstring gets their descriptions.
+    With `declares`, the function runs before the check, because its own messages are better, and it checks its numbers
+    itself. If the function takes `**options: Unpack[…]`, the wrapper passes every option, with defaults for omitted
+    options, and adds their help texts to the docstring.
     """
     declared = declared_parameters(function)
     signature = inspect.signature(function)
@@ -245,7 +245,6 @@ def _check_argument(
 
 @cache
 def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a function's arguments. Names imported only for type checkers accept any value."""
     names, hints = (
         _AnnotationNames(function),
         {parameter.name: unwrap_annotated(parameter.annotation) for parameter in declared_parameters(function)},
@@ -261,7 +260,7 @@ def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 class _AnnotationNames(dict[str, Any]):
-    """Namespace in which a function's annotations are evaluated."""
+    """Names that a function's annotations may use when they are evaluated."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -286,7 +285,7 @@ class _UnknownMeta(type):
 
 
 class _UnknownType(metaclass=_UnknownMeta):
-    """Stand-in for a name imported only for type checkers, and for its attributes and subscripts; accepts any value."""
+    """Placeholder type for a name that is imported only for type checkers. Every value is accepted."""
 
 
 def _has_type(value: object, hint: Any) -> bool:
@@ -348,7 +347,6 @@ def _all_have_type(values: Iterable[object], hint: Any) -> bool:
 
 
 def _is_list_type(hint: Any) -> bool:
-    """Return True if the type allows lists of values but no text."""
     if str in union_members(hint):
         return False
     kinds = [typing.get_origin(part) or part for part in union_members(hint)]

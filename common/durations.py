@@ -1,7 +1,7 @@
-"""Parsing and formatting of durations as people write them: a number and a unit, once or several times.
+"""Parsing and formatting of durations: one or more numbers, each with a unit.
 
-`10 seconds`, `1.5 s`, `500ms`, `90d`, `1d12h`, `1 day 12 hours`. One grammar for all durations: command line options,
-`slackwater.toml`, refs such as `app@-5m`, and arguments of a program's stages.
+Examples: `10 seconds`, `1.5 s`, `500ms`, `90d`, `1d12h`, `1 day 12 hours`. One grammar serves all durations: command
+line options, `slackwater.toml`, refs such as `app@-5m`, and arguments of a program's stages.
 """
 
 import re
@@ -32,10 +32,10 @@ _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_ms(subject: str, text: object, *, bare_seconds: bool = False) -> int:
-    """Parse a duration into milliseconds, rounded. Case-insensitive; `m` is minutes.
+    """Parse a duration into milliseconds, rounded. Units are case-insensitive; `m` means minutes.
 
     With `bare_seconds`, a number without a unit is in seconds. Raises `Usage`, with a message that begins with
-    `subject`, if the text has another form, or is longer than 10^9 days.
+    `subject`, if the text is no duration, or the duration exceeds 10^9 days.
     """
     normalized = text.strip().lower() if isinstance(text, str) else ""
     if bare_seconds:
@@ -59,7 +59,7 @@ def parse_ms(subject: str, text: object, *, bare_seconds: bool = False) -> int:
 
 
 def format_ms(span_ms: int) -> str:
-    """Return the shortest text that `parse_ms` reads as this nonnegative duration: `1d12h`, `500ms`, `0s`."""
+    """Format a nonnegative duration as the shortest text that `parse_ms` accepts: `1d12h`, `500ms`, `0s`."""
     parts = []
     for unit, unit_ms in _SHORT.items():
         number, span_ms = divmod(span_ms, unit_ms)

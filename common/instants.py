@@ -1,6 +1,6 @@
-"""Times: the current time, and times and ages as text.
+"""The current time, and conversion of times and ages from and to text.
 
-The texts can be used in refs, and are short enough for a table column, unlike `4 seconds ago` from humanize.
+The formatted texts can be used in refs, and are short enough for a column of a table.
 """
 
 import time
@@ -15,7 +15,7 @@ def now_ms() -> int:
 
 
 def parse_instant(subject: str, text: str) -> int:
-    """Parse an instant into ms since 1970 UTC: an ISO time (local without an offset), or an age such as `-5m`.
+    """Parse a time into ms since 1970 UTC: an ISO time (local if without an offset), or an age such as `-5m`.
 
     Raises `Usage`, with a message that begins with `subject`, for anything else.
     """
@@ -33,7 +33,7 @@ def parse_instant(subject: str, text: str) -> int:
 
 
 def parse_iso(text: str) -> int:
-    """Parse an ISO time into milliseconds since 1970 UTC. Times without an offset are local; a date is its start.
+    """Parse an ISO time into ms since 1970 UTC. A time without an offset is local; a date means its first instant.
 
     Raises `Usage` for a local time that is ambiguous or does not exist, because clocks change. Raises `ValueError`,
     `OverflowError` and `OSError` for invalid text.
@@ -67,7 +67,7 @@ def _is_date(text: str) -> bool:
 
 
 def format_iso(time_ms: int, precision: str = "seconds") -> str:
-    """Format a time of any year in UTC, truncated to minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`."""
+    """Format a time in UTC, truncated to `precision` (minutes, seconds or milliseconds): `2026-11-21T07:12:05Z`."""
     days, ms = divmod(time_ms, DAY_MS)
     clock = (_MIDNIGHT + timedelta(milliseconds=ms)).time()
     return f"{format_day(days)}T{clock.isoformat(timespec=precision)}Z"
@@ -79,10 +79,10 @@ _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 
 
 def format_day(days: int) -> str:
-    """Format a day, counted from 1970-01-01, of any year, in the Gregorian calendar: `55840-11-08`.
+    """Format a day, given as days since 1970-01-01, as a Gregorian date of any year: `55840-11-08`.
 
-    A year has four digits or more, in the numbering of ISO 8601: 0 is before 1, and -43 is 44 BC. Python supports only
-    the years 1 to 9999, but the calendar repeats every 400 years.
+    Years have at least four digits and are numbered as in ISO 8601: year 0 precedes year 1, and -43 is 44 BC. Python's
+    dates support only the years 1 to 9999.
     """
     cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
     within = _EPOCH + timedelta(days=day_of_cycle)
@@ -91,7 +91,7 @@ def format_day(days: int) -> str:
 
 
 def format_age(time_ms: int, present_ms: int | None = None) -> str:
-    """Format a time as its age in the largest unit that fits: `4 s ago`; `now` for less than a second or the future."""
+    """Format the age of a time in its largest unit: `4 s ago`; `now` if the age is under a second or negative."""
     elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
     return "now" if elapsed_ms < 1000 else f"{format_rounded(elapsed_ms)} ago"
 

@@ -1,8 +1,8 @@
-"""Escaping of untrusted text, so that it shows safely on one line of a terminal.
+"""Escaping of untrusted text for display on one line of a terminal.
 
 Names, values and messages may come from anyone. Characters that control the terminal, break the line, change its
-direction, or are invisible are escaped with a backslash, as Python writes them, so that no text can imitate our output
-or another name.
+direction, or are invisible are escaped with a backslash, as in Python. So no text can imitate the product's output or
+another name.
 """
 
 import re
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def escaped_in_json(document: str) -> str:
-    """Escape control and invisible characters of a JSON document as JSON does, so that a terminal can show it."""
+    """Escape control and invisible characters in a JSON document, by JSON's escapes, for display on a terminal."""
     return _UNSAFE_IN_JSON.sub(lambda match: _utf16_escapes(match[0]), document)
 
 

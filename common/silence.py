@@ -1,4 +1,4 @@
-"""Early warnings that a server does not answer, with the setting that has its address."""
+"""Warnings that a server does not answer, with a hint to the setting that has the server's address."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ _log = logging.getLogger("slackwater")
 
 
 def address_hint(setting: str) -> str:
-    """Return a hint to check a server and its address in the given setting; empty if `setting` is empty."""
+    """Return a hint to check that a server is running, and its address in `setting`; empty without a setting."""
     return f"check that it is running, and its address in {setting}" if setting else ""
 
 
@@ -21,7 +21,7 @@ def warn_silent(silence: str, setting: str) -> None:
 
 @contextmanager
 def call_on_silence(warn: Callable[[], None], after_s: float = SILENCE_S) -> Iterator[None]:
-    """Call `warn` once, in a thread, if the block takes longer than `after_s`. Starts a thread per call."""
+    """Call `warn` once, in a timer thread, if the `with` block takes longer than `after_s` seconds."""
     timer = Timer(after_s, warn)
     timer.daemon = True
     timer.start()

@@ -1,7 +1,7 @@
-"""Checks of user input: whole or finite numbers, known words, installed extras, program files.
+"""Checks of user input: numbers, known words, and program files.
 
-Numbers are checked at input, because stored values are decoded by type: neither 64000000.0 for a count nor a ratio that
-JSON cannot represent could be read back.
+Numbers are checked at input, because stored JSON is decoded strictly by type: neither a count stored as 64000000.0 nor
+an infinite ratio could be read back.
 """
 
 import math
@@ -15,20 +15,20 @@ from ..errors import NotFound, Usage
 
 
 def install_hint(extras: str) -> str:
-    """Return a hint on how to install these extras from a clone of the repository, since there is no release yet."""
+    """Return a hint on how to install these extras from a clone of the repository."""
     return f"in a clone of slackwater: pip install -c constraints.txt '.[{extras}]'"
 
 
 def nearest_hint(word: str, choices: Iterable[str]) -> str:
-    """Return `; the nearest is 'hourly'`, for the end of an error about an unknown word; empty without a match."""
+    """Return the end of an error message about an unknown word: `; the nearest is 'hourly'`; empty without a match."""
     matches = get_close_matches(word, tuple(choices), n=1, cutoff=0.4)
     return f"; the nearest is {matches[0]!r}" if matches else ""
 
 
 def check_whole(subject: str, value: object, minimum: int, maximum: int | None = None) -> int:
-    """Return the value if it is a whole number (also of numpy) between the limits; a maximum of None is no limit.
+    """Return `value` as an int. Raises `Usage` unless it is a whole number from `minimum` to `maximum`.
 
-    Raises `Usage`, with a message that begins with `subject`, otherwise.
+    A `maximum` of None is no limit; numpy's numbers are accepted. The message begins with `subject`.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), minimum, maximum):
         return int(value)
@@ -41,9 +41,9 @@ def check_whole(subject: str, value: object, minimum: int, maximum: int | None =
 
 
 def check_finite(subject: str, value: object, minimum: float, maximum: float | None = None) -> float:
-    """Return the value as a float if it is a finite number (also of numpy) between the limits; None is no limit.
+    """Return `value` as a float. Raises `Usage` unless it is a finite number from `minimum` to `maximum`.
 
-    Raises `Usage`, with a message that begins with `subject`, otherwise.
+    A `maximum` of None is no limit; numpy's numbers are accepted. The message begins with `subject`.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int that no float can hold
@@ -62,9 +62,9 @@ def _is_within(number: float, minimum: float, maximum: float | None) -> bool:
 
 
 def find_program_file(code: str | Path) -> Path:
-    """Return the file named by `FILE` or `FILE:FUNCTION`.
+    """Return the path of the program file that `code` names, as `FILE` or `FILE:FUNCTION`.
 
-    Raises `NotFound` if there is no such file, and `Usage` if it is a folder.
+    Raises `NotFound` if there is no such file, and `Usage` for a folder.
     """
     file = Path(code)
     if not file.exists() and (colon := str(code).rpartition(":")[0]):

@@ -1,6 +1,6 @@
-"""Files and folders that are written atomically, locks held by one process at a time, and temporary folders.
+"""Atomic writes of files and folders, locks between processes, and temporary folders.
 
-A process removes its temporary folders when it ends; folders of killed processes are removed by the next process.
+A process removes its temporary folders when it ends. The next process removes the folders of killed processes.
 """
 
 import fcntl
@@ -29,14 +29,14 @@ _EXTENSION = re.compile(r"\.[a-z]\w*", re.IGNORECASE)
 
 
 def extension_of(path: PathLike[str] | str) -> str:
-    """Return the lower-case extension of a file's name; empty for a name that ends in a slash."""
+    """Return the extension of a file's name, in lower case; empty for a path that ends in a slash."""
     return "" if os.fspath(path).endswith(os.sep) else Path(path).suffix.lower()
 
 
 def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_extension: bool = False) -> None:
-    """Raise `Usage` if the name of a folder to create ends like that of a file. Existing folders are accepted.
+    """Raise `Usage` if a folder to be created has a name with a file extension, such as `out.csv`.
 
-    With `any_extension`, unknown extensions raise `Usage` as well, because they were meant to select a file format.
+    Existing folders are accepted. Without `any_extension`, only known file extensions are rejected.
     """
     path = Path(path)
     if (_EXTENSION if any_extension else _FILE_EXTENSION).fullmatch(path.suffix) and not path.is_dir():
@@ -58,7 +58,7 @@ def _refusing(path: Path, option: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_file(path: Path, option: str) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` when the block ends without an error.
+    """Yield a temporary file that replaces `path` when the `with` block ends without an error.
 
     Raises `Refused` if the file cannot be written; `option` is the name of the option with the path.
     """
@@ -73,10 +73,10 @@ def atomic_file(path: Path, option: str) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, option: str) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `path`, which must not exist, when the block ends without an error.
+    """Yield a temporary folder that is renamed to `path` when the `with` block ends without an error.
 
-    Removes temporary folders of killed calls. Raises `Refused` if `path` exists or cannot be written; `option` is the
-    name of the option with the path.
+    Also removes temporary folders that killed processes left. Raises `Refused` if `path` exists or cannot be written;
+    `option` is the name of the option with the path.
     """
     path = path.absolute()
     check_parent_folder(path, option)
@@ -117,7 +117,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file, or the entries of a folder, durable. Syncing a file does not sync its folder."""
+    """Make a file's content durable, or a folder's entries. A new file needs a call for each of the two."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -134,9 +134,9 @@ def check_parent_folder(path: Path, option: str) -> None:
 
 @contextmanager
 def lock_file(path: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`, whose folder must exist. The lock is released when this process ends, even if killed.
+    """Hold the lock file at `path`, whose folder must exist. The lock ends with the `with` block or the process.
 
-    Calls `wait` once if another process has the lock, then blocks until it is free.
+    If another process holds the lock, `wait` is called once, then the call blocks until the lock is free.
     """
     while True:
         with path.open("a") as file:

@@ -1,4 +1,4 @@
-"""Operations on an app, in one package for each page of the docs. No operation runs inside a batch.
+"""Operations on an app, such as clone, rewind and export, in one package for each page of the docs.
 
 | package | contents |
 |---|---|
@@ -12,6 +12,6 @@
 | `debugging/` | replay, the record behind a change, check |
 | `maintenance/` | compact, protect, remove, filling the input archive, tokens |
 
-Decisions are made by pure functions of data that `snapshot` and `store` read. Other functions carry the decisions out,
-with Spark and Kafka.
+Operations run between the batches of an app, not inside them. Pure functions make the decisions, from data that
+`snapshot` and `store` read. Other functions carry the decisions out, with Spark and Kafka.
 """

@@ -53,12 +53,12 @@ def migrate_file(
     dry_run: bool = False,
     listener: Listener | None = None,
 ) -> Migrated:
-    """Migrate an app to the program that a file declares, all stages or none. With `dry_run`, only plan.
+    """Migrate all stages of an app, or none, to the program that a file declares. With `dry_run`, only plan.
 
-    The app is `app`, or the one that the file names. `renames` has renamed columns and `stages` renamed stages, old
-    name to new name in the program. Without brokers in `options`, the program cannot read an input that was not read
-    before. Raises the errors of `StoredApp.migrate`, `load_app` and `shapes`, and `Refused` if the program is that of
-    the app over which this one was promoted.
+    The app is `app`, or the app that the file names. `renames` has renamed columns and `stages` renamed stages, old
+    name to new name in the program. Without brokers in `options`, the program cannot read an input that it did not read
+    before. Raises the errors of `StoredApp.migrate`, `load_app` and `shapes`. Also raises `Refused` if the app was
+    promoted over another app and the program is that of the other app.
     """
     add_to_python_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
@@ -115,7 +115,7 @@ def declare_with_spark(program: App, options: Options, listener: Listener) -> De
 def open_spark(
     verb: str, program: App, options: Options, master: str | None = None
 ) -> AbstractContextManager[SparkSession]:
-    """Return a Spark session with the options' master, or `master` if they have none; reuses a running session."""
+    """Return a Spark session with the options' master, or `master` if they have none. Reuses a running session."""
     at = None if running_session() is not None else options.master or master
     name, files = f"slackwater {verb} {program.name}", options.py_files
     return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

@@ -1,4 +1,4 @@
-"""Events of a run, figures of a committed batch, and the interface of listeners, such as terminal and metrics."""
+"""Interface of listeners to the events of a run, such as terminal and metrics, and the figures of a batch."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class StateSizes:
 
     Attributes:
         files, bytes: Number and size of the version's SSTs.
-        l0_files: Largest number of L0 SSTs in one state partition.
+        l0_files: Largest number of L0 SSTs in one hash range.
         debt_bytes: Bytes that compaction has to merge now.
         flushed_bytes: Bytes that this batch wrote.
         compacted_bytes: Bytes written by compactions whose SSTs this version is the first to name.
@@ -39,10 +39,10 @@ class BatchReport:
 
     Attributes:
         rows_in: Records read from the inputs.
-        keys: Keys whose state row was written.
+        keys: Keys whose row in the table was written.
         rows_out: Rows written to channels and for sinks.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded. Partitions without records are left out.
-        snapshots: Snapshots that this version is part of: ids, or names in the reports of a run.
+        snapshots: Snapshots of which this version is a part, by id, or by name in the reports of a run.
         seconds: Time from the batch's start until the next batch could start: until its commit, or, with
             `max_unflushed`, until its SSTs were durable on the runner's machine and there was room for the version.
         commit_seconds: Time that the put of the manifest took.
@@ -102,7 +102,7 @@ class Listener:
         """Report the run's current activity, such as "starting Spark"; an empty text once batches run."""
 
     def on_running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
-        """Report that the batches of these stages run, one per stage at most every `triggers_s` seconds.
+        """Report that batches run. A stage starts at most one batch every `triggers_s[stage]` seconds.
 
         `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
         batch because stages that read from it lag.
@@ -118,13 +118,13 @@ class Listener:
         """Report one pass of the driver's loop."""
 
     def on_stage_polled(self, stage: str, *, busy: bool, version: int) -> None:
-        """Report a stage's newest `version`, and `busy` while a batch of the stage runs."""
+        """Report a stage's newest version. `busy` is True while a batch of the stage runs."""
 
     def on_ownership_checked(self) -> None:
         """Report that this runner still owns all its stages."""
 
     def on_spark_answered(self, tasks: Hashable) -> None:
-        """Report that Spark's JVM has answered. `tasks` changes whenever a task has ended."""
+        """Report that Spark's JVM has answered. `tasks` has a new value whenever a task has ended."""
 
     def on_lags(self, stages: "tuple[StageLag, ...]") -> None:
         """Report the lag of every stage of the app, every few seconds."""
@@ -133,7 +133,7 @@ class Listener:
         """Report the progress of the input archives of the topics read by this run, every few seconds."""
 
     def on_gc(self, done: "Collected") -> None:
-        """Report a garbage collection of the app, with what it deleted."""
+        """Report a completed garbage collection of the app, with its result."""
 
     def on_ending(self) -> None:
         """Report that the run starts no more batches."""
@@ -156,7 +156,7 @@ def _call_all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
 
 
 class Callbacks(Listener):
-    """Passes each activity to one function, and each committed batch to another function."""
+    """Listener that passes each activity to one function, and each committed batch to another function."""
 
     def __init__(
         self,

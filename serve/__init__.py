@@ -1,6 +1,6 @@
-"""HTTP server over a store root (`slackwater serve`): each instance answers for each app, key and moment.
+"""HTTP server of a store root (`slackwater serve`), with any number of instances that can answer any request.
 
-An instance holds no state that is not in the store. Routes are declared once (`declare`), from which argument checks
-and the OpenAPI document are derived. Route functions are a few lines over `client`: no logic of reads or decisions
-belongs here.
+An instance keeps no state outside of the store. `declare` declares each route once, and derives argument checks and
+the OpenAPI document from the declaration. Route functions are a few lines that call `client`: logic of reads and
+decisions does not belong here.
 """

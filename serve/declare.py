@@ -1,8 +1,8 @@
 """Declaration of HTTP routes: a function's signature gives the parameters, its docstring describes the result.
 
-Parameters after the first are those of the path and of the query, by name; `**options: Unpack[…]` adds those of a
-declaration. Before a call, msgspec converts arguments to the parameters' types and checks their limits; the OpenAPI
-document is derived from the same types.
+The function's parameters after the first are the path and query parameters of the same names; `**options: Unpack[…]`
+adds the parameters of a declaration. Before a call, msgspec converts arguments to the parameters' types and checks
+their limits; the OpenAPI document is derived from the same types.
 """
 
 import inspect

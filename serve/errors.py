@@ -56,7 +56,7 @@ STATUS: tuple[tuple[type[SlackwaterError], int], ...] = (
     (Forbidden, 502),
     (Refused, 409),
 )
-"""Status by class of error; the first match counts. Other errors of slackwater have the status 422."""
+"""HTTP status by class of error; the first matching class counts. Other errors of slackwater have the status 422."""
 CODES = tuple(sorted({422, *(status for _, status in STATUS)} - {500}))
 
 
@@ -65,7 +65,7 @@ def status_of(error: SlackwaterError) -> int:
 
 
 def problem(error: Exception, root: str = "") -> dict[str, Any]:
-    """Return the JSON document of an error. Its `error` is the class name, or "Bug", with details only in the log.
+    """Return the JSON document of an error; `error` has the class name, or "Bug", whose details are only in the log.
 
     `root`, the address of the store, is replaced in the texts, since clients need not know the address.
     """

@@ -1,6 +1,6 @@
 """Polling of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
 
-Because of this, answers need store requests only for their rows, and clients can wait for a later moment.
+So answers need store requests only for their rows, and clients can wait for a later moment.
 """
 
 import asyncio
@@ -67,7 +67,10 @@ class AppPoller:
     async def wait_until(
         self, condition: Callable[[CachedMoment], bool], timeout_s: float
     ) -> tuple[CachedMoment, bool]:
-        """Wait until a condition holds for the newest moment; return the moment, and False if time ran out."""
+        """Wait until a condition holds for the newest moment; return the moment, and True if the condition holds.
+
+        Returns False after a timeout of `timeout_s`.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 async for reading in self.changes():
@@ -142,7 +145,7 @@ class AppPoller:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Start fetching the SSTs of the state partitions that this instance owns; called when there may be more."""
+        """Start fetching the SSTs of the state partitions that this instance owns, such as newly owned ones."""
         self._is_to_warm, self._last_open_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())

@@ -73,7 +73,10 @@ class _RowsDocument(msgspec.Struct):
 async def _forward_to_owner(
     call: Call, owner: str, reading: CachedMoment, answers: TableAnswers, texts: Sequence[str], columns: Sequence[str]
 ) -> LookUpResult | None:
-    """Return the rows that another instance has at the same version; None without a usable answer."""
+    """Return the rows of keys from the instance that owns their state partitions; None without a usable answer.
+
+    The instance reads them at the version that `reading` has.
+    """
     assert call.service.peers is not None  # noqa: S101  `rows_by_key` checked that
     table, in_arrow = answers.name, call.wants_arrow
     path = f"/apps/{quote(answers.cut.app)}/at/v{answers.manifest.version}/tables/{table}"

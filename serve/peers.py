@@ -31,7 +31,7 @@ _DEAD_AFTER_MS = 3_500
 _DELETE_AFTER_MS = 60_000
 _FORWARD_TIMEOUT = urllib3.Timeout(connect=0.25, read=1.0)
 FORWARDED_HEADER = "slackwater-hop"
-"""Header of a forwarded request, which is not forwarded again; its value is the time as of which rows expire."""
+"""Header of a forwarded request, which must not be forwarded again. Has the time as of which rows expire."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Peers:
 
     Args:
         store: Store of the heartbeats.
-        url: This instance's address for the others.
+        url: Address at which other instances reach this instance.
         in_thread: Calls a function in a thread, for requests to the store.
         on_change: Called when other instances come or go.
     """
@@ -82,7 +82,7 @@ class Peers:
         return [partition for partition in partitions if self._owner(app, table, partition) is self.this_instance]
 
     def indices_by_owner(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
-        """Return, by id of the owning instance, the indices of its state partitions in `partitions`."""
+        """Return the indices in `partitions`, grouped by the id of the instance that owns the state partition."""
         positions: dict[str, list[int]] = {}
         for position, partition in enumerate(partitions.tolist()):
             positions.setdefault(self._owner(app, table, partition).id, []).append(position)

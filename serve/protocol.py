@@ -19,7 +19,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """An HTTP connection. At the maximum number of connections, a new one closes an idle one."""
 
     max_connections = 2_000
-    """Maximum number of connections; larger than that of requests, so that an idle one always exists."""
+    """Maximum number of connections. More than the maximum of requests, so that one is always idle."""
     idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
     _timer: Any = None
@@ -44,7 +44,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _close_idle_connection(self) -> None:
         """Close the connection with the longest idle time, of the address with the most idle connections.
 
-        So a client that opens many connections loses its own.
+        So a client that opens many connections loses only its own connections.
         """
         idle = [
             connection

@@ -25,7 +25,10 @@ async def get(
     format: Format = "",  # noqa: A002  said as ?format=
     **options: Unpack[MomentOptions],
 ) -> Answer:
-    """Return the rows of keys in their order, null for a key without a row; and the version, its time and offsets."""
+    """Return the rows of keys in the order of the keys, null for a key without a row.
+
+    Also returns the version, its time, and the offsets that it has read.
+    """
     reading = await call.moment(app, ref, table=table, **options)
     answers = reading.cached_answers(table)
     if answers is None:
@@ -52,13 +55,16 @@ def apps(call: Call) -> object:
 
 @endpoint("/apps/{app}")
 async def app(call: Call, app: AppName) -> object:
-    """Return an app at its newest moment: versions, how far each stage has read, and tables."""
+    """Return an app at its newest moment: versions, offsets read by each table, and tables."""
     return await moment(call, app, "now")
 
 
 @endpoint("/apps/{app}/at/{ref}")
 async def moment(call: Call, app: AppName, ref: Moment, **options: Unpack[MomentOptions]) -> Answer:
-    """Return a moment: the version of each stage, its time, how far it has read, its tables, and what is `hidden`."""
+    """Return a moment: the version of each stage, the time, the offsets read, and the tables.
+
+    `hidden` describes what the token does not cover.
+    """
     reading = await call.moment(app, ref, **options)
     cut = reading.moment.cut
     etag = call.etag(*(f"{name}.v{version}" for name, version in cut.versions.items()))
@@ -102,7 +108,7 @@ async def query(
 
 @endpoint("/apps/{app}/log")
 def log(call: Call, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
-    """Return commits, newest first: what each read, and how long it took."""
+    """Return commits, newest first, each with the offsets read and the duration."""
     return shown.log_result(call.app(app, "the log of an app").log(limit, stage=stage), app)
 
 
@@ -145,7 +151,10 @@ def history(call: Call, app: AppName, table: Table, key: Key, limit: Limit = 20)
 
 @endpoint("/apps/{app}/lineage")
 def lineage(call: Call, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
-    """Return the offsets that one version of a stage read, or all after `after`, and users' offsets behind these."""
+    """Return the offsets that versions of a stage read, traced back to offsets of users' topics.
+
+    The versions are those after `after`, up to `version`; without `after`, only `version`.
+    """
     if not stage:
         raise Usage("lineage needs a stage", hint="give stage=NAME")
     result = call.app(app, "the lineage of a stage").lineage(stage, version, after=after)

@@ -127,8 +127,8 @@ class Service:
     async def cached_moment(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> CachedMoment:
         """Return a moment of an app, from the cache if possible.
 
-        With `prefer_newest`, returns the newest moment if `ref` is the version that the stage has there. Raises the
-        errors of `StoredApp.at`.
+        With `prefer_newest`, returns the newest moment if its version of `stage` is the one that `ref` names. Raises
+        the errors of `StoredApp.at`.
         """
         if (ref == "now" and not stage) or prefer_newest:
             reading = await (await self.poller(app)).newest_moment()
@@ -203,9 +203,9 @@ class Call:
     """Headers that identify the caller to another instance."""
     is_forwarded: bool = False
     seen_ms: int = 0
-    """Time as of which rows with a time to live expire; 0 for the moment's own."""
+    """Time as of which rows with a time to live expire; 0 for the moment's own time."""
     secret: bytes = b""
-    """Secret that names of hidden values are derived from; empty if the caller may see values."""
+    """Secret with which pseudonyms of hidden values are computed; empty if the caller may see values."""
 
     @classmethod
     def from_request(
@@ -228,10 +228,8 @@ class Call:
     def app(self, name: str, view: str = "") -> "StoredApp":
         """Return an app that the caller may read; with `view`, only if the caller may read all its tables.
 
-        `view` is the view that shows all tables, such as the log. Operations
-        on the app are recorded under the token's
-        name.
-        Raises `Denied`, and the errors of `Client.app`.
+        `view` is the view that shows all tables, such as the log. Operations on the app are recorded under the token's
+        name. Raises `Denied`, and the errors of `Client.app`.
         """
         if view:
             self.grant.check_all_tables(view)
@@ -289,7 +287,6 @@ class Call:
         return reading
 
     async def _with_table(self, table: str, reading: CachedMoment) -> CachedMoment:
-        """Return the moment with a given table, also by a name that it got later. Raises `NotFound`."""
         if not table or reading.has_table(table):
             return reading
         renamed = await self.service.in_thread(lambda: reading.moment.with_table(table))

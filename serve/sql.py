@@ -71,7 +71,7 @@ class StatementResult:
     is_cut_off: bool
     notes: tuple[str, ...] = ()
     named: dict[str, object] = field(default_factory=dict)
-    """Value of each name in the rows, if values are hidden."""
+    """Value of each pseudonym in the rows, if values are hidden."""
 
     def table(self) -> pa.Table:
         return pa.ipc.open_stream(self.rows).read_all()
@@ -85,8 +85,8 @@ class SqlProcessPool:
         processes: Maximum number of concurrent statements of one client. The pool has one process more, so that one
             client cannot use all.
         memory_bytes: Memory limit of a statement, on top of an idle process; 0 for none.
-        replaced: Called for each process that ended for lack of memory, or because a statement exceeded its time.
-        stays: True to use a process for several statements.
+        on_replaced: Called for each process that ended for lack of memory, or because a statement exceeded its time.
+        reuses_processes: True to use a process for several statements.
     """
 
     def __init__(
@@ -235,7 +235,6 @@ def _call_guarded(function: Callable[[A], R], argument: A) -> R:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if an error or one of its causes is a lack of memory or threads."""
     import duckdb
 
     while error is not None:

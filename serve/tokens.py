@@ -95,7 +95,7 @@ class Authenticator:
         client: Client that reads the tokens.
         watch: Watch on the store.
         is_open: True to admit loopback clients without a token.
-        anybody: Permissions of clients without a token.
+        anonymous_grant: Permissions of clients without a token.
     """
 
     def __init__(self, client: Client, watch: StoreWatch, *, is_open: bool, anonymous_grant: Grant) -> None:

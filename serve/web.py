@@ -37,7 +37,7 @@ _MAX_STREAMS = 500
 
 
 class ExtraService(Protocol):
-    """A service mounted next to the routes, such as that for agents."""
+    """A service mounted next to the routes, such as the MCP server."""
 
     @property
     def route(self) -> Route: ...

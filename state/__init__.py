@@ -1,5 +1,5 @@
-"""Kinds of state, and one step of a table: compute version N + 1 from version N and a batch of records. Pure functions.
+"""Kinds of state, and the computation of a table's next version from its current version and a batch.
 
-Tasks, replays, rejects, migrations and `init` all call this room. No Spark, no Kafka, no clock, no threads, no files:
-stored rows come from the `TableLookUps` that the caller passes in, and users' functions are called here.
+Pure functions for tasks, replays, rejected records, migrations and `init`: no Spark, no Kafka, no clock, no threads, no
+files. Stored rows come from the `TableLookUps` that the caller passes in. Users' functions are called here.
 """

@@ -1,12 +1,13 @@
 """Event time of a stage: watermarks, late rows, and rows that fall due.
 
-A stage's watermark is the smallest of its inputs' watermarks. For rows with `withWatermark`, the input's watermark is
-the largest event time read, less the delay; for a channel, it is the watermark of the upstream version read. Watermarks
-never fall, and all are in the manifest: a restart, a clone and a replay continue from them.
+A stage's watermark is the smallest watermark of its inputs. An input's watermark is the largest event time read, less
+the delay, if its rows have `withWatermark`; for a channel, it is the watermark of the upstream version that was read.
+Watermarks never decrease. All are in the manifest, so a restart, a clone and a replay continue from them.
 
-As in Spark's `groupBy(window)` and joins, a row is late if its window had ended, or its own time had passed, by the
-watermark of the previous version. Version N + 1 lets the rows fall due whose time is after version N's
-`EventTime.due_ms` and at or before version N's watermark; by the clock, at or before the batch's own time.
+As in Spark's `groupBy(window)` and joins, a row is late if the previous version's watermark has passed the end of the
+row's window, or the row's own time. In version N + 1, a row falls due if its due time is after version N's
+`EventTime.due_ms` and not after version N's watermark. If rows fall due by the clock, the batch's own time replaces
+that watermark.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,17 +34,17 @@ MAX_EVENT_TIME, AHEAD_COUNT = "_slackwater_at", "_slackwater_ahead"
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Watermark of some inputs, as declared: its event time columns and its delay."""
+    """Watermark of some inputs, as the program declares it: event time columns and delay."""
 
     columns: tuple[str, ...]
     delay_ms: int
     inputs: tuple[str, ...]
     part: int | None = None
-    """Index of the DataFrame that has the watermark, if several DataFrames have its column; else None."""
+    """Index of the DataFrame with the watermark, if several DataFrames have the event time column; else None."""
 
 
 class SeenTimes(msgspec.Struct, frozen=True):
-    """Event times in the rows of one task."""
+    """Event times in the rows of one task: the latest for each watermark, and the number of times too far ahead."""
 
     latest_ms: tuple[int | None, ...] = ()
     ahead: int = 0
@@ -51,7 +52,7 @@ class SeenTimes(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EventTimeScan:
-    """Event time columns that a task scans, with the latest plausible time."""
+    """Scan of a task's rows for the latest event times. Times after `bound_ms` are too far ahead, and only counted."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
@@ -84,7 +85,7 @@ class EventTimeScan:
 def advance_watermarks(
     inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[SeenTimes]
 ) -> dict[str, Input]:
-    """Return the inputs with the watermarks after a batch. Watermarks of channels come with their positions."""
+    """Return the inputs, with their declared watermarks advanced by the event times that a batch has seen."""
     moved, reports = dict(inputs), list(seen)
     for number, watermark in enumerate(watermarks):
         times = [time_ms for report in reports if (time_ms := report.latest_ms[number]) is not None]
@@ -95,7 +96,7 @@ def advance_watermarks(
 
 
 def stage_watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
-    """Return the smallest watermark of the `timed` inputs, never below `before_ms`; None if unknown."""
+    """Return a stage's watermark: the smallest of its `timed` inputs, at least `before_ms`; None if unknown."""
     watermarks = [inputs[name].watermark_ms for name in sorted(timed)]
     present = [at for at in watermarks if at is not None]
     return later_time(before_ms, min(present)) if present and len(present) == len(watermarks) else before_ms
@@ -115,9 +116,9 @@ def next_event_time(
 ) -> EventTime | None:
     """Return the `EventTime` of the next version; None for an app without event time.
 
-    `previous` is the `EventTime` of the last version; `at_ms` is the watermark of the next. `seen` comes from
-    the tasks of the batch; `late` counts rows left out of the table. Times after `bound_ms` were too far
-    ahead of the clock; it is None if the batch read no rows.
+    `previous` is the `EventTime` of the last version, and `at_ms` the watermark of the next version. `seen` comes from
+    the tasks of the batch. `late` is the number of rows left out of the table. Times after `bound_ms` were too far
+    ahead of the clock; `bound_ms` is None if the batch read no rows.
     """
     ahead = sum(report.ahead for report in seen)
     if previous is None and at_ms is None and not ahead and not late:
@@ -127,7 +128,7 @@ def next_event_time(
 
 
 def due_span_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "Due":
-    """Return the time span in which rows fall due with the batch after `base`; `wall_ms` is the clock at its start."""
+    """Return a batch's range of due times: stored rows in the range fall due. `wall_ms` is the batch's wall clock."""
     event_time = base or EventTime()
     until_ms = later_time(event_time.due_ms, wall_ms if by == "clock" else event_time.watermark_ms)
     pending = until_ms is not None and event_time.next_due_ms is not None and event_time.next_due_ms <= until_ms
@@ -136,26 +137,26 @@ def due_span_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "D
 
 @dataclass(frozen=True, slots=True)
 class Due(BatchMoment):
-    """Moment of a batch, with the time span in which rows fall due."""
+    """Times of a batch, with its range of due times. `pending` is True if a stored row may fall due."""
 
     after_ms: int | None = None
     pending: bool = False
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last due time, in ms, of the rows that fall due. Requires `pending`."""
+        """Earliest and latest due time (ms since 1970) of rows that fall due in the batch. Call only if `pending`."""
         assert self.until_ms is not None  # noqa: S101  nothing is pending else
         return BEFORE_FIRST_EVENT_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """Clock and plausible event times of one batch."""
+    """Clock, latest plausible event time and due times of one batch."""
 
     clock_ms: int
     bound_ms: int = 0
     due: Due | None = None
-    """Time span in which rows fall due with the batch; None for a table whose rows never fall due."""
+    """Range of due times of the batch; None for a table whose rows never fall due."""
 
     @property
     def pending(self) -> bool:
@@ -164,18 +165,18 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimeRules:
-    """Event time rules of a stage."""
+    """Event time rules of a stage: watermarks, inputs with event time, and the clock by which rows fall due."""
 
     watermarks: Sequence[Watermark] = ()
     timed: Collection[str] = ()
     due_by: DueBy | None = None
     behind_ms: int = 0
-    """Milliseconds by which the event time of an emitted row may be behind the watermark."""
+    """Largest lag of an emitted row's event time behind the watermark, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Test for rows of a table that are too late, or too far ahead of the clock."""
+    """Test for rows that are too late for a table, or too far ahead of the clock."""
 
     columns: tuple[str, ...]
     """Columns to test: time windows (structs of `start` and `end`), or times."""
@@ -183,7 +184,7 @@ class Lateness:
     bound_ms: int
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return bool[rows]: True for rows to leave out. Rows without a window or time are kept."""
+        """Return bool[rows]: True for rows that are late or too far ahead. False without a window or time."""
         masks = []
         for column in (rows[name] for name in self.columns):
             edges = (

@@ -1,9 +1,9 @@
-"""Search for the keys or records for which a user's function fails, in the task where it fails.
+"""Search for the keys or records that make a user's function fail, within the task where it fails.
 
-Group testing, many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) for items that fail by themselves,
-and a binary search for the item that makes a prefix fail, for items that only fail together. A failing group still
-fails when items are added. Delta debugging finds a minimal failing set (Zeller and Hildebrandt, "Simplifying and
-Isolating Failure-Inducing Input", 2002: `ddmin`).
+The search is group testing, with many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) for items that
+fail by themselves, and a binary search for the item that makes a prefix fail, for items that fail only together. It
+assumes that a failing group still fails when items are added. Delta debugging finds a minimal failing set (Zeller and
+Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: `ddmin`).
 """
 
 import traceback
@@ -24,11 +24,11 @@ Items = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 Fails = Callable[[Sequence[Items]], Sequence[bool]]
-"""Function that tests groups of items separately; returns True for each group that fails."""
+"""Function that tests each group of items; returns True for each group that fails."""
 
 
 class TooManyFailing(Exception):
-    """More items fail than allowed. `items` has one item of each failing group found so far, ascending."""
+    """More items fail than allowed. `items` has one item of each failing group that was found, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
@@ -36,13 +36,13 @@ class TooManyFailing(Exception):
 
 
 def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]:
-    """Return the items to leave out so that the remaining items pass; each returned item is necessary.
+    """Return the items to leave out so that the other items pass. None of the returned items can be kept.
 
-    `count` items, numbered from 0 and at least one, fail together. Returns at most `max_failing` numbers, ascending;
-    none if the items pass now. Raises `TooManyFailing` if there are more.
+    The items are numbered from 0 to `count` - 1, and fail together. Returns at most `max_failing` numbers, ascending;
+    an empty tuple if all items pass now. Raises `TooManyFailing` if more items must be left out.
 
-    For p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
-    never more than 2 * `max_failing` at once; each item that fails only with others takes log2(count) + 2 more.
+    Cost: for p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tested, the logarithm rounded
+    up, and never more than 2 * `max_failing` at once. Each item that fails only with others costs log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
     alone = find_failing_alone(items, fails, max_failing)
@@ -65,9 +65,9 @@ def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]
 
 
 def find_failing_alone(items: Items, fails: Fails, max_failing: int) -> list[int]:
-    """Return the items that fail by themselves, ascending. Halves all failing groups at once.
+    """Return the items that fail by themselves, ascending. Each step halves all failing groups at once.
 
-    Raises `TooManyFailing` if there are more than `max_failing`.
+    Raises `TooManyFailing` if more than `max_failing` items fail.
     """
     alone: list[int] = []
     failing = [items]
@@ -83,11 +83,12 @@ def find_failing_alone(items: Items, fails: Fails, max_failing: int) -> list[int
 def find_early_turning_point(
     count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), max_suspects: int = 8
 ) -> int:
-    """Return the index of an early item at which a sequence turns bad; see `find_turning_point`.
+    """Return the index of an item, near the start, at which a sequence turns from good to bad.
 
-    Works for predicates that are not monotonic. If `count` is at most `scan`, this is the first item that turns the
-    sequence bad. Otherwise it is no later than the first of the `suspects` (ascending) up to which the sequence is bad;
-    only the first `max_suspects` of them are tested.
+    `is_bad(n)` tests the first n items, and need not be monotonic. If `count` is at most `scan`, the result is the
+    first item that turns the sequence bad. For longer sequences, up to `max_suspects` of the `suspects` (indices,
+    ascending) are tested first, and the result is not after the first suspect up to which the sequence is bad. See
+    `find_turning_point`.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -105,10 +106,10 @@ def find_early_turning_point(
 
 
 def find_late_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
-    """Return the index of a late item at which a sequence turns bad; see `find_turning_point`.
+    """Return the index of an item, near the end, at which a sequence turns from good to bad.
 
-    Returns the last item if it turns the sequence bad. Tests prefixes that lack the last item, then the last two, four
-    and so on, until a prefix is not bad.
+    If the last item turns the sequence bad, the last item is returned. Otherwise, prefixes without the last two items,
+    the last four and so on are tested until one is good. See `find_turning_point`.
     """
     lacking, bad = 1, count
     while lacking < count and is_bad(count - lacking):
@@ -120,9 +121,9 @@ def find_late_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
 def find_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """Return the index of an item at which a sequence of `count` items turns from good to bad, by binary search.
 
-    `is_bad(n)` tests the first n items. It is assumed True for all items (at least one) and False for none; neither is
-    tested. It is called at most log2(count) times, rounded up. If `is_bad` is not monotonic, any such item may be
-    returned.
+    `is_bad(n)` tests the first n items, and is called at most log2(count) times, rounded up. All items together are
+    assumed bad, and no items good; neither is tested. If `is_bad` is not monotonic, the result is any index at which
+    the sequence turns bad.
     """
     good, bad = 0, count
     while bad - good > 1:
@@ -137,10 +138,10 @@ def find_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
 def minimize_failing(
     items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, max_tries: int
 ) -> tuple[Sequence[Item], bool]:
-    """Return a small subset of items that is bad, and True if the subset is proved minimal (delta debugging).
+    """Return a small subset of items that is bad, and True if it is proved minimal (delta debugging).
 
-    `is_bad` tests a subset, in the order of the items. It is called at most `max_tries` times; if that did not suffice,
-    False is returned with the smallest subset so far.
+    `is_bad` tests a subset, in the order of the items. After `max_tries` calls the smallest bad subset so far is
+    returned, with False.
     """
     tries, parts = 0, 2
     while len(items) > 1:
@@ -177,16 +178,16 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
-"""Function that tries groups of items separately; returns the failure of each group, None for a group that passes."""
+"""Function that tries each group of items; returns a failure for each group that fails, and None for others."""
 
 
 class StateFailure(msgspec.Struct, frozen=True):
-    """Report of a task in which a user's state function failed."""
+    """Report of a task in which a user's state function failed: the cause, and the keys or records."""
 
     why: Failure
     keys: tuple[int, ...] = ()
     records: dict[int, Failure] = {}
-    """Failures by record number, in place of `keys`, if the rows have record numbers."""
+    """Failures by record number, if the rows have record numbers; `keys` is empty then."""
 
 
 class UnrelatedFailure(Exception):
@@ -219,10 +220,10 @@ def _unicode(text: str) -> str:
 
 
 def find_failures(count: int, attempts: Attempts, max_failing: int) -> dict[int, Failure]:
-    """Return the failures of the items to leave out, by item; empty if all items pass now.
+    """Return the failures of the items to leave out so that the other items pass, by item.
 
-    Items are numbered from 0. If more than `max_failing` fail, at least `max_failing` + 1 of them are returned, perhaps
-    not all.
+    Items are numbered from 0 to `count` - 1. Returns an empty mapping if all items pass now. If more than `max_failing`
+    items fail, more than `max_failing` failures are returned, but perhaps not all.
     """
     why: dict[int, Failure] = {}
 
@@ -277,8 +278,8 @@ def merge_reporting_failures(
     """Merge a batch's rows. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
     A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the `_hash` of
-    each key. `records` has the record number of each row; if given, failing records are reported, otherwise failing
-    keys. If more than `max_reported` fail, at least `max_reported` + 1 of them are reported, perhaps not all.
+    each key. `records` has the record number of each row; with it, failing records are reported, otherwise failing
+    keys. If more than `max_reported` fail, more than `max_reported` are reported, but perhaps not all.
     """
     try:
         return state.merge(rows, groups, keys, old)
@@ -295,7 +296,7 @@ def merge_reporting_failures(
 
 
 class _FailedMerge:
-    """Merge that failed, of which parts are tried again. A failing part raises the error of the user's function."""
+    """A failed merge, whose parts are tried again. A failing part raises the error of the user's function."""
 
     def __init__(self, state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old
@@ -307,7 +308,6 @@ class _FailedMerge:
     def by_record(
         self, failures_by_key: dict[int, Failure], records: npt.NDArray[np.int64], max_reported: int
     ) -> dict[int, Failure]:
-        """Return the failures of records that make these keys fail; `records` has the record number of each row."""
         by_record: dict[int, Failure] = {}
         for key, failure in failures_by_key.items():
             numbers = np.unique(records[self._rows_of(key)])

@@ -1,6 +1,7 @@
-"""Compare a program's stage with its stored history: unchanged, changed or incompatible. Pure functions.
+"""Comparison of a program's stage with its stored history: unchanged, changed or incompatible.
 
-`run` compares before it claims a stage, and accepts an unchanged stage only; `migrate` carries out changes.
+Pure functions. `run` compares before it claims a stage, and accepts only an unchanged stage; `migrate` carries out
+changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ ANOTHER_STAGE = (
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStage:
-    """Stage as a program declares it."""
+    """A stage, as a program declares it."""
 
     name: str
     inputs: Mapping[str, str]
@@ -35,7 +36,7 @@ class DeclaredStage:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """All stages of a program, loaded under an app name."""
+    """All stages of a program that was loaded under an app name."""
 
     app: str
     stages: Mapping[str, DeclaredStage]
@@ -43,7 +44,7 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """Change of one column that users see."""
+    """Change of one visible column of a table."""
 
     kind: Literal["added", "removed", "renamed", "widened"]
     column: str
@@ -91,13 +92,13 @@ class InputsFit(NamedTuple):
     new: tuple[str, ...]
     removed: tuple[str, ...]
     writers: Mapping[str, tuple[str, str]]
-    """Stored and declared upstream stage of each input whose upstream stage changed; empty for a user's topic."""
+    """Stored and declared upstream stage of each input whose upstream changed; "" stands for a user's topic."""
 
 
 def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
-    """Compare the inputs of a stage's newest version with the declared inputs.
+    """Compare the stored inputs of a stage's newest version with the declared inputs.
 
-    `declared` maps each input to its upstream stage; empty for a user's topic.
+    `declared` maps each input to its upstream stage, and a user's topic to "".
     """
     stored = {name: source.upstream for name, source in head.inputs.items()}
     new, gone = (tuple(sorted(names)) for names in (declared.keys() - stored, stored.keys() - declared))
@@ -106,16 +107,16 @@ def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
 
 
 def visible_names(columns: Iterable[Column]) -> tuple[str, ...]:
-    """Return the names of visible columns; names of internal columns begin with `_`."""
+    """Return the names of the visible columns: those that do not begin with `_`."""
     return tuple(column.name for column in columns if not is_internal(column.name))
 
 
 def evolve(
     stage: str, stored: Table, declared: Table, renames: Mapping[str, str]
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
-    """Return the stored table with the declared columns, and the changed columns.
+    """Return the stored table, changed to the declared columns, and the list of column changes.
 
-    Ignores the number of state partitions. `renames` maps old column names to new ones.
+    The number of state partitions is ignored. `renames` maps old column names to new ones.
 
     Raises `NotFound` if a rename names a missing column, with the nearest match, and `Refused` if stored values mean
     something else under the new declaration, or do not fit it.
@@ -262,7 +263,7 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
 
 
 def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
-    """Return probable renames: pairs of a removed and an added column, the only ones of their type and meaning."""
+    """Return likely renames: a removed and an added column, if no other has the same type and meaning."""
     removed, added = (
         [(change.type, change.meaning, change.column) for change in changes if change.kind == kind]
         for kind in ("removed", "added")
@@ -278,7 +279,7 @@ def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], 
 
 
 def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> str:
-    """Return a column's default as stored in manifests. Raises `Refused` if it does not fit the column's type."""
+    """Return a column's default in the form that manifests store. Raises `Refused` if it does not fit the type."""
     try:
         return default_text(value, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -1,9 +1,9 @@
-"""Unite the rows of several DataFrames into one, and split them again: for inputs of a fan-in, and for several outputs.
+"""Union of several DataFrames into one with tagged rows, and the reverse split by DataFrame.
 
-A micro-batch is one Spark job over one DataFrame. The function's DataFrames, one per input or one per output, are
-tagged and united (`pipeline/batch/transform.py`): `_input` is the position of a row's DataFrame, the DataFrame's
-columns are named `_<position>_<column>`, and the columns of the other DataFrames are null. Key columns, which all
-inputs have, keep their names. A single DataFrame is not tagged.
+A micro-batch is one Spark job over one DataFrame. If a stage's function takes or returns several DataFrames, one for
+each input or output, they are tagged and united (`pipeline/batch/transform.py`). The column `_input` has the index of a
+row's DataFrame. The DataFrame's columns are named `_<index>_<column>`, and are null in rows of other DataFrames. Key
+columns are common to all inputs and keep their names. A single DataFrame is not tagged.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ INPUT_COLUMN = "_input"
 
 
 def union_columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
-    """Return the column names of the tagged union of these schemas, without the key."""
+    """Return the column names of the tagged union of DataFrames with these schemas, without the key."""
     if len(rows) == 1:
         return tuple(name for name in rows[0].names if name not in key)
     named = (
@@ -33,9 +33,10 @@ def split_with_keys(
     ids: npt.NDArray[np.int32],
     order_by: Sequence[str] = (),
 ) -> tuple[pa.Table, ...]:
-    """Split rows by input, each part with its input's columns and the rows' key numbers as column `_key`.
+    """Split the rows of a tagged union by input, and add each row's key number as column `_key`.
 
-    `ids` has the key number of each row. With `order_by`, each part is sorted by key number and by these columns.
+    Each part has its input's own columns. `ids` has the key number of each row. With `order_by`, each part is sorted by
+    key number and by these columns.
     """
     if len(schemas) == 1:
         tables = [rows.append_column("_key", pa.array(ids))]
@@ -49,7 +50,7 @@ def split_with_keys(
 def split_by_input(
     rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str] = ()
 ) -> tuple[tuple[npt.NDArray[np.int64], pa.Table], ...]:
-    """Return, for each input, the indices of its rows and the rows with their own columns."""
+    """Return, for each input, the indices of its rows in the tagged union, and its rows with their own columns."""
     tags = rows[INPUT_COLUMN].to_numpy()
     parts = []
     for position, schema in enumerate(schemas):

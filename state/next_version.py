@@ -1,4 +1,4 @@
-"""Build the manifest that a batch commits, from the base version and the reports of the batch's tasks."""
+"""Computation of the manifest that a batch commits, from the base version and the tasks' reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ from .records import Position
 
 
 class PartitionWrite(msgspec.Struct, frozen=True):
-    """Rows that a task attempt wrote to one Kafka partition; `end` is the offset after the last message."""
+    """Rows that a task attempt wrote to one Kafka partition. `end` is the offset after its last message."""
 
     rows: int
     end: int
 
 
 class OversizedRecord(msgspec.Struct, frozen=True):
-    """Record that was not sent because it exceeds the size limit of a sink's topic."""
+    """Record of a sink that was not sent, because it exceeds the size limit of the topic."""
 
     sink: str
     key: bytes | None
@@ -42,7 +42,7 @@ class TaskReport(msgspec.Struct, frozen=True):
 
     attempt: str
     rows_in: int
-    """Number of input rows of the stage's function; pre-aggregated rows count individually."""
+    """Number of rows that the task received; a pre-aggregated row counts as the rows that it stands for."""
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, PartitionWrite]] = {}
     stats: Stats = Stats()
@@ -53,20 +53,21 @@ class TaskReport(msgspec.Struct, frozen=True):
     late: int = 0
     next_due_ms: int | None = None
     partials: int = 0
-    """Number of pre-aggregated rows that were shuffled to this task; see `pre_aggregation`."""
+    """Number of pre-aggregated rows that were shuffled to this task; 0 without pre-aggregation."""
     unsent: tuple[OversizedRecord, ...] = ()
     failed: StateFailure | None = None
     """Keys or records for which the state's function failed, if the stage may leave records out.
-    Reported rather than raised, so that Spark's Python workers stay alive with their Kafka metadata.
+
+    The failure is reported and not raised, so that Spark's Python workers stay alive, with their Kafka metadata.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolOutcome:
-    """Protocol actions for one commit; `recorded`, `awaited` and `captured` go into the manifest."""
+    """Actions of the snapshot protocol for one commit. `recorded`, `awaited`, `captured` go into the manifest."""
 
     markers: tuple[tuple[str, str], ...]
-    """Snapshot and channel of each marker to write after the batch's rows, in order."""
+    """Snapshot and channel of each marker to write after the batch's rows, in this order."""
     recorded: dict[str, int]
     awaited: dict[str, tuple[str, ...]]
     captured: dict[str, dict[str, VersionSpan]]
@@ -75,15 +76,15 @@ class ProtocolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Result of a batch: task reports, markers and side tables."""
+    """Result of a batch: reports of its tasks, offsets of written markers, and side tables."""
 
     results: Sequence[TaskReport] = ()
     markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
-    """Offsets by Kafka partition of the markers written after the rows, by snapshot and channel, in order."""
+    """Offsets of the written markers, by Kafka partition, for each pair of snapshot and channel."""
     side_tables: Mapping[str, SideTable] = field(default_factory=dict)
     traceparents: tuple[str, ...] = ()
     read: Mapping[str, int] | None = None
-    """Number of records read, by declared name of the user's topic; None if only offsets were counted."""
+    """Number of records read from each user's topic, by declared name; None if only offsets were counted."""
 
 
 def next_version(
@@ -99,14 +100,15 @@ def next_version(
     now_ms: int,
     duration_ms: int,
 ) -> Manifest:
-    """Return the manifest that follows `base`, on which the batch was computed.
+    """Return the manifest that a batch commits after `base`, the version on which it was computed.
 
     `positions` has the end of the batch by declared input; empty if nothing was read. Finished `merges` replace their
-    input SSTs; merges that no longer fit are dropped. `times` are those that the tasks used; `with_rows` is True if the
-    tasks read rows. `now_ms` is the wall clock in ms since 1970, `duration_ms` the time since the batch began.
+    input SSTs; outdated merges are dropped. `times` are the clock and due times that the tasks used; `with_rows` is
+    True if the tasks read rows. `now_ms` is the wall clock in ms since 1970, and `duration_ms` the time since the batch
+    began.
 
-    Raises `Refused` if the stage is retired, and `AnotherTopic` if rows were written at offsets below those sent
-    earlier.
+    Raises `Refused` if the stage is retired, and `AnotherTopic` if rows were written at offsets below those of earlier
+    rows.
     """
     draft = commit.successor(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
@@ -168,7 +170,7 @@ def _event_time(
 
 
 def has_rows(start: Input, end: Position) -> bool:
-    """Return True if a batch that ends at `end` has rows of this input."""
+    """Return True if a batch from `start` to `end` may have rows of this input."""
     if start.upstream and start.rows_passed:
         # Markers have offsets but no rows.
         return sum(end.consumed) > sum(start.rows_passed)
@@ -178,9 +180,9 @@ def has_rows(start: Input, end: Position) -> bool:
 def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
     """Return the input after a batch that ended at `end`.
 
-    With `own`, the input has its own watermark, and that of the upstream stage is ignored. `count` is the number of
-    records read from a user's topic. It may be less than the number of offsets, because transaction markers and aborted
-    or compacted records have offsets too.
+    With `own`, the input has a watermark of its own, and the upstream stage's watermark is ignored. `count` is the
+    number of records read from a user's topic. It may be less than the number of offsets, because transaction markers
+    and aborted or compacted records have offsets too.
     """
     if not start.upstream:
         # New partitions begin at 0.

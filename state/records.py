@@ -1,9 +1,9 @@
-"""Records that versions sent and read, and tests for whether a topic was deleted and created again.
+"""Records that versions sent and read, and detection of topics that were deleted and re-created.
 
-Records sent and read come from manifests: the attempts that count, the offsets between which they lie, and the number
-of rows. When a topic was deleted and created again, stored offsets mean other records. Kafka gives each topic an id
-(KIP-516). For brokers without topic ids, the leader epochs of the partitions replace the id: they never fall while a
-topic exists, and begin at 0 in a new topic.
+Manifests tell which records a version sent and read: the attempts that count, the offsets, and the number of rows.
+After a topic was deleted and re-created, stored offsets refer to other records. Kafka gives each topic an id (KIP-516).
+For brokers without topic ids, the leader epochs of the partitions replace the id: epochs never decrease while a topic
+exists, and begin at 0 in a new topic.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from ..store.versions.manifest import Input, Manifest, Output
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """Messages that versions of a stage sent on one channel."""
+    """Messages that some versions of a stage sent on one channel: version of each attempt, and number of rows."""
 
     attempts: dict[str, int]
     rows: int
@@ -37,7 +37,7 @@ def sent_messages(channel: str, versions: Iterable[Manifest]) -> SentMessages:
 
 
 def fully_read_input(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
-    """Return the input of a reader that has consumed all that `upstream` sent on a channel up to this version."""
+    """Return the input of a stage that has consumed all that `upstream` sent on a channel, up to a version."""
     return Input(
         output.topic,
         output.ends,
@@ -55,14 +55,14 @@ def count_unread(output: Output, at: Input) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position up to which an input was read; Spark's offset of the source."""
+    """Position up to which an input was read; reported to Spark as the offset of the source."""
 
     input: str
-    """Declared name; Spark tells the inputs of a stage apart only by their order."""
+    """Declared name of the input. Spark identifies the inputs of a stage only by their order."""
     offsets: tuple[int, ...]
     version: int = 0
     consumed: tuple[int, ...] = ()
-    """Rows of a channel before this position, by Kafka partition, including lost rows that claims skipped."""
+    """Number of a channel's rows before this position, by Kafka partition, including lost rows."""
     snapshots: tuple[str, ...] = ()
     watermark_ms: int | None = None
     woken: int = 0
@@ -73,7 +73,7 @@ class Position:
         return msgspec.convert(value, register_type(cls))
 
     def to_json(self) -> dict[str, object]:
-        """Return Spark's JSON object. Spark compares its text, so the order of the fields matters."""
+        """Return the position as Spark's JSON object. Spark compares the text, so the order of the fields matters."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
@@ -90,9 +90,9 @@ class Range:
 def ranges(
     starts: Sequence[int], ends: Sequence[int], passed: Sequence[int] = (), sent: Sequence[int] = ()
 ) -> Iterator[Range]:
-    """Yield the offsets between `starts` and `ends` (exclusive) by Kafka partition; new partitions begin at 0.
+    """Yield the range of offsets from `starts` up to `ends` in each Kafka partition. New partitions begin at 0.
 
-    For a channel, `passed` and `sent` are the rows sent before `starts` and before `ends`; empty if unknown.
+    For a channel, `passed` and `sent` are the numbers of rows sent before `starts` and before `ends`; empty if unknown.
     """
     rows = difference(passed, sent)
     for partition, (first, last) in enumerate(zip_longest(starts, ends, fillvalue=0)):
@@ -104,10 +104,11 @@ def ranges(
 def read_spans(
     previous: Input | None, after: Input, *, with_former_topics: bool = True
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the (start, end) offsets read from an input after `previous` (None for its beginning) up to `after`.
+    """Yield the (start, end) offsets that a stage read from an input between two versions.
 
-    Each reset in between begins another span. Offsets in two spans were read twice; offsets in no span were skipped.
-    Without `with_former_topics`, spans in earlier topics of the same name are left out.
+    `previous` is the input at the earlier version, None for its beginning; `after` is the input at the later version.
+    Each reset of the offsets begins another span. Offsets in two spans were read twice, and offsets in no span were
+    skipped. Without `with_former_topics`, spans in earlier topics of this name are left out.
     """
     at, num_resets = (previous.offsets, len(previous.resets)) if previous is not None else ((), 0)
     read = []
@@ -132,7 +133,7 @@ NOT_KNOWN = "?"
 
 
 class TopicState(NamedTuple):
-    """Offsets of a topic by partition, and the topic's id."""
+    """State of a topic: its earliest and end offsets by partition, and its id."""
 
     earliest: tuple[int, ...]
     ends: tuple[int, ...]
@@ -141,12 +142,12 @@ class TopicState(NamedTuple):
 
 
 def id_of_epochs(epochs: Sequence[int]) -> str:
-    """Encode leader epochs by partition as a topic id, for brokers without topic ids; -1 stands for no epoch."""
+    """Encode the partitions' leader epochs as a topic id, for brokers without topic ids. -1 stands for no epoch."""
     return _EPOCHS + ",".join(str(max(0, epoch)) for epoch in epochs) if any(epoch >= 0 for epoch in epochs) else ""
 
 
 def is_other_topic(stored: str, current: str) -> bool:
-    """Return True if `current` is the id of a later topic than `stored`; False if either id is unknown."""
+    """Return True if `current` is the id of a topic re-created since `stored`; False if either id is unknown."""
     if not stored or not current or stored.startswith(_EPOCHS) != current.startswith(_EPOCHS):
         return False
     if not stored.startswith(_EPOCHS):
@@ -164,12 +165,15 @@ def topic_id_in(manifest: Manifest, topic: str) -> str:
 
 
 def id_to_store(stored: str, current: str) -> str:
-    """Return the id to store for an unchanged topic: `current` if it replaces leader epochs or an unknown id."""
+    """Return the topic id to store for an unchanged topic: `current`, unless `stored` is a Kafka topic id already.
+
+    Returns `stored` if `current` is unknown.
+    """
     return stored if is_kafka_id(stored) or not current else current
 
 
 def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence about a topic that was recreated; empty without evidence that it was."""
+    """Return a sentence about a topic that was re-created; empty if nothing shows that it was."""
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
@@ -180,11 +184,11 @@ def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], cur
 def was_recreated_since_read(
     offsets: Sequence[int], current: TopicState, since_read: Sequence[int], since_now: Sequence[int]
 ) -> bool:
-    """Return True if, by timestamp, all records of a topic below `offsets` are newer than the app's read.
+    """Return True if timestamps show that a topic was re-created after the app read it up to `offsets`.
 
-    Then the topic was recreated; this test is for topics without known ids. By partition, `since_read` has the offset
-    of the first record newer than the app's read, and `since_now` that of the first one with a time in the future; -1
-    for none. A time in the future proves nothing about when the record arrived.
+    They do if all records below `offsets` are newer than the app's read. For topics without known ids. `since_read`
+    has, by partition, the offset of the first record newer than the app's read; -1 for none. `since_now` has the offset
+    of the first record with a time in the future, which proves nothing about its arrival; -1 for none.
     """
     overlapping = [
         partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]
@@ -197,7 +201,7 @@ def was_recreated_since_read(
 
 
 def describe_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence with the former and the current state of a recreated topic."""
+    """Return a sentence with the former and the current state of a re-created topic."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     held = ", ".join(format_windows(topic, current.earliest, current.ends)) or "no records"
     return (

@@ -1,6 +1,6 @@
-"""Apply one batch to a table: rows and look-ups in; new rows, emitted rows and late rows out.
+"""Application of one batch to a table: computes the rows to write, to emit, and to set aside as late.
 
-A task applies the rows of its hash range, a replay those of a whole batch of the past.
+A task applies the rows of its hash range; a replay applies all rows of a past batch.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ _PREVIOUS = "_prev_seq"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Rows to write and to emit, for a table or a part of it."""
+    """Rows to write and rows to emit, for a table or for one hash range. `next_ms` is the next due time."""
 
     new: pa.Table
     """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each changed key; empty table if nothing changed.
 
-    Due rows come first, then rows of the batch; each part is sorted by `_hash`.
+    Rows that fell due come first, then rows of the batch; each part is sorted by `_hash`.
     """
     emitted: tuple[pa.Table, ...] = ()
     next_ms: int | None = None
@@ -40,7 +40,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Step of a table for one batch: late rows, merges, and rows that fall due."""
+    """Computation of one batch for a table: finds late rows, merges the others, and handles rows that fall due."""
 
     table: Table
     state: BoundState
@@ -49,7 +49,7 @@ class Step:
     lateness: Lateness | None = None
     due: Due | None = None
     max_reported: int | None = None
-    """Maximum number of keys, or of numbered records, in a `StateFailed`; None re-raises the original error."""
+    """Maximum number of keys or records in a `StateFailed`. If None, the function's own error is raised."""
 
     def split_late(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         if self.lateness is None or not (late := self.lateness.mask(rows)).any():
@@ -57,15 +57,15 @@ class Step:
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
     def apply(self, rows: pa.Table, stored: TableLookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> StepResult:
-        """Merge the rows that are in time, if any; then let other rows of the table fall due.
+        """Merge a batch's rows into a table, and handle the stored rows that fall due.
 
-        A key of the batch never falls due in the same batch: its row is written with a due time after `due.until_ms`,
-        so the key falls due in a later batch. A row that falls due and keeps a due time in the past does not fall due
-        again.
+        A key with rows in the batch does not fall due in it: its row is written with a due time after `due.until_ms`,
+        so the key falls due in a later batch. A row that fell due, and still has a due time in the past, does not fall
+        due again.
 
-        `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` is the lowest and the
-        highest hash of the rows that may fall due, None for no rows. Raises `StateFailed` (see `max_reported`), and
-        errors of the user's function and of `stored`.
+        `rows` are the rows that are not late, in any order, with `_hash`, the key and the columns that the state needs.
+        `hashes` is the lowest and the highest hash of rows that may fall due, None for no rows. Raises `StateFailed`
+        (see `max_reported`), and errors of the user's function and of `stored`.
         """
         if self.due is None:
             return StepResult(*self._merged(rows, stored)) if rows.num_rows else StepResult(pa.table({}))
@@ -90,9 +90,9 @@ class Step:
         return StepResult(new, tuple(map(pa.concat_tables, zip(*parts, strict=True))), next_ms)
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
-        """Return new rows with their times of expiry, and the rows' largest event time.
+        """Return new rows with their expiry times, and the largest event time of the rows.
 
-        The event time is None unless rows expire by event time.
+        The event time is None if the table does not expire rows by event time.
         """
         new = schema.with_expiry(new, self.table, self.clock_ms)
         return new, schema.latest_event_ms(new, self.table.ttl)
@@ -141,7 +141,6 @@ class Step:
         exists: npt.NDArray[np.bool_],
         previous_seqs: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the rows to write for merged keys; `exists` and `previous_seqs` come from `TableLookUps.get_rows`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # A deleted key that was not stored needs no tombstone.
@@ -161,9 +160,9 @@ class Step:
 
 
 def group_by_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
-    """Sort rows by (`_hash`, key) and return them with their groups by key.
+    """Sort rows by (`_hash`, key), and return them with their groups by key.
 
-    Normalises keys: -0.0 becomes 0.0, all NaNs are equal.
+    Keys are normalised: -0.0 becomes 0.0, and all NaNs are equal.
     """
     rows = normalise_keys(rows, key)
     hashes = rows[HASH].to_numpy()
@@ -201,10 +200,6 @@ def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.
 
 
 def _postpone_due(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
-    """Replace due times up to `until_ms` by the next millisecond; without `due_again`, by null.
-
-    Due times of deleted rows become null.
-    """
     never = pa.scalar(None, pa.int64())
     due = pc.if_else(pc.equal(rows[OP], PUT), rows[DUE], never)
     if until_ms is not None:

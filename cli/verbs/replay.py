@@ -87,7 +87,7 @@ def replay(
 
 
 def _bundle_to_write(ref: str, bundle: Path | None, pytest: Path | None) -> Path | None:
-    """Return the path of the bundle to write, by default beside the test; None if none is asked for.
+    """Return the path of the bundle to write, by default beside the test; None without `bundle` and `pytest`.
 
     Raises `Usage` if the bundle has another suffix, and the errors of `check_same_folder` for the test's path.
     """

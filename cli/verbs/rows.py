@@ -184,8 +184,8 @@ def export(
     """Write a moment to a folder of Parquet, or its tables to a file.
 
     A folder holds the whole app: tables, in-flight records, offsets, and a document that describes each file. A DuckDB
-    file holds all tables, a .csv, .parquet or .json file the one of APP/TABLE or --table. Output appears whole or not
-    at all. A folder's name has no extension, or ends in a slash.
+    file holds all tables; a .csv, .parquet or .json file holds one table, of APP/TABLE or --table. Output appears
+    whole or not at all. A folder's name has no extension, or ends in a slash.
 
     --iceberg copies no rows: Iceberg metadata points at the SSTs, and a snapshot of the app keeps them.
     """

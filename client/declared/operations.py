@@ -1,4 +1,4 @@
-"""Declarations of operations: their options, without the app, stage or table that an operation works on."""
+"""Options of each operation on an app; the app, stage or table is given separately."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,9 +57,9 @@ class ResetOptions(GuardedOptions, total=False):
 class PromoteOptions(GuardedOptions, total=False):
     """Blue/green cut-over: give a clone the app's name and sinks.
 
-    Waits until both apps reach the same offsets, and briefly holds them there. The old app publishes what comes
-    before, the clone what comes after: a read_committed consumer sees each row once. The old app becomes `APP~1` and
-    stops.
+    Waits until both apps reach the same offsets, and briefly holds them there. The old app publishes the rows up to
+    these offsets, the clone the rows after: a read_committed consumer sees each row once. The old app becomes `APP~1`
+    and stops.
     """
 
     back: Annotated[bool, Param("Give the name back to the app that had it before.")]
@@ -86,7 +86,7 @@ class EditOptions(GuardedOptions, total=False):
 
 
 class KeysOptions(TypedDict, total=False):
-    """Options that name keys to forget: in files, by other values of the same key, and by record fields."""
+    """Options for keys to forget: files with keys, other values of a key, and record fields that hold a key."""
 
     files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
     also: Annotated[Sequence[str], Param("Another value that the program turns into the same key.", "VALUE")]
@@ -105,8 +105,9 @@ class ForgetOptions(KeysOptions, GuardedOptions, total=False):
     """Delete keys from everything that an app has stored (GDPR erasure).
 
     Deletes them from every version, snapshot, in-flight and rejected record, input archive and clone by rewriting the
-    objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field that leads to
-    the key equals the key. The app may be running. --dry-run lists what would be deleted, and what is out of reach.
+    objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field from which
+    the program takes the key equals the key. The app may be running. --dry-run lists what would be deleted, and what
+    is out of reach.
     """
 
 
@@ -141,7 +142,7 @@ class RetentionOptions(TypedDict, total=False):
 
 
 class ExpiredOptions(TypedDict, total=False):
-    """Options of the removal of expired clones."""
+    """Options for removing expired clones."""
 
     topics: Annotated[bool, Param("Also delete its repartition topics and consumer groups in Kafka.")]
     fence: Fence
@@ -149,7 +150,7 @@ class ExpiredOptions(TypedDict, total=False):
 
 
 class RemoveCloneOptions(ExpiredOptions, GuardedOptions, total=False):
-    """Options of the removal of a clone."""
+    """Options for removing a clone."""
 
 
 class RemoveOptions(RemoveCloneOptions, total=False):
@@ -246,9 +247,9 @@ class TrialOptions(MigrateOptions, total=False):
 class FailoverOptions(TypedDict, total=False):
     """Fail over to a replica: make it a runnable app in its own store.
 
-    If the original store is reachable, copies what was committed there since, and fences the app there. Carries
-    in-flight records into topics of this Kafka. Continues topics at the app's offsets; in a mirror, after the last
-    records that the app had read. Shows what is lost. The app cannot run before the recovery is complete.
+    If the original store is reachable, copies the versions that the replica lacks, and fences the app there. Carries
+    in-flight records into topics of this Kafka. Topics continue at the app's offsets; topics of a mirror, after the
+    last record that the app had read. Shows what is lost. The app cannot run before the recovery is complete.
     """
 
     mirror: Annotated[

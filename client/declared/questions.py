@@ -8,7 +8,7 @@ from ...common.arguments import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta
-"""A moment: text as after the `@` of a ref, a `datetime`, a `date` (its first instant), or a span back from now."""
+"""A moment: the text after the `@` of a ref, a `datetime`, a `date` (its start), or a `timedelta` back from now."""
 _NAME_OR_NONE = {"pattern": rf"^({NAME})?$", "max_length": 200, "examples": ["carriers"]}
 _OFFSET = {"pattern": r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$"}
 _SQL = {"max_length": 100_000}
@@ -98,9 +98,9 @@ class VerifyOptions(TypedDict, total=False):
 class RejectedOptions(TypedDict, total=False):
     """Show rejected records, each with its error, newest first.
 
-    The table STAGE_rejected has them, with payload, headers and stack trace. With --retry, the runner processes the
-    waiting records between two batches, or the next run does. Records that pass are marked as retried in the same
-    commit; the others stay.
+    The table STAGE_rejected has them, with payload, headers and stack trace. With --retry, the runner processes them
+    again between two batches; if the app is stopped, its next run does. Records that pass are marked as retried in the
+    same commit; the others stay.
     """
 
     stage: Annotated[str, Param("Only records of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
@@ -119,9 +119,9 @@ class OperationsOptions(TypedDict, total=False):
 class CheckOptions(TypedDict, total=False):
     """Check that a program is deterministic.
 
-    Replays past versions on a local Spark at another time, with records reordered where no order is promised, in more
-    batches, and on other partitions. Names differences and likely causes, and exits with 1. Nondeterminism causes
-    false differences in diff and trial. The app is not touched.
+    Replays past versions on a local Spark with another clock, smaller batches, other partitions, and records reordered
+    where no order is promised. Lists differences with likely causes, and exits with 1 if there are any. Nondeterminism
+    causes false differences in diff and trial. The app is not touched.
     """
 
     stages: Annotated[Sequence[str], Param("Check only this stage. Default: all.", "NAME")]

@@ -1,6 +1,6 @@
-"""Client of `slackwater serve`, for users without access to the store: `sw.open("http://…")` returns its apps.
+"""Client of a server (`slackwater serve`), for users without access to the store: `sw.open("http://…")`.
 
-Reading returns the same classes as reading the store. Methods that change an app are not here.
+Methods return objects of the classes that a client of the store returns. Methods that change an app are not here.
 """
 
 from .moment import ServedMoment

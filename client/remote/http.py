@@ -81,7 +81,7 @@ class Http:
     def events(self, path: Sequence[str], **params: Any) -> Iterator[tuple[str, Any]]:
         """Yield the name and data of each server-sent event.
 
-        An event named `error` is raised as that error. Raises the errors of `post`, too.
+        Raises the error that an event named `error` describes, and the errors of `post`.
         """
         answer = self._request("POST", path, "*/*", json=_moments_as_text(params), retries=False, preload_content=False)
         with answer:

@@ -40,7 +40,7 @@ class ServedObject(Displayable):
 
     @property
     def unavailable_methods(self) -> frozenset[str]:
-        """Names of methods that this class lacks, and that the same class of an opened store has."""
+        """Names of the methods that need the store, and that this class therefore lacks."""
         return frozenset(
             name for name in dir(self._local_class()) if not name.startswith("_") and name not in dir(self)
         )
@@ -81,10 +81,10 @@ class ServedMoment(ServedObject):
         return "apps", self._app, "at", self.when
 
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
-        """Return the answer of `ask` about the versions of this moment.
+        """Return the answer of `ask`, if the answer is about the versions of this moment.
 
-        If `now` has become a newer moment, asks again by the time of this one. Raises `Refused` if that answer is about
-        other versions, too.
+        If the server's `now` has moved on, asks again by the time of this moment. Raises `Refused` if the second
+        answer is about other versions, too.
         """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:
@@ -112,7 +112,7 @@ class ServedMoment(ServedObject):
         return Tables(self.ref, columns_by_table)
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """Query the tables as `Moment.query` does. Raises `TooMuch` for more than `MAX_ROWS` rows."""
+        """Query the tables with DuckDB SQL (see `Moment.query`). Raises `TooMuch` for more than `MAX_ROWS` rows."""
         rows, about = self.query_rows(sql, MAX_ROWS)
         if about["cut_off"]:
             raise TooMuch(f"there are more than {rows.num_rows:,} rows", hint="aggregate, or add a LIMIT")
@@ -127,7 +127,7 @@ class ServedMoment(ServedObject):
         return answer
 
     def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
-        """Verify the moment on the server, as `Moment.verify` does."""
+        """Let the server verify that the moment is consistent, complete and undamaged. See `Moment.verify`."""
 
         def ask() -> Report:
             report: Report = self._http.json((*self._path, "verify"), Report, stage=self.stage, **options)
@@ -136,7 +136,7 @@ class ServedMoment(ServedObject):
         return Verification(self._ask_unchanged(ask, lambda report: report.versions))
 
     def diff(self, other: ServedMoment, **options: Unpack[DiffOptions]) -> Difference:
-        """Compare with another moment of the app, as `Moment.diff` does."""
+        """Compare with another moment of the app, table by table. See `Moment.diff`."""
         sides = {"before": self.when, "before_stage": self.stage, "after": other.when, "after_stage": other.stage}
         document = self._http.json(("apps", self._app, "diff"), **sides, **options)
         tables = {**self.tables, **other.tables}
@@ -145,13 +145,13 @@ class ServedMoment(ServedObject):
         return Difference((document["a"]["ref"], document["b"]["ref"]), cuts, differing)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
-        """Return the row of one key, as `Moment.get` does."""
+        """Return the row of one key as a dict by column, or None. See `Moment.get`."""
         return self.get_many(table, [key])[0]
 
     def get_many(
         self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
     ) -> list[dict[str, object] | None]:
-        """Return the rows of many keys, as `Moment.get_many` does."""
+        """Return a row per key in the order of `keys`, None for a missing key. See `Moment.get_many`."""
         # Ask for the version, because "now" moves on.
         is_now = self.when == "now"
         path = ("apps", self._app, "at", f"v{self._version(table)}") if is_now else self._path

@@ -92,7 +92,7 @@ class Server(ServedObject):
 
 @check_method_arguments
 class ServedApp(ServedObject, NewestMomentMethods):
-    """An app on a server, with the methods of `AppHistory`."""
+    """An app on a server, with the methods of `AppHistory` that the server offers."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = self.called = name
@@ -115,21 +115,25 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return snapshots
 
     def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
-        """Return a moment, as `AppHistory.at` does. With `min_offsets`, wait until the app has read up to them.
+        """Return a moment of the app; with `min_offsets`, wait until the app has read up to these offsets.
 
-        Raises `Refused` if the app has not read that far within `wait_ms`; the error's `offsets` has the offsets read.
+        `moment` has the forms that `AppHistory.at` takes. Raises `Refused` if the app has not read that far within
+        `wait_ms`; the error's `offsets` has the offsets read.
         """
         when = moment_text(moment)
         document = self._get("at", when, **options)
         return ServedMoment(self._http, self.name, when, options["stage"], document)
 
     def log(self, limit: int = 20, *, stage: str = "") -> Log:
-        """Return the newest `limit` commits, as `AppHistory.log` does; 10,000 at most."""
+        """Return the newest `limit` commits of the app or of one stage, 10,000 at most. See `AppHistory.log`."""
         params = {"limit": limit or MAX_ROWS, "stage": stage}
         return Log(self._get("log", kind=tuple[LogEntry, ...], **params))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """Return thinned-out commits between two times, as `AppHistory.timeline` does, but without programs."""
+        """Return the commits between two times, without their programs, thinned out to about `points`.
+
+        See `AppHistory.timeline`.
+        """
         document = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
         commits = tuple(CommitPoint(**point, program="", migration=0) for point in document["points"])
         return ThinnedLine(
@@ -140,18 +144,18 @@ class ServedApp(ServedObject, NewestMomentMethods):
         )
 
     def stages(self, moment: ServedMoment | None = None) -> dict[str, Any]:
-        """Return the stages now or at a moment, as `AppHistory.stages` does."""
+        """Return the status of the stages now or at a moment. See `AppHistory.stages`."""
         at_moment = moment or self.at()
         document: dict[str, Any] = self._get("at", at_moment.when, "stages", stage=at_moment.stage)
         return document
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
-        """Return the newest `limit` operations, with user and reason, as `AppHistory.operations` does."""
+        """Return the newest `limit` operations on the app, with user and reason. See `AppHistory.operations`."""
         matches = self._get("operations", kind=tuple[Operation, ...], limit=limit or MAX_ROWS, **options)
         return history.operations_result(matches, self.name, is_filtered=any(options.values()))
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
-        """Return rejected records, newest first, as `AppHistory.rejected` does."""
+        """Return the newest `limit` rejected records. See `AppHistory.rejected`."""
         document = self._get("rejected", limit=limit or MAX_ROWS, **options)
         for record in document["records"]:
             record.update({name: bytes.fromhex(record[name]) for name in ("key", "value") if record[name] is not None})
@@ -170,9 +174,9 @@ class ServedApp(ServedObject, NewestMomentMethods):
     def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:
         """Replay a batch on the server; return the document of `slackwater replay --json` with the field `same`.
 
-        `same` is True if the replay agrees. `key` limits the replay to one key, and `limit` the differing keys and
-        rows. Raises `Refused` if the server was started without the program, `NotFound` for the version, and
-        `Forbidden` without the verb `bisect`.
+        `same` is True if the replay's rows equal the committed rows. `key` limits the replay to one key, and `limit`
+        the number of differing keys and rows. Raises `Refused` if the server was started without the program,
+        `NotFound` for an unknown version, and `Forbidden` if the token lacks the verb `bisect`.
         """
         params = {"stage": stage, "version": version, "key": key_to_text(key), "limit": limit}
         document: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **params)
@@ -196,19 +200,19 @@ class ServedApp(ServedObject, NewestMomentMethods):
     def ask_snapshot(self, name: str = "", message: str = "") -> dict[str, Any]:
         """Request a snapshot. Once complete, `snapshots` lists it.
 
-        Without `name`, the snapshot is named by the current time.
+        Without `name`, the snapshot is named after the current time.
         """
         request: dict[str, Any] = self._http.post(("apps", self.name, "snapshots"), name=name, message=message)
         return request
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the offsets that versions of a stage read, as `AppHistory.lineage` does."""
+        """Return the offsets that versions of a stage read. See `AppHistory.lineage`."""
         params = {"stage": stage, "version": version, "after": after}
         lineage: Lineage = self._get("lineage", kind=Lineage, **params)
         return lineage
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
-        """Return the newest `limit` changes of one key's row, as `AppHistory.history` does; 10,000 at most."""
+        """Return the newest `limit` changes of one key's row, 10,000 at most. See `AppHistory.history`."""
         params = {"key": key_to_text(key), "limit": limit or MAX_ROWS}
         document = self._get("tables", table, "history", **params)
         columns = self.at().tables.get(table) or ()

@@ -47,7 +47,7 @@ class AnswerSpan:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A point in time in UTC; empty text for 0."""
+    """A point in time, shown in UTC; 0 is shown as an empty text."""
 
     time_ms: int
     precision: Literal["seconds", "milliseconds"] = "seconds"
@@ -112,7 +112,7 @@ class Listing:
 
 
 Block = Cell | Title | Remark | TableBlock | Facts | Listing | SearchPicture
-"""Part of a document. A span or a `Line` is a line of text; a picture repeats what other blocks say."""
+"""Part of a document. A span or a `Line` is a line of text. A picture only illustrates facts of other blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def duration(milliseconds: int) -> str:
 
 
 def upper_bound(rows: int) -> str:
-    """Format the number of offsets that an attached query read, an upper bound of its records: `≤1,234`."""
+    """Format a number of offsets, which is an upper bound of the number of records: `≤1,234`."""
     return f"≤{rows:,}"
 
 

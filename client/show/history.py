@@ -68,12 +68,11 @@ def _recovery_options(entry: LogEntry) -> str:
 
 
 def recreated_topic_phrase(topic: str) -> str:
-    """Return the phrase that a topic was recreated: the reason why earlier input cannot be replayed."""
+    """Return the reason why input before the topic's recreation cannot be replayed: "topic … was recreated"."""
     return f"topic {topic} was recreated"
 
 
 def _offsets_read(entry: LogEntry) -> str:
-    """Return as text the batches that a version imported from an attached query, and the offset ranges that it read."""
     return ": ".join(filter(None, (entry.attached, formats.join_ranges(map(str, entry.windows)))))
 
 
@@ -165,7 +164,7 @@ def changes_table(row_history: RowHistory, records_behind: Sequence[RecordPath |
 
 
 def format_key_record(guilty: RecordPath | None) -> str:
-    """Format the record that caused a change, and the number of records of the key; `-` without a record."""
+    """Format the record that caused a change, and the number of records with the key; `-` without a record."""
     if guilty is None or not guilty.hops:
         return "-"
     record = str(guilty.hops[-1].record)

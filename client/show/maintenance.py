@@ -462,7 +462,7 @@ def _deleted_table(gone: Sequence[RemovedRows]) -> Iterator[Block]:
 
 
 def _unread(unread: Sequence[HeldObject]) -> Iterator[Block]:
-    """Yield warnings about records that no stage has read yet, and that will bring a forgotten key back."""
+    """Yield a warning for each topic with unread records of a forgotten key: reading them brings the key back."""
     for topic in unread:
         count = plural(sum(topic.fields.values()), "record")
         yield (
@@ -520,7 +520,7 @@ _TOKEN_FIELDS = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "create
 
 @operation_result
 def new_token_result(token: Token, sent: str, *, dry_run: bool) -> BlockGenerator:
-    """Return the result of a new token. No other output shows the token."""
+    """Return the result of creating a token. No other output shows the token."""
     rights = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
     if dry_run:
         yield f"would make token {token.name}: {rights}"

@@ -1,4 +1,4 @@
-"""SVG picture of a bisect: commits, probes and snapshots, by their distance in commits from the verdict.
+"""SVG picture of a bisect: commits, probed moments and snapshots, placed by their distance from the first bad commit.
 
 The x axis is the number of commits between a point and the turn from good to bad, on a logarithmic scale. A binary
 search halves this distance with each probe, and commits near the turn are drawn apart from each other.
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SearchPicture:
-    """Content of the picture; its points are in the order of the line."""
+    """Content of the picture; its points are in the order of the commits."""
 
     lanes: tuple[tuple[str, tuple[Point, ...]], ...]
     """Commits near the verdict, grouped by stage, upstream stages first."""
@@ -164,7 +164,6 @@ def _probes(timeline: SearchPicture, scale: _Scale, y: float) -> Iterator[str]:
 
 
 def _place_labels(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
-    """Yield points, nearest to the turn first, with their x coordinate, and True if there is room for a label."""
     labelled: list[float] = []
     for point in sorted(points, key=lambda point: abs(point.distance + 0.5)):
         x = scale(point.distance)

@@ -27,7 +27,7 @@ _MAX_ERROR_LENGTH = 60
 
 
 def query_result(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
-    """Return the result of a query that also read `other_moments`. Text has at most `limit` rows, or all if 0."""
+    """Return the result of a query that also read `other_moments`. As text, shows at most `limit` rows (0 for all)."""
     moments = {
         ref: {"versions": moment.versions, "thinned_out": moment.thinned} for ref, moment in other_moments.items()
     }

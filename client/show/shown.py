@@ -1,4 +1,4 @@
-"""Base classes of results: text in Python, a table in notebooks, data for JSON; and their output as text.
+"""Base classes of results, which are shown as text in Python, as tables in notebooks, and as JSON.
 
 Also renders blocks as text: with rich for a terminal, or as plain aligned columns for a pipe.
 """
@@ -96,8 +96,8 @@ class AlreadyDone(Title):
 def operation_result(generate: Callable[_Params, BlockGenerator]) -> Callable[_Params, Result]:
     """Decorate a generator of blocks, so that a call returns the `Result` of an operation.
 
-    An `AlreadyDone` block gets the prefix "done already"; any other dry run gets a last line that nothing was changed.
-    The data, a dict, gets `done_already` and `dry_run`.
+    An `AlreadyDone` block gets the prefix "done already". A dry run without such a block ends with the line "nothing
+    was changed". The data, a dict, gets `done_already` and `dry_run`.
     """
     as_result = result_from_blocks(generate)
 

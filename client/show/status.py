@@ -263,7 +263,6 @@ def verification_blocks(report: "Report") -> Iterator[Block]:
 
 
 def _ledger(report: "Report", *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per channel, and a row per partition with a difference."""
     for entry in report.ledger:
         counted, where = entry.in_flight, entry.in_flight.where
         where = f"{where} (not re-read)" if where and counted.not_reread else where or "not re-read"

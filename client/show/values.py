@@ -207,7 +207,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def _with_text_columns(table: pa.Table) -> pa.Table:
-    """Convert to text: columns of types that CSV lacks, and times outside of Python's range."""
+    """Convert columns to text if CSV lacks their type, or if they have times that Python cannot represent."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):

@@ -39,8 +39,9 @@ def verdict_result(
 ) -> Result:
     """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
 
-    `out` is the file with all keys. With `every`, it has all bad records of the batch instead, and these are also
-    shown. `edge` is the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a clone.
+    `out` is the file with all keys. With `every`, the file has all bad records of the batch instead, and the result
+    shows them, too. `edge` is the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a
+    clone.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -93,7 +94,7 @@ def verdict_sentence(outcome: Verdict) -> str:
 
 
 def describe_commit(outcome: Verdict) -> str:
-    """Describe the found commit: the first bad one, or one of several at which the app went bad."""
+    """Describe the commit that was found: the first bad one, or one of several after which the app was bad."""
     if outcome.earlier_bad_ref:
         return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.earlier_bad_ref}"
     assumed = "" if outcome.is_first_known else ", assuming that it went from good to bad once"
@@ -191,7 +192,7 @@ def _sides(keys: KeyChanges | None) -> Any:
 
 
 def lineage_blocks(lineage: Lineage) -> Iterator[Block]:
-    """Yield the offsets that a commit read, the offsets on users' topics behind these, and lost offsets."""
+    """Yield the offsets that a commit read, the offsets of users' topics that they came from, and lost offsets."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
         counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
@@ -345,7 +346,7 @@ def rows_for_file(verdict: Verdict, explanation: TracedCause, *, every: bool) ->
 
 
 def records_data(records: pa.Table) -> list[dict[str, Any]]:
-    """Return the bad records as data for JSON: address, time, Kafka key in hexadecimal, and `alone`.
+    """Return the bad records as data for JSON: topic, partition, offset, time, Kafka key in hexadecimal, and `alone`.
 
     `alone` is true if the record is bad by itself, and false if only together with the records before.
     """

@@ -1,4 +1,4 @@
-"""`slackwater recover --drill`: carries out all steps of a recovery on a clone of the replica, and verifies it.
+"""`slackwater recover --drill`: tries out a recovery on a clone of the replica, and verifies the result.
 
 The app, the replica's cut and their topics are not touched: the clone has its own name, versions and channels, and
 shares the SSTs of the replica. A drill reads all bytes of the replica's tables, and compares the tables with those of
@@ -47,7 +47,7 @@ class TableCheck:
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """Result of a drill."""
+    """Result of a recovery drill."""
 
     app: str
     root: str
@@ -64,7 +64,7 @@ class DrillResult:
 
     @property
     def passed(self) -> bool:
-        """True if the app could continue from the replica, and no compared version differs from the app's."""
+        """True if the app could continue from the replica, and no compared table differs from the app's table."""
         same = all(table.checksums != "different" for table in self.tables)
         return same and self.replica.consistent and self.recovered.consistent and not self.plan.replicated.lacks
 
@@ -93,9 +93,9 @@ def drill(
 ) -> DrillResult:
     """Check that an app can be recovered, by recovering a clone of its replica.
 
-    Parameters that are not described here are those of `recover`. `remove_topics` removes the clone's topics, and
-    `pause` sleeps for a number of seconds during that removal. With `keep`, the clone is not removed. Raises the errors
-    of `recover` if the app could not be recovered.
+    Parameters that are not described here are those of `recover`. With `keep`, the clone stays; otherwise it is
+    removed, `remove_topics` removes its topics, and `pause` sleeps between polls. Raises the errors of `recover` if the
+    app could not be recovered.
     """
     name, clock = f"{app}-drill", StepTimer()
     remove_clone = partial(remove_temporary_clone, target, app, name, REASON, remove_topics, partial(pause, 1.0))
@@ -153,20 +153,19 @@ def _verified(target: ObjectStore, app: str, clone: str, clock: StepTimer) -> tu
 
 
 class _AcceptingTopics:
-    """Kafka that accepts every topic: offsets were checked before, and a clone that never runs needs no topics."""
+    """Kafka without checks of topics. A drill checks offsets earlier, and its clone never runs."""
 
     def __init__(self, kafka: KafkaTopics) -> None:
         self.ends, self.commit_positions, self.copy = kafka.ends, kafka.commit_positions, kafka.copy
         self.topic_id = kafka.topic_id
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        """Accept every topic."""
+        """Accept every topic, without a check."""
 
 
 def _compare_with_app(
     store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
 ) -> tuple[tuple[TableCheck, ...], str]:
-    """Compare each stage's version with the app's. Returns a check of each table, and why some were not compared."""
     checks, why_not = list[TableCheck](), ""
     for stage, manifest in plan.cut.stages.items():
         checksums, key = "not compared", keys.manifest(plan.app, stage, manifest.version)

@@ -1,4 +1,4 @@
-"""Fencing of an app's runner in the old store when the app is recovered in another store."""
+"""Fencing of an app's runner in the old store, when the app is recovered in another store."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from ...store.versions.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """State of the app in the store where it ran before the recovery."""
+    """State of an app in the old store, in which it ran before the recovery."""
 
     root: str
     heads: dict[str, Manifest]
     unreachable: str = ""
-    """Reason why the store cannot be reached; empty if it can."""
+    """Reason why the old store cannot be reached; empty if it can be reached."""
     recovered_to: str = ""
     """Root to which an earlier recovery moved the app; empty if there was none."""
 
@@ -30,7 +30,7 @@ class Primary:
 
 
 class RecoveredElsewhere(Refused):
-    """Raised for an app that was already recovered from another replica and runs there."""
+    """Raised if an app was already recovered from another replica and may run there."""
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class RecoveredElsewhere(Refused):
 def inspect_primary(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    Claims by which an earlier recovery to `to` fenced the app are not counted as newest versions.
+    Claims by which an earlier recovery to the root `to` fenced the app are not returned as newest versions.
     """
     if store is None:
         return Primary(root, {}, "it was not contacted")
@@ -66,10 +66,10 @@ def inspect_primary(store: ObjectStore | None, root: str, app: str, created_ms: 
 def fence_runner(
     store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int
 ) -> str:
-    """Record the new root in the old store, and fence the writer of every stage there. Idempotent.
+    """Record in the old store that the app moved to the root `to`, and fence its runner there. Idempotent.
 
-    A runner that is started in the old store afterwards is refused. Returns the reason if the app cannot be fenced, or
-    an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
+    The old store refuses runners that are started afterwards. Returns an error message if fencing failed, else an empty
+    string. Raises `Refused` if the app was recovered from another replica at the same time.
     """
     try:
         expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.recovered_root(app)

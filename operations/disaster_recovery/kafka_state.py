@@ -1,4 +1,4 @@
-"""Copies of Kafka data in a replica: in-flight records, unpublished rows of sinks, and records that mark positions.
+"""Copies of Kafka data in a replica: in-flight records, unpublished rows of sinks, and anchors.
 
 The copies serve a recovery without the app's Kafka. Anchors are the last records that the app read of each partition of
 users' topics. They identify the app's position in a mirror of the topic, which has different offsets.
@@ -19,7 +19,7 @@ from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
 ANCHOR_COUNT = 16
-"""Number of anchors of each partition: so many that their sequence hardly occurs twice in a topic."""
+"""Number of anchors of each partition: enough that their sequence is unlikely to occur twice in a topic."""
 
 
 def copy_in_flight_records(
@@ -32,7 +32,7 @@ def copy_in_flight_records(
 ) -> tuple[tuple[Captured, ...], str]:
     """Copy the in-flight records of a cut for snapshot `name`. Returns the copies and an error message.
 
-    The error message says why records are missing; it is empty if none are. Records that a snapshot of `keepers`
+    The error message says why records are missing; it is empty if all were copied. Records that a snapshot in `keepers`
     already has in the target are not read again.
     """
     missing, captured = [], []
@@ -53,7 +53,7 @@ def copy_unpublished_rows(
 ) -> tuple[tuple[UnpublishedSinkRows, ...], str]:
     """Copy the rows that sinks had not published at a cut. Returns the copies and an error message.
 
-    The error message says why rows are missing; it is empty if none are.
+    The error message says why rows are missing; it is empty if all were copied.
     """
     unpublished: list[UnpublishedSinkRows] = []
     for head in cut.stages.values():
@@ -80,7 +80,6 @@ def _capture(
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
-    """Yield each sink with unpublished rows, and these rows described like in-flight records."""
     for name, place in published.read_positions(store, head).items():
         sink = head.sinks[name]
         done = place.version if place is not None else sink.since
@@ -91,9 +90,9 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
 
 
 def read_anchors(cut: Cut, reader: KafkaTopics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
-    """Return the last records that the cut has read of each partition, by `anchor_name`; empty without Kafka.
+    """Return the last records that each stage has read of each partition, by `anchor_name`.
 
-    Stages may read a topic up to different offsets, so each stage has its own anchors.
+    Empty without Kafka. Stages may have read a topic up to different offsets, so each stage has its own anchors.
     """
     anchors: dict[str, tuple[tuple[Anchor, ...], ...]] = {}
     if reader is None:

@@ -1,8 +1,8 @@
 """Search for the offsets from which a recovered app reads users' topics in a new Kafka, such as a mirror.
 
 A replica keeps the last records that were read of each partition (anchors). If the mirror has them in sequence, the app
-continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, as far as they are exact. Any
-other position is refused, since the app would read records twice or skip some.
+continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, but only if they are exact.
+Otherwise the recovery is refused, since the app would read records twice or skip some.
 """
 
 from collections import deque
@@ -21,14 +21,14 @@ class StartOffset:
 
     offset: int
     how: str
-    """Origin of the offset: `same offset`, `records` (content), `mirror` (MirrorMaker 2), `said` (caller), or `end`."""
+    """Origin of the offset: `same offset`, `records` (content), `mirror` (MirrorMaker 2), `said` (caller) or `end`."""
     unmirrored: bool = False
-    """True if the mirror ends before the app's position, so it lacks records that the app has read."""
+    """True if the mirror lacks the last records that the app has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorMatch:
-    """Offset right after a sequence of anchors in a partition, and the number of anchors that were found."""
+    """Offset right after a sequence of anchors in a partition, and the number of anchors found."""
 
     offset: int
     count: int
@@ -36,7 +36,7 @@ class AnchorMatch:
 
 @dataclass(frozen=True, slots=True)
 class SourcePartition:
-    """One partition of a user's topic, with the app's position."""
+    """One partition of a user's topic, with the offset up to which the app has read it."""
 
     topic: str
     old_topic: str
@@ -46,7 +46,7 @@ class SourcePartition:
 
 
 def mirrored_name(kafka: KafkaTopics, topic: str, alias: str) -> str:
-    """Return a mirrored topic's name: `alias.topic`, as MirrorMaker 2 names it, or the unchanged name.
+    """Return the name of a mirrored topic: `alias.topic`, as MirrorMaker 2 names it, or the unchanged name.
 
     Raises `NotFound` if neither topic exists.
     """
@@ -58,7 +58,7 @@ def mirrored_name(kafka: KafkaTopics, topic: str, alias: str) -> str:
 
 
 def find_start_offset(kafka: KafkaTopics, source: SourcePartition, alias: str | None) -> StartOffset:
-    """Return the offset from which to read a partition.
+    """Return the offset from which the recovered app reads a partition.
 
     `alias` is MirrorMaker's name of the mirrored cluster, None if Kafka is no mirror. Raises `NotFound` if the topic or
     partition does not exist, and `Refused` if the offset cannot be determined.
@@ -133,10 +133,10 @@ def _find_in_mirror(kafka: KafkaTopics, source: SourcePartition, first: int, end
 def match_anchors(
     records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int
 ) -> tuple[AnchorMatch, ...]:
-    """Return the offsets right after the anchors in a mirror's records, for at most two occurrences. Pure.
+    """Find the sequence of anchors in a mirror's records. Returns the first two matches at most. Pure.
 
-    `records` are the mirror's records from offset `start` to `end`. If they end in the middle of the
-    sequence of anchors, or there are no records, the offset is `end`.
+    `records` are the mirror's records from offset `start` to `end`. If the records end within the sequence, or there
+    are no records, the match has the offset `end`.
     """
     expected, matches = [anchor.digest for anchor in anchors], list[AnchorMatch]()
     last: deque[str] = deque(maxlen=len(expected))
@@ -159,10 +159,6 @@ def _last_sync(syncs: Sequence[OffsetSync], offset: int) -> OffsetSync | None:
 
 
 def _mirror_offset(syncs: Sequence[OffsetSync], offset: int) -> int | None:
-    """Return the mirror's offset for `offset`; None unless a sync names exactly that record or its predecessor.
-
-    Farther from a sync, either cluster may have gaps, left by transactions or compaction, that no sync shows.
-    """
     for up, down in syncs:
         if offset == up:
             return down

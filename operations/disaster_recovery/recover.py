@@ -1,14 +1,14 @@
 """`slackwater recover`: makes a replica a runnable app in its own store, and stops the app's old runner.
 
-1. Check everything without changes: the cut is complete, the offsets to read from are known, and in-flight records are
-   in the replica or still in Kafka.
+1. Check without changes: the cut is complete, the offsets to read from are known, and in-flight records are in the
+   replica or still in Kafka.
 2. Put a journal, which marks the replica as being recovered. From now on no round of replication copies to the replica,
    and a concurrent recovery is refused.
 3. Fence: record the new root in the old store, and fence the writers there. Versions that were committed there since
    the replica's cut are copied, if they can be read.
 4. Copy in-flight records to channels and internal topics of the new Kafka.
-5. Decide, by a migration (`snapshot.change.migration`): each stage gets a version with the cut's content and the next
-   epoch, from which the stage continues. A recovery that is killed after this step is finished by the same call.
+5. Commit a migration (`snapshot.change.migration`): each stage gets a version with the cut's content and the next
+   epoch. If a recovery is killed after this step, a repeated call finishes it.
 6. Mark the replica as the app. Before this step, runners refuse to start there.
 """
 
@@ -49,10 +49,10 @@ _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
 def copy_and_plan_migrations(
     target: ObjectStore, recovery: RecoveryPlan, kafka: KafkaTopics, number: int
 ) -> dict[str, MigratedStage]:
-    """Copy the in-flight records of a cut. Returns the migration of each stage.
+    """Copy the in-flight records of a cut to Kafka. Returns the migration of each stage.
 
-    After a crash, a repeated call copies the records again; those of the first copy are ignored, because no manifest
-    names their attempts. Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and
+    After a crash, a repeated call copies the records again. Readers ignore the first copies, because no manifest names
+    their attempts. Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and
     `Unavailable`.
     """
     app, cut = recovery.app, recovery.cut
@@ -83,7 +83,6 @@ def copy_and_plan_migrations(
 
 
 def _without_unread_channels(cut: Cut) -> Cut:
-    """Leave out channels that no stage reads: their records need not be copied."""
     read = {(edge.sender, edge.name) for edge in channels(cut) if edge.receiver}
     stages = {
         stage: replace(at, outputs={name: output for name, output in at.outputs.items() if (stage, name) in read})
@@ -126,11 +125,6 @@ def _output(
 def _sinks(
     target: ObjectStore, manifest: Manifest, kafka: KafkaTopics, number: int, copied: tuple[UnpublishedSinkRows, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
-    """Return the new sinks of a stage, all empty, and those that get unpublished rows, with these rows.
-
-    Each sink gets a new internal topic, because the published position in the old topic belongs to versions that the
-    recovered app commits with different content.
-    """
     fresh_sinks, leftovers = {}, {}
     for name, sink in manifest.sinks.items():
         topic = f"{_RECOVERED.sub('', sink.topic)}-r{number}"
@@ -165,7 +159,7 @@ def _as_in_flight(leftover: UnpublishedSinkRows) -> InFlight:
 
 @dataclass(slots=True)
 class StepTimer:
-    """Stopwatch for the steps of a recovery."""
+    """Stopwatch that measures the steps of a recovery."""
 
     elapsed: list[tuple[str, int]] = field(default_factory=list)
 
@@ -185,10 +179,10 @@ class RecoveryResult:
     plan: RecoveryPlan | None
     versions: Mapping[str, int]
     fenced: str | None
-    """Reason why the old store could not be fenced. Empty if it was fenced, None if that was not tried."""
+    """Reason why the old store could not be fenced; empty if it was fenced, None if no attempt was made."""
     caught_up: RoundResult | None
     not_caught_up: str = ""
-    """Reason why the last round failed; empty if it succeeded or was not tried."""
+    """Error of the last round of replication; empty if that succeeded or was skipped."""
     steps: tuple[tuple[str, int], ...] = ()
     resumed: bool = False
     done: bool = False
@@ -207,12 +201,12 @@ def recover(
     dry_run: bool = False,
     on_step: Callable[[str], None] = lambda _step: None,
 ) -> RecoveryResult:
-    """Make the replica of an app under `target` a runnable app. Resumes an interrupted recovery.
+    """Turn the replica of an app under `target` into a runnable app. Resumes an interrupted recovery.
 
     `primary` opens the root where the app ran; with None, the old store is not accessed. `reader` reads the app's old
-    Kafka, for a last round of replication. With `as_it_is` there is no such round: the replica's cut is used. `on_step`
-    receives a line for each step. Raises the errors of `StoredApp.recover`. A refused recovery has changed nothing,
-    except that the old store may have been fenced.
+    Kafka, for a last round of replication; with `as_it_is`, that round is skipped. `on_step` receives a line for each
+    step. Raises the errors of `StoredApp.recover`. A refused recovery changes nothing, but it may have fenced the old
+    store.
     """
     clock = StepTimer()
     replica, _ = find_replica(target, app)
@@ -266,7 +260,6 @@ def make_checked_plan(
 
 
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
-    """Put the journal of a recovery. Raises `Refused` if another recovery was recorded first."""
     expected = Recovery(app, str(ULID()), by, instants.now_ms())
     existing = codec.add(
         target, keys.recovery_journal(app), expected, key_of=lambda recovery: keys.recovery_journal(recovery.app)
@@ -287,7 +280,6 @@ def _find_decided_migration(target: ObjectStore, app: str, begun: Recovery | Non
 def _catch_up(
     store: ObjectStore, target: ObjectStore, app: str, by: str, reader: KafkaTopics | None
 ) -> tuple[RoundResult | None, str]:
-    """Copy newer commits of the app. Returns the round, or None and the reason for the failure."""
     copies = Replicator(store, target, app, by, reader, recovering=True)
     try:
         return copies.run_round(), ""

@@ -1,4 +1,4 @@
-"""Plan of a recovery: versions and offsets from which the app continues, and lost data."""
+"""Plan of a recovery: the versions and offsets from which the app continues, and the data that is lost."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ from .mirror_offsets import SourcePartition, StartOffset, find_start_offset, mir
 
 @dataclass(frozen=True, slots=True)
 class FailoverTerms:
-    """Options for the Kafka in which the app continues."""
+    """Options that describe the Kafka in which the recovered app continues."""
 
     mirror: str | None = None
     """Name of the mirrored cluster in MirrorMaker 2; None if Kafka has the original offsets."""
     topics: Mapping[str, str] = field(default_factory=dict)
-    """Users' topics that have a different name in the new Kafka, by declared name."""
+    """Topics with a new name in the new Kafka, by the name that the program declares."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Start offsets by `TOPIC[PARTITION]`, with the name of the old topic; they are not checked."""
+    """Start offset by `TOPIC[PARTITION]`, with the name of the old topic. These offsets are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,23 @@ class RecoveryPlan:
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
     again: Mapping[str, int]
-    """Number of records after the start offsets, by topic; 0 if unknown. The app may have read most of them before."""
+    """Number of records after the start offsets, by topic; 0 if unknown. The app may have read some before."""
     rereads: tuple[str, ...]
     in_flight: tuple[InFlight, ...]
     keeper: Snapshot | None
     sink_rows: int
-    """Number of committed, unpublished rows, which the recovered app publishes."""
+    """Number of committed rows that were not published. The recovered app publishes them."""
     lost: tuple[LostVersions, ...]
     lost_ms: int
-    """Upper bound of the milliseconds for which the app ran after the cut."""
+    """Upper bound of the time for which the app ran after the cut, in milliseconds."""
     topics: Mapping[str, str]
-    """Users' topics that the recovered app reads under a new name, by declared name."""
+    """New names of users' topics that the recovered app reads, by declared name."""
 
 
 def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     """Return the replica of an app, and the newest cut up to which the replica is complete.
 
-    Raises `NotFound` if there is none, and `Refused` if its first copy is not complete yet.
+    Raises `NotFound` if there is no replica, and `Refused` if its first copy is not complete yet.
     """
     replica = replicas.find_replica_state(target, app)
     if replica is None:
@@ -219,7 +219,6 @@ def _inputs(
 def _check_in_flight_available(
     kafka: KafkaTopics, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
 ) -> None:
-    """Check that in-flight records are in the replica or in the new Kafka. Raises `MissingRecords`."""
     for state in states:
         if not state.receiver or (keeper is not None and keeper.find_captured_channel(state)):
             continue
@@ -244,7 +243,6 @@ def _lost_versions(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
 def _remaining_records(
     kafka: KafkaTopics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the offset ranges from the start offsets to the ends, as text, and the number of records by topic."""
     furthest: dict[str, tuple[int, ...]] = {}
     for read, _ in inputs.values():
         offsets_so_far = furthest.get(read.topic, read.offsets)

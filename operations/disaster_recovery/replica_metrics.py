@@ -7,7 +7,7 @@ from .replicate import RoundResult
 
 
 class ReplicaMetrics:
-    """Metrics of one replica, labelled by app and store root."""
+    """Prometheus metrics of one replica, labelled by app and store root."""
 
     def __init__(self, app: str, root: str) -> None:
         self.registry = CollectorRegistry()

@@ -3,8 +3,8 @@
 Senders are copied before their receivers, and older versions of a stage before newer ones. So at any time the newest
 versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is missing.
 
-Before a deletion the boundary is written, as in a garbage collection (`store.versions.horizon`). It keeps the versions
-that the app's boundary keeps, and those that the replica's own snapshots pin, such as the pin of a clone made from it.
+Before objects are deleted, the replica's boundary is written (`store.versions.horizon`). It keeps the versions that the
+app's boundary keeps, and the versions that snapshots of the replica pin, such as the pin of a clone of the replica.
 Then objects that the app no longer has are deleted. The app's SSTs are listed before its boundary is read, so the
 listing has all SSTs of the versions that the boundary keeps.
 """
@@ -32,22 +32,22 @@ from ...store.versions.side_tables import all_ssts, leaf_keys
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Versions and snapshots that a replica lacks."""
+    """Versions and snapshots that a replica lacks, to be copied in one round."""
 
     versions: Mapping[str, tuple[int, ...]]
     cut: Mapping[str, Manifest]
-    """Cut up to which the replica is complete after copying, retired stages included."""
+    """Cut up to which the replica is complete after the round, including retired stages."""
     snapshots: tuple[Snapshot, ...]
     boundary: Boundary
 
 
 def last_boundary(store: ObjectStore, app: str) -> Boundary:
-    """Return the boundary of the last garbage collection. Makes the requests of `horizon.all_of`."""
+    """Return the boundary of an app's last garbage collection. Makes the requests of `horizon.read_all`."""
     return next((boundary for boundary in reversed(horizon.read_all(store, app)) if boundary.final), NOTHING_COLLECTED)
 
 
 def plan_copy(store: ObjectStore, app: str, copied: Mapping[str, int]) -> CopyPlan:
-    """Plan the versions to copy: all after the replica's newest version of each stage (`copied`).
+    """Plan which versions to copy: for each stage, all versions after `copied`, the replica's newest version.
 
     Raises `Refused` if garbage collection deleted a version in between, or the app has fewer versions than the replica.
     """
@@ -86,9 +86,9 @@ def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
 
 
 def copy_reader_objects(copier: Copier, app: str) -> None:
-    """Copy the objects that readers of versions need: migrations, histories of names, records of erasures.
+    """Copy the objects without which versions cannot be read: migrations, promotions, records of erasures.
 
-    If such an object names others, these are copied first.
+    If such an object names other objects, these are copied first.
     """
     copier.copy_listed(copier.source.list(keys.migrations(app)))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
@@ -128,7 +128,7 @@ def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
 
 
 def newest_erasure_record(store: ObjectStore, app: str) -> str:
-    """Return the key of the newest record of an erasure; empty if there is none. Makes one listing."""
+    """Return the key of the newest record of an erasure; empty if no key was erased. Makes one listing."""
     return max((info.key for info in store.list(keys.forgotten(app))), default="")
 
 
@@ -150,7 +150,7 @@ def copy_other_objects(copier: Copier, app: str) -> None:
 
 
 def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
-    """Yield objects of the target that the app no longer has; versions are left out."""
+    """Yield objects of the target that the app no longer has, except manifests and SSTs."""
     for place in (*census.prefixes_copied_alongside(app), keys.forgotten(app)):
         copies = list(target.list(place))
         existing = {info.key for info in store.list(place)} if copies else set()
@@ -160,8 +160,8 @@ def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[
 def remove_older_cuts(target: ObjectStore, cut: ReplicaCut) -> None:
     """Remove older cuts and their copies of Kafka data.
 
-    If in-flight records of the newest cut are missing, the last complete cut is kept. Cuts of concurrent rounds have
-    higher numbers and are kept.
+    If the newest cut lacks in-flight records, the last complete cut is kept, too. Concurrent rounds record cuts with
+    higher numbers, which are kept.
     """
     app, prefix = cut.app, keys.snapshots(cut.app)
     whole = next((older for older in older_cuts(target, cut) if not older.lacks), None) if cut.lacks else None
@@ -184,8 +184,8 @@ def delete_removed(
 ) -> list[str] | None:
     """Delete the replica's objects that the app no longer has. Returns their keys.
 
-    `had` has the app's snapshots at the previous cut. Returns None without deleting if another process collects,
-    forgets or deletes at the same time: the next round deletes. Raises `Unavailable`.
+    `had` names the app's snapshots at the previous cut. Returns None without deleting if another process collects
+    garbage, erases keys or deletes at the same time: the next round deletes. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: an object that another process copies meanwhile is in neither listing, or in both.
@@ -221,10 +221,6 @@ def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> li
 
 
 def _replaced_shared_ssts(target: ObjectStore, app: str) -> list[str]:
-    """Return SSTs that the app shares because it is a clone, and that a `forget` has replaced.
-
-    SSTs of a source that has its own replica in the target are left to that replica.
-    """
     shared = [key for key in forgotten.newest(target, app).ssts if not key.startswith(f"{app}/")]
     owners = {key.split("/")[0] for key in shared}
     alone = {
@@ -262,10 +258,10 @@ def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset
 
 
 def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -> Boundary:
-    """Update the replica's boundary to keep the versions that the app or the replica's snapshots need.
+    """Update the replica's boundary, so that it keeps the versions that the app or the replica's snapshots need.
 
-    Returns the boundary. The replica's snapshots include that of the newest cut, so this may run before the next cut is
-    recorded. Raises `Refused` if another process updates the boundary at the same time.
+    Returns the boundary. The replica's snapshots include the snapshot of the newest cut, so the boundary may be updated
+    before that cut is recorded. Raises `Refused` if another process updates the boundary at the same time.
     """
     boundaries, copied = horizon.read_all(target, app), {snapshot.name for snapshot in todo.snapshots}
     last = boundaries[-1] if boundaries else NOTHING_COLLECTED
@@ -281,7 +277,6 @@ def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -
 
 
 def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str]) -> Boundary:
-    """Extend a boundary by the versions that the replica's own snapshots pin. `copied` are the app's snapshots."""
     older = {stage: set(versions) for stage, versions in limit.kept.items()}
     moments = {tuple(sorted(snapshot.stages.items())): snapshot for snapshot in limit.moments}
     for snapshot in SNAPSHOTS.all(target, app):

@@ -16,17 +16,18 @@ from ..staging.clone_plan import check_roots
 
 @dataclass(slots=True)
 class ReplicaPair:
-    """App with its store, and the store for its replica."""
+    """An app in its store, and the store for the app's replica."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
 
     def check_replica(self, *, recovering: bool = False) -> Replica | None:
-        """Check that the target holds the app's replica, or can get one. Returns the replica's mark, or None.
+        """Check that the target has the app's replica or no app of that name. Returns the replica's mark.
 
-        Raises `NotFound` if the app does not exist, `Refused` if the target holds something else, or is being recovered
-        by another process, and `Usage` if both are the same root. Writes nothing.
+        The mark is the object that marks the app's folder as a replica; None if the target has no replica yet. Raises
+        `NotFound` if the app does not exist, `Refused` if the target has another app of that name or another process
+        recovers the replica, and `Usage` if source and target are one root. Writes nothing.
         """
         app, source_url, target_url = self.app, self.store.url, self.target.url
         if source_url == target_url:
@@ -74,7 +75,7 @@ class ReplicaPair:
         )
 
     def mark_replica(self, by: str) -> None:
-        """Mark the app's folder in the target as a replica, before anything is copied to it."""
+        """Put an object that marks the app's folder in the target as a replica, before anything is copied."""
         apps.check_root(self.target)
         apps.check_name_free(self.target, self.app)
         created_ms, now_ms = apps.read_app(self.store, self.app).created_ms, instants.now_ms()
@@ -86,11 +87,14 @@ class ReplicaPair:
         apps.check_conditional_puts(self.target, key, expected)
 
     def check_not_recovering(self) -> None:
-        """Raise `Refused` if the app is being, or was, recovered from the target. Makes one request."""
+        """Raise `Refused` if the replica is being recovered, or was recovered. Makes one request."""
         check_exclusion(self.target, self.app, Intent.REPLICATE, AppCondition.RECOVERY)
 
     def check_version_equal(self, stage: str, version: int) -> None:
-        """Raise `Refused` if a version of a stage differs between the app and the target. Makes two requests."""
+        """Raise `Refused` if app and replica have different manifests of a version.
+
+        Makes two requests.
+        """
         key = keys.manifest(self.app, stage, version)
         try:
             source_data = self.store.get(key)
@@ -117,7 +121,7 @@ class ReplicaPair:
         )
 
     def log_start(self, by: str) -> None:
-        """Log the start of replication once in the app's log of operations, if the user may write there."""
+        """Log once, in the app's log of operations, that replication started; skipped without permission."""
         begun = replicas.find_replica_state(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):

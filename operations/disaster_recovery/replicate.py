@@ -1,9 +1,10 @@
 """`slackwater replicate`: copies new objects of an app to its replica, then records the cut that is complete.
 
-A round copies, in this order: objects that readers of versions need, SSTs, manifests, other objects, snapshots, and
-Kafka data. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it deletes what
-the app has deleted (`delete_removed`). Several processes may copy at once, and each may be killed at any point: each
-object is complete or absent, and the next round continues. Only objects that the app overwrites are overwritten.
+A round copies, in this order: objects without which versions cannot be read, SSTs, manifests, other objects, snapshots,
+and Kafka data. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it deletes
+objects that the app has deleted (`delete_removed`). Several processes may copy at once, and each may be killed at any
+point: each object is complete or absent, and the next round continues. Only objects that the app overwrites are
+overwritten.
 """
 
 import dataclasses
@@ -60,7 +61,7 @@ _CUT_INTERVAL_MS = 60_000
 
 
 class _LostRace(Exception):
-    """Raised if another process replicating to the same root recorded a cut or boundary first."""
+    """Raised if another process that replicates to the same root recorded a cut or boundary first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class RoundResult:
 
 @dataclass(slots=True)
 class Replicator(ReplicaPair):
-    """Copies one app from `store` to `target`. Later rounds reuse listings of earlier rounds."""
+    """Replicates one app from `store` to `target`. Later rounds reuse the listings of earlier rounds."""
 
     by: str
     reader: KafkaTopics | None = None
@@ -98,9 +99,9 @@ class Replicator(ReplicaPair):
         self.copier = Copier(self.store, self.target, self.workers, self.on_progress)
 
     def plan(self) -> CopyPlan:
-        """Return the versions and snapshots to copy.
+        """Return the versions and snapshots that the next round would copy.
 
-        Raises the errors of `check_replica`, and `Refused` if gc has deleted versions that are to be copied.
+        Raises the errors of `check_replica`, and `Refused` if garbage collection has deleted versions to be copied.
         """
         self._is_begun()
         return self._plan()
@@ -114,9 +115,11 @@ class Replicator(ReplicaPair):
     def run_round(self) -> RoundResult:
         """Copy everything that the replica lacks.
 
-        Raises the errors of `plan`; `Corruption` if an object of the app is damaged; `Refused` if something else has
-        written to the replica, or other processes keep copying to it; and `Unavailable`, after which the next round
-        continues.
+        Raises:
+            Refused: Something else has written to the replica, or other processes keep copying to it.
+            Corruption: An object of the app is damaged.
+            Unavailable: A store did not answer; the next round continues.
+            Other errors: those of `plan`.
         """
         began_ms, objects, size = instants.now_ms(), self.copier.objects, self.copier.copied_bytes
         for attempt in range(_ATTEMPTS):
@@ -150,7 +153,7 @@ class Replicator(ReplicaPair):
         on_round: Callable[[RoundResult], None],
         on_trouble: Callable[[Unavailable], None],
     ) -> None:
-        """Run rounds until `stop` is set, at most one in `every_ms`.
+        """Run rounds until `stop` is set, at most one every `every_ms` milliseconds.
 
         If a store is unavailable, `on_trouble` is called, and the next round retries. Raises the other errors of
         `run_round`.
@@ -193,7 +196,6 @@ class Replicator(ReplicaPair):
         return RoundResult(cut, counts, 0, 0, removed, 0)
 
     def _update_boundary(self, todo: CopyPlan) -> None:
-        """Update the boundary before the cut is recorded, so that readers expect no version that gc has deleted."""
         if self.recovering or self._limit == todo.boundary:
             return
         try:
@@ -248,7 +250,6 @@ class Replicator(ReplicaPair):
     def _record_cut(
         self, todo: CopyPlan, snapshots: tuple[Snapshot, ...], last: ReplicaCut | None, seen_ms: int
     ) -> ReplicaCut:
-        """Record the cut up to which the replica is complete, unless an equal cut was recorded recently."""
         stages = {stage: head.version for stage, head in todo.cut.items()}
         copied_names = {snapshot.name for snapshot in snapshots}
         # Snapshots that the app has removed, until a sweep has removed them here: it may be killed before.

@@ -1,4 +1,4 @@
-"""Erasure in input archives: rewrites objects without the keys, and commits an index that names the new objects."""
+"""Erasure of keys in input archives: rewrites archive objects, and commits an index that names the new objects."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,18 +24,19 @@ from .held import HeldObject, KeySearch
 from .matching import Matches, Rule, message_rows
 
 _ROUNDS = 100
-"""Maximum number of attempts. An attempt fails if the archive was changed meanwhile."""
+"""Maximum number of attempts to replace objects. An attempt fails if another process changes the archive meanwhile."""
 _PAUSES = 20
-"""Maximum number of waits for a runner, which archives every few seconds; then the pending offsets are reported."""
+"""Maximum number of pauses in which runners may archive their records; afterwards, missing offsets are reported."""
 
 
 ARCHIVE_KIND = "input archive"
 
 
 def find_objects_with_keys(search: KeySearch) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
-    """Yield the objects of input archives that hold a key, with the number of such records by field.
+    """Yield the archive objects that hold a requested key, with the number of matching records by field.
 
-    Objects without a key are added to `clean`, and not searched again. Raises `Corruption` and `Unavailable`.
+    Objects without a requested key are added to `KeySearch.clean`, and not searched again. Raises `Corruption` and
+    `Unavailable`.
     """
     for archive in search.archives():
         for item in archive.objects:
@@ -49,13 +50,13 @@ def find_objects_with_keys(search: KeySearch) -> Iterator[tuple[ArchiveIndex, Ar
 
 
 ReplacedObject = tuple[str, ArchiveObject, dict[str, int], int]
-"""Topic, replaced object, number of records with a key by field, and the replacement's size in bytes."""
+"""Topic, replaced object, number of records with a requested key by field, and size of the new object in bytes."""
 
 
 def remove_keys(
     search: KeySearch, *, by: str, now_ms: Callable[[], int], on_replace: Callable[[Sequence[ReplacedObject]], None]
 ) -> bool:
-    """In all input archives of an app, replace the objects that hold a key. Returns True if there were any.
+    """Replace the objects with a requested key in all input archives of an app. Returns True if there were any.
 
     `on_replace` receives the objects before they are replaced. Raises `CommitConflict` if other processes kept changing
     an archive, `Corruption` and `Unavailable`.
@@ -81,10 +82,10 @@ def remove_keys(
 
 
 def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
-    """Yield unreferenced archive objects that hold a key or cannot be decoded, each with a flag.
+    """Yield archive objects that the newest index does not name and that hold a requested key.
 
-    The newest index does not name these objects. The flag is True if an earlier index names the object, so that no
-    later index will. It is False for an orphan, or an object that was put just now.
+    Objects that cannot be decoded are yielded, too. Each comes with a flag: True if an earlier index names the object,
+    so that no later index will; False for an orphan, or an object that was put just now.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
@@ -121,7 +122,7 @@ def await_archiving(searches: Sequence[KeySearch], pause: Callable[[], None]) ->
 
 
 def count_unarchived_offsets(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
-    """Return, by topic, the number of offsets that were read up to `heads` and are not archived yet."""
+    """Return, by topic, the number of offsets that the versions `heads` have read and that no archive has."""
     archives = archive_statuses(member.store, member.app, heads or _heads(member), {})
     return {topic.topic: topic.behind for topic in archives if topic.behind}
 
@@ -157,11 +158,6 @@ def _holds_key(search: KeySearch, topic: str, key: str) -> bool:
 
 
 def _matches(search: KeySearch, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
-    """Return the messages of repartition topics by row index, and the matches.
-
-    The first match is that of the records, except messages; each other match is that of one message's rows. A message
-    has rows of many keys, so it is never matched as a whole.
-    """
     fields, inputs = search.fields, search.fields.declared_names_of(topic)
     plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules_for(place)]
     inside = [rule for place in inputs if place in fields.channels for rule in fields.rules_for(place)]
@@ -203,10 +199,6 @@ def _rule_for_rows(rule: Rule) -> Rule:
 
 
 def _rewrite(search: KeySearch, archive: ArchiveIndex, item: ArchiveObject) -> ArchiveObject | None:
-    """Put a copy of the object without the records that hold a key. Returns None if no record remains.
-
-    The copy covers the offsets of the original, which were read and must not be read again.
-    """
     writer = objects.ArchiveWriter()
     for rows in _rows(search, item):
         writer.append(_without_keys(rows, *_matches(search, archive.topic, "", rows)))

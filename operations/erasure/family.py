@@ -23,7 +23,7 @@ from ...store.versions.side_tables import all_ssts, find_owner, table_name
 
 _KEY_FORMAT = "TABLE=KEY, with a JSON array for a key of several columns"
 _MAX_KEYS = 1_000_000
-"""Maximum number of keys of one call, because all keys are in memory."""
+"""Maximum number of keys of one call. All of them are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,16 @@ class RequestedKeys:
     """Keys that a user requests to be forgotten."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
-    """Keys by table: each an unparsed text, or a tuple of the key columns' values."""
+    """Keys by table. A key is unparsed text, or a tuple with the values of the key columns."""
     other_spellings: tuple[str, ...] = ()
-    """Other spellings, such as upper case, that the program converts to one of the keys; for any table."""
+    """Other spellings, such as upper case, that the program turns into one of the keys of any table."""
 
     @classmethod
     def parse(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "RequestedKeys":
-        """Parse `TABLE=KEY` arguments, files with one such line for each key, and other spellings. Raises `Usage`."""
+        """Parse the keys from `TABLE=KEY` arguments, and from files with one such line for each key.
+
+        `also` has other spellings of the keys. Raises `Usage`.
+        """
         lines = [*keys, *(line for file in files for line in _lines(file))]
         keys_by_table: dict[str, dict[tuple[object, ...] | str, None]] = {}
         for line in lines:
@@ -49,7 +52,7 @@ class RequestedKeys:
 
     @classmethod
     def from_values(cls, keys: Mapping[str, Iterable[object]], also: Iterable[str] = ()) -> "RequestedKeys":
-        """Create from Python values by table; a key of several columns is a tuple. Raises `Usage`."""
+        """Create from Python values by table. A key of several columns is a tuple. Raises `Usage`."""
         return cls._checked(
             {table: {key if isinstance(key, tuple) else (key,): None for key in some} for table, some in keys.items()},
             also,
@@ -67,7 +70,7 @@ class RequestedKeys:
         return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
-        """Return a salted hash of the keys, by which a later call recognises an equal request."""
+        """Return a salted hash of the keys. A later call compares it to recognise a request for the same keys."""
         typed = [
             *sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()),
             sorted(self.other_spellings),
@@ -75,7 +78,10 @@ class RequestedKeys:
         return blake2b(repr(typed).encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
     def values(self, name: str, table: Table) -> list[Sequence[object]]:
-        """Return the column values of each key of a table. Raises `Usage` for a wrong number or type of values."""
+        """Return the column values of each requested key of a table.
+
+        Raises `Usage` for a wrong number or type of values.
+        """
         keys = [key if isinstance(key, tuple) else parse_key_text(name, table, key) for key in self.tables[name]]
         for text in self.other_spellings:
             try:
@@ -100,13 +106,13 @@ def _lines(file: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class HashedKeys:
-    """Requested keys of one table, sorted by their hashes."""
+    """Requested keys of one table, sorted by hash."""
 
     names: tuple[str, ...]
     hashes: npt.NDArray[np.int64]
     """Hashes of the keys, ascending."""
     rows: pa.Table
-    """Key columns, in the order of `hashes`."""
+    """Key columns of the keys, in the order of `hashes`."""
 
     @classmethod
     def for_table(cls, name: str, table: Table, requested: RequestedKeys) -> "HashedKeys":
@@ -119,7 +125,7 @@ class HashedKeys:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One app of a family."""
+    """One app of a family: the original app, or one of its clones."""
 
     store: ObjectStore
     app: str
@@ -130,7 +136,7 @@ class Member:
         return f"{self.app} under {self.store.url}"
 
     def requested_tables(self, requested: RequestedKeys) -> dict[str, str]:
-        """Return, by stage folder, the name by which its table was requested. A renamed stage has several folders."""
+        """Return the requested table names by stage folder. A renamed stage has several folders."""
         names_by_folder: dict[str, str] = {}
         for head in self.heads.values():
             names = [*(former.stage for former in head.formerly), head.stage, *([head.called] if head.called else [])]
@@ -140,7 +146,7 @@ class Member:
         return names_by_folder
 
     def requested_side_tables(self, requested: RequestedKeys) -> dict[tuple[str, str], str]:
-        """Return the requested side tables of attached stages: their names, by stage and side."""
+        """Return the names of requested side tables of attached stages, by stage and side table."""
         side_tables = (
             (stage, side, table_name(stage, side)) for stage, head in self.attached_stages for side in head.side_tables
         )
@@ -152,11 +158,11 @@ class Member:
 
 
 def find_family(store: ObjectStore, app: str) -> tuple[Member, ...]:
-    """Return the app and all its clones, each after the apps whose SSTs it shares.
+    """Return the app and all its clones. An app precedes the clones that share its SSTs.
 
     Raises `NotFound` if the app does not exist; `Refused` if the app is a clone that shares another app's SSTs, or a
-    clone of it is being made; and `Unavailable`, also if the root of a clone cannot be reached, because the SSTs of
-    clones are rewritten, too.
+    clone of it is incomplete; `Unavailable` if a store does not answer. The roots of all clones must be reachable,
+    because the SSTs of clones are rewritten, too.
     """
     apps.read_app(store, app)
     member = _member(store, app)

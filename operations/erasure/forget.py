@@ -3,17 +3,17 @@
 1. Put a journal in each app. Snapshots, garbage collections and erasures of other keys that start later are refused.
    The journal has a salted hash of the keys, by which the same command recognises an interrupted call.
 2. Rewrite SSTs and in-flight records that hold a key, under new names without the key.
-3. Record the replacements in the app's index (`store.versions.forgotten`), for all SSTs that its versions name, its own
-   or another app's. From now on no reader finds the key at any version.
+3. Record the replacements in the app's index (`store.versions.forgotten`), for all SSTs that its versions name,
+   including SSTs of other apps. From now on no reader finds the key at any version.
 4. Commit a version of kind `forget` for each stage. Versions that a runner committed meanwhile are rewritten first, so
-   no version before this one names the key. A batch that was computed on older rows is computed again; rows that later
-   records produce are new rows.
+   no version before this one names the key. A batch that was computed on older rows is computed again; later records
+   with the key make new rows.
 5. Wait, for a limited time, for records that runners had read before and archive only now, and rewrite those objects.
 6. Delete the replaced objects, and unreferenced objects that hold a key. Mask keys in the texts of edits. Delete the
    journal.
 
 Each step examines the current objects and does not depend on an earlier call, so the same call finishes an interrupted
-one. Replaced objects are deleted last: readers that still use their names find them missing, and retry
+one. Replaced objects are deleted last: readers that still use the old names find no object, and retry
 (`retry_if_forgotten`).
 """
 
@@ -48,7 +48,7 @@ from .taking_out import Erasure, commit_versions, delete_replaced, mask_texts, r
 
 @dataclass(frozen=True, slots=True)
 class RemovedRows:
-    """Number of rows or records of a table, channel or topic in which a certain field holds a key."""
+    """Number of rows or records of a table, channel or topic with a requested key in one field."""
 
     what: str
     of: str
@@ -77,16 +77,19 @@ class ErasureResult:
     snapshots: tuple[tuple[str, str], ...] = ()
     """App and name of each edited snapshot."""
     unnamed: tuple[HeldObject, ...] = ()
-    """Unreferenced objects with a key that were not deleted, because a running batch may name them.
+    """Unreferenced objects with a requested key that were not deleted: a running batch may yet name them.
 
-    If no batch names them, gc deletes them within the hour.
+    If no batch names them, garbage collection deletes them within the hour.
     """
     others: tuple[str, ...] = ()
     out_of_reach: tuple[OutOfReach, ...] = ()
     gone: tuple[RemovedRows, ...] = ()
-    """Rows and records that were removed, or in a dry run would be, by table, channel or topic, and by field."""
+    """Removed rows and records, by table, channel or topic, and by field.
+
+    For a dry run, rows and records that would be removed.
+    """
     unread: tuple[HeldObject, ...] = ()
-    """Channels with unread records of a key. Reading these would bring the key back."""
+    """Channels with unread records that hold a requested key. Reading them would bring the key back."""
     unproved: tuple[UndecidedRecords, ...] = ()
 
 
@@ -110,11 +113,12 @@ def forget(
     `cache` is this machine's cache, from which replaced objects are removed. A dry run changes nothing and lists the
     objects that hold a key. The log of operations records the number of keys by table, not the keys. `kafka`, if given,
     is read for retention times and for records that no stage has read yet. `declared` are fields that lead to keys, in
-    addition to those of the app's lineage; `formats` decodes messages by their schemas. `pause` is called while a
-    runner has yet to archive what it has read.
+    addition to the fields in the app's lineage; `formats` decodes messages by their schemas. `pause` is called while a
+    runner has not yet archived all records that it has read.
 
-    Raises the errors of `StoredApp.forget`, `Usage` also if the message to be logged contains a key, and `Corruption`
-    also if an object is missing or damaged. After an error, completed steps remain done, and the same call continues.
+    Raises the errors of `StoredApp.forget`. Also raises `Usage` if the message to be logged contains a key, and
+    `Corruption` if an object is missing or damaged. After an error, completed steps remain done, and the same call
+    continues.
     """
     check_exclusion(store, app, Intent.FORGET, *RUNS_ELSEWHERE, dry_run=dry_run)
     members = find_family(store, app)
@@ -167,10 +171,6 @@ def _with_remaining(result: ErasureResult, searches: Sequence[KeySearch], kafka:
 
 
 def _check_searchable(searches: Sequence[KeySearch]) -> None:
-    """Check that records can be searched for the keys, and that the message to be logged has no key.
-
-    Raises `NotFound`, `Usage` and `Refused`.
-    """
     searches[0].check_declared()
     for search in searches:
         search.check_fields_known()
@@ -182,11 +182,6 @@ def _check_searchable(searches: Sequence[KeySearch]) -> None:
 
 
 def _remove_keys_first(work: Erasure, app: str, store: ObjectStore) -> None:
-    """Put the journals, and remove the keys from all SSTs, in-flight records and input archives in use now.
-
-    After an error, this call's journals are deleted if nothing was rewritten. Raises `Refused` if no object holds a
-    key.
-    """
     fresh = _begin(work)
     try:
         _check_no_writers(work)
@@ -222,7 +217,7 @@ def _record(
 
 @dataclass(frozen=True, slots=True)
 class KeySearchResult:
-    """Result of a search for keys."""
+    """Result of a search for keys: the objects that hold them, and data that cannot be searched."""
 
     app: str
     apps: tuple[str, ...]
@@ -246,11 +241,11 @@ def search_keys(
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> KeySearchResult:
-    """Search an app and its clones for objects that hold one of these keys, and list data that cannot be searched.
+    """Search an app and its clones for objects that hold requested keys. Changes nothing.
 
-    With `deep`, all objects in the apps' folders are decoded, also those of other tables, and every field is searched
-    for the keys that are text. Changes nothing. Raises `NotFound`, `Usage`, `Corruption` and `Unavailable`, and
-    `Refused` as `find_family` and `check_tables` do.
+    The result also lists data that cannot be searched. With `deep`, all objects in the apps' folders are decoded, and
+    every field is searched for keys that are text. Raises `NotFound`, `Usage`, `Corruption`, `Unavailable`, and the
+    errors of `find_family` and `check_tables`.
     """
     members = find_family(store, app)
     check_tables(members[0], requested)
@@ -326,7 +321,6 @@ def _find_records_with_keys(search: KeySearch) -> Iterator[HeldObject]:
 def _searches(
     members: Sequence[Member], requested: RequestedKeys, declared: DeclaredFields, formats: MessageDecoder | None
 ) -> tuple[KeySearch, ...]:
-    """Return one search for each app. The first app's newest tables define the types of keys. Raises `Usage`."""
     first, keys = members[0], dict[str, KeyRows]()
     for stage, name in first.requested_tables(requested).items():
         if (table := first.heads[stage].table) is not None and (stage == name or name not in keys):
@@ -386,7 +380,6 @@ def _read_journal(search: KeySearch) -> ForgetJournal:
 
 
 def _begin(work: Erasure) -> bool:
-    """Put the journals. Returns True if no journal existed. Raises `Refused` if other keys are being forgotten."""
     first, fresh = work.searches[0].member, True
     ulid, salt = ULID(), secrets.token_hex(32)
     digest = work.requested.digest(salt)
@@ -407,7 +400,6 @@ def _begin(work: Erasure) -> bool:
 
 
 def _end(work: Erasure, only: str = "") -> None:
-    """Delete the journals, that of the first app last. With `only`, delete only journals with that id."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
         if not only or ((note := forgotten.find_journal(store, app)) is not None and note.id == only):
@@ -415,7 +407,6 @@ def _end(work: Erasure, only: str = "") -> None:
 
 
 def _check_no_writers(work: Erasure) -> None:
-    """Check that no snapshot or edit in progress could still write an object that contains the keys to forget."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         # Operations requested from now on see the note.

@@ -1,4 +1,4 @@
-"""Search of an app's objects for keys: referenced and unreferenced SSTs, records, edits and log entries."""
+"""Search of an app's objects for requested keys: referenced and unreferenced SSTs, records, edits, log entries."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from .texts import TextMasker
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
-"""Earliest time of all, at which no row has expired."""
+"""Earliest possible expiry clock, at which no row has expired."""
 _SSTS = "SST"
 _REJECTED = "rejected records"
 IN_FLIGHT = "records in flight"
@@ -49,14 +49,16 @@ UNREAD = "records not read yet"
 
 @dataclass(frozen=True, slots=True)
 class HeldObject:
-    """Object that holds a key."""
+    """Object that holds a requested key."""
 
     app: str
     root: str
     object: str
     what: str
-    """Kind of object: `SST`, `rejected records`, `records in flight`, `input archive`, `edit`, `log of operations`, or
-    `records not read yet`, where `object` is the topic. In a search with `deep`, also `a value` or `a text`.
+    """Kind of object: `SST`, `rejected records`, `records in flight`, `input archive`, `edit` or `log of operations`.
+
+    `records not read yet` is a topic, named by `object`. A search with `deep` also has the kinds `a value` and `a
+    text`.
     """
     table: str
     """Table, channel or topic; empty if there is none."""
@@ -64,12 +66,12 @@ class HeldObject:
     named: bool = True
     """True if a version, a snapshot or an index names the object."""
     fields: Mapping[str, int] = field(default_factory=dict)
-    """Number of matching rows or records, by the field that equals a key; for an SST, by the key's columns."""
+    """Number of matching rows or records, by the field with the key; for an SST, by the names of the key columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class UndecidedRecords:
-    """Records that may or may not hold a key, and the reason why that cannot be decided."""
+    """Records for which it cannot be decided if they hold a requested key, and the reason."""
 
     app: str
     object: str
@@ -81,18 +83,18 @@ class UndecidedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ReferencedSst:
-    """SST that is named by versions of a stage."""
+    """SST that versions of a stage name."""
 
     sst: Sst
     stage: str
     side: str
     table: Table
-    """Schema in the oldest version that names the SST. Later schemas can read it, too."""
+    """Schema of the table in the oldest version that names the SST."""
 
 
 @dataclass
 class KeySearch:
-    """Search of one app for keys. Remembers the searched SSTs."""
+    """Search of one app for requested keys. SSTs that were searched are not searched again."""
 
     member: Member
     requested: RequestedKeys
@@ -104,7 +106,7 @@ class KeySearch:
     _referenced: dict[str, set[str]] = field(default_factory=dict)
     clean: set[str] = field(default_factory=set)
     damaged: dict[str, Corruption] = field(default_factory=dict)
-    """Input archives whose indexes cannot be read, so that their contents are unknown."""
+    """Input archives whose contents are unknown, because their indexes cannot be read."""
     searched_count: int = 0
     _read_up_to: dict[str, int] = field(default_factory=dict)
     _keys: dict[tuple[str, Table], HashedKeys] = field(default_factory=dict)
@@ -118,13 +120,13 @@ class KeySearch:
         return TextMasker(self.keys)
 
     def check_declared(self) -> None:
-        """Raise `NotFound` if a declared field names an unknown topic, and `Usage` if it is malformed."""
+        """Raise `NotFound` if a declared field names an unknown topic, and `Usage` if a field is malformed."""
         archives = [archive.topic for archive in self.archives()]
         if not self.damaged:
             self.declared.check(self.requested.tables, [*self.fields.declared_names, *archives])
 
     def check_fields_known(self) -> None:
-        """Raise `Refused` if a key may be derived from unknown fields of stored records."""
+        """Raise `Refused` if a key may be made from unknown fields of stored records."""
         inputs = [
             name
             for archive in self.archives()
@@ -140,9 +142,10 @@ class KeySearch:
     def match_records(
         self, kind: str, place: str, key: str, rows: pa.Table, rules: Iterable[Rule] | None = None
     ) -> Matches:
-        """Find the records of a topic or channel that hold a key. Undecidable records are added to `unproved`.
+        """Find the records of the topic or channel `place` that hold a requested key.
 
-        `key` is the object with the records; if it is empty, `unproved` does not change.
+        `key` is the name of the object with the records. Records that cannot be decided are added to `unproved`, except
+        if `key` is empty.
         """
         rules = self.fields.rules_for(place) if rules is None else rules
         matches = match_records(rows, [*rules], self.keys, self.formats)
@@ -159,7 +162,7 @@ class KeySearch:
         noted[why] = UndecidedRecords(self.member.app, key, kind, place, why, records + more)
 
     def match_rejected(self, key: str, rows: pa.Table) -> Matches:
-        """Find the rejected records that hold a key. Each is searched by the fields of its own input."""
+        """Find the rejected records that hold a requested key, by the fields of each record's input."""
         matches = Matches(np.zeros(rows.num_rows, np.bool_))
         inputs = rows["input"].to_pylist()
         for name in dict.fromkeys(inputs):
@@ -202,7 +205,7 @@ class KeySearch:
         return self.member.requested_tables(self.requested)
 
     def referenced_ssts(self, stage: str, after: int = 0) -> Iterator[ReferencedSst]:
-        """Yield SSTs that are named by versions of a stage above `after` and not in `seen`; oldest version first."""
+        """Yield SSTs that versions above `after` name and that were not yielded before; oldest version first."""
         is_requested = stage in self.tables
         if not is_requested and not self.member.heads[stage].side_tables:
             return
@@ -224,11 +227,11 @@ class KeySearch:
                 yield manifest
 
     def is_attached(self, stage: str) -> bool:
-        """Return True for an attached stage, which follows a Spark query. Its side tables have keyed rows."""
+        """Return True for a stage that follows a Spark query. Its side tables have keyed rows."""
         return self.member.heads[stage].attached is not None
 
     def keys_of(self, stage: str, table: Table, side: str = "") -> HashedKeys | None:
-        """Return the requested keys of a table, parsed by its schema; None if none was requested."""
+        """Return the requested keys of a table, parsed by its schema; None if no key was requested."""
         name = self.member.requested_side_tables(self.requested).get((stage, side)) if side else self.tables.get(stage)
         if name is None:
             return None
@@ -238,9 +241,9 @@ class KeySearch:
         return self._keys[place]
 
     def select_rows(self, item: ReferencedSst) -> tuple[RowSelector, dict[str, int]] | None:
-        """Return a selector of the rows to remove from an SST, and their number by field; None if there are none.
+        """Return a function that selects the rows to remove from an SST, and their number by field.
 
-        Raises `Corruption` and `Unavailable`.
+        Returns None if the SST has no requested key. Raises `Corruption` and `Unavailable`.
         """
         self.searched_count += 1
         if item.side and not self.is_attached(item.stage):
@@ -283,7 +286,10 @@ class KeySearch:
         return list_snapshots(self.member.store, self.member.app)
 
     def captured_with_keys(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
-        """Yield each object whose in-flight records hold a key: its name, channel, rows and matches."""
+        """Yield each snapshot object whose in-flight records hold a requested key.
+
+        Each comes with its name, channel, rows and matches.
+        """
         seen: set[str] = set()
         for snapshot in self.snapshots():
             for channel in snapshot.channels:
@@ -298,7 +304,7 @@ class KeySearch:
                             yield item.key, channel.channel, rows, matches
 
     def edit_objects_with_keys(self) -> Iterator[str]:
-        """Yield names of objects with a key: edit requests, and objects with the rows of edit requests."""
+        """Yield names of objects with requested keys: edit requests, and objects with rows of edit requests."""
         store, app = self.member.store, self.member.app
         for request in EDITS.all(store, app):
             if self.texts.contain_key(request.sql, request.edit.what, request.edit.message):
@@ -320,12 +326,12 @@ class KeySearch:
         return bool(match_records(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
 
     def log_entries_with_keys(self) -> Iterator[Operation]:
-        """Yield entries of the log of operations whose text contains a key."""
+        """Yield entries of the log of operations whose text contains a requested key."""
         entries = OPERATIONS.all(self.member.store, self.member.app)
         return (entry for entry in entries if self.texts.contain_key(entry.detail, entry.message))
 
     def edited_versions_with_keys(self) -> Iterator[Manifest]:
-        """Yield stored versions whose edit contains a key in its statement or its message."""
+        """Yield versions of kind `edit` with a requested key in the statement or the message."""
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
             if head.table is None:
@@ -338,9 +344,10 @@ class KeySearch:
                     yield manifest
 
     def unreferenced_ssts(self, replaced: Container[str] = ()) -> Iterator[tuple[HeldObject, int]]:
-        """Yield SSTs of the app that no version names and that hold a key, with the time when each was written.
+        """Yield SSTs that no version names and that hold a requested key, with the time of writing.
 
-        SSTs in `replaced` are skipped. Only hashes of keys are compared: no version needs an SST found by mistake.
+        SSTs in `replaced` are skipped. Only hashes of keys are compared, because no version needs an SST found by
+        mistake.
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
@@ -384,9 +391,9 @@ class KeySearch:
 
 
 def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iterator[HeldObject]:
-    """Yield channels with unread records that hold a key. Reading these would bring the key back.
+    """Yield channels with unread records that hold a requested key. Reading them would bring the key back.
 
-    The records are read from Kafka. If that fails, they are added to `unproved`.
+    The records are read from Kafka. If that fails, they are added to `KeySearch.unproved`.
     """
     store, app = search.member.store, search.member.app
     cut = newest_cut(store, app, stages_of(store, app))
@@ -411,10 +418,10 @@ def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iter
 
 
 def decode_in_full(search: KeySearch, on_progress: Progress) -> Iterator[tuple[HeldObject | None, int]]:
-    """Decode each object in an app's folder. Yields the object and 1, or None and 1 if no text key is a value in it.
+    """Decode all objects in an app's folder, and search every value for requested keys that are text.
 
-    The second values add up to the number of decoded objects. Raises `Corruption` if an object cannot be decoded, and
-    `Unavailable`.
+    Yields the object if it has such a value, else None, and the number of objects just decoded. Raises `Corruption` if
+    an object cannot be decoded, and `Unavailable`.
     """
     member, store = search.member, search.member.store
     texts = frozenset(text for rows in search.keys.values() for column in rows.columns for text in column.texts)
@@ -442,7 +449,6 @@ def decode_in_full(search: KeySearch, on_progress: Progress) -> Iterator[tuple[H
 
 
 def _is_value(rows: pa.Table, texts: frozenset[str]) -> bool:
-    """Return True if one of these texts is a value anywhere in the rows, including values inside JSON."""
     encoded = pa.array([word.encode(errors="surrogateescape") for word in texts], pa.binary())
     for column in rows.columns:
         for values in all_column_text(column):

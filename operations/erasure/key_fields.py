@@ -1,9 +1,9 @@
-"""Derivation, from an app's lineage, of the fields in stored records that lead to a table's key.
+"""Finds, by the app's lineage, the fields of stored records from which a table's key is made.
 
-A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`). From
-the key, these fields are followed upstream to users' topics, through all channels. Other channels, such as a channel
-that the table's own stage writes, may have columns made from the same fields of topics: their rows are compared by
-these columns. If only the program knows the fields, fields that the user declares are used; without them, the key
+A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`).
+These fields are followed upstream from the key to users' topics, through all channels. Other channels may also have
+columns that are made from the same fields of users' topics, such as a channel that the table's own stage writes. Their
+rows are compared by these columns. If only the program knows the fields, the user declares them; otherwise the key
 column is one of `unclear_columns`.
 """
 
@@ -22,17 +22,17 @@ from .values import FUNCTIONS
 
 TOPIC_NAME = re.compile(keys.TOPIC)
 _MAX_FIELDS = 10_000
-"""Maximum number of fields upstream of a key, because a damaged lineage may be circular."""
+"""Maximum number of fields from which a key column is made; a damaged lineage could be circular."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFields:
-    """Fields that lead to the keys of tables, as declared by the user."""
+    """Fields from which keys of tables are made, as declared by the user."""
 
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Fields by table; `TOPIC:FIELD` for one topic or channel only."""
+    """Declared fields by table. A field is `FIELD`, or `TOPIC:FIELD` for one topic or channel only."""
     format: str = ""
-    """Format of schema registry messages, with the values of `FieldSource.format`; empty if not declared."""
+    """Format of schema registry messages, a value of `FieldSource.format`; empty if not declared."""
 
     def check(self, tables: Iterable[str], inputs: Sequence[str]) -> None:
         """Raise `NotFound` if a field's topic or channel is not in `inputs`, and `Usage` for a malformed field."""
@@ -45,9 +45,9 @@ class DeclaredFields:
             Field.parse(name)
 
     def for_stream(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
-        """Yield the fields of a topic or channel that were declared for a table.
+        """Yield the fields of the topic or channel `place` that were declared for a table.
 
-        Fields that were declared without a topic or channel are only yielded if `connected`.
+        Fields that were declared without a topic are included only if `connected` is set.
         """
         for text in self.tables.get(table, ()):
             where, name = _split(text)
@@ -65,10 +65,10 @@ def _split(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _UpstreamField:
-    """Field of a topic or channel from which a column is derived."""
+    """Field of a topic or channel from which a key column is made."""
 
     stream: str
-    """Declared name of the topic or channel."""
+    """Name of the topic or channel in the program."""
     field: str
     functions: tuple[str, ...]
     format: str
@@ -77,7 +77,7 @@ class _UpstreamField:
 
 @dataclass(frozen=True)
 class KeyFields:
-    """Fields of an app's records that lead to keys. `tables` has the tables' names by stage."""
+    """Fields of an app's records from which keys are made. `tables` has the names of the tables by stage."""
 
     heads: Mapping[str, Manifest]
     tables: Mapping[str, str]
@@ -103,7 +103,7 @@ class KeyFields:
         return {topic: tuple(names) for topic, names in names_by_topic.items()}
 
     def declared_names_of(self, topic: str) -> tuple[str, ...]:
-        """Return the declared names of a Kafka topic; only the topic's own name if no stage reads it."""
+        """Return the names that the program gives to a Kafka topic; the topic's own name if it has none."""
         return self.topics.get(topic, (topic,))
 
     @property
@@ -117,11 +117,11 @@ class KeyFields:
         return self._rules[place]
 
     def unclear_columns(self, place: str) -> tuple[str, ...]:
-        """Return the key columns to which unknown fields of a topic or channel may lead."""
+        """Return the key columns that may be made from unknown fields of a topic or channel."""
         return tuple(column for _, column in self._rules_and_unclear(place) if column)
 
     def check_fields_known(self, app: str, inputs: Iterable[str]) -> None:
-        """Raise `Refused` if unknown fields of one of these topics and channels may lead to a key."""
+        """Raise `Refused` if a key may be made from unknown fields of these topics and channels."""
         for place in inputs:
             for column in self.unclear_columns(place):
                 table = column.partition(".")[0]
@@ -134,11 +134,6 @@ class KeyFields:
                 )
 
     def _rules_and_unclear(self, place: str) -> Iterator[tuple[Rule | None, str]]:
-        """Yield, for each table, its rule for a topic or channel, and the name of a key column with unknown fields.
-
-        The rule is None if a column of the key comes from another topic or channel. The name is empty if all fields are
-        known.
-        """
         for stage, table in self.tables.items():
             head = self.heads[stage]
             if head.table is None or head.attached is not None:
@@ -178,10 +173,6 @@ class KeyFields:
     def _comparisons(
         self, way: Sequence[_UpstreamField], place: str, *, connected: bool
     ) -> tuple[list[FieldComparison], bool]:
-        """Return the fields of a topic or channel that lead to a key column, and True if others are unknown.
-
-        `way` has all fields from which the column is derived.
-        """
         steps_here = [step for step in way if step.stream == place]
         of_row, comparisons = place in self.channels, list[FieldComparison]()
         for step in steps_here:
@@ -199,10 +190,6 @@ class KeyFields:
         return [*dict.fromkeys(comparisons)], opaque
 
     def _sibling_columns(self, channel: str, way: Sequence[_UpstreamField]) -> tuple[list[FieldComparison], bool]:
-        """Return a channel's columns that come from the same fields of users' topics as a key column.
-
-        Also returns True if there is none, but unknown fields may be the same.
-        """
         writer, comparisons, opaque = self.channels[channel], list[FieldComparison](), False
         columns: Mapping[str, Sequence[FieldSource] | None] = self.heads[writer].lineage.get(channel) or {"": None}
         for column, sources in columns.items():
@@ -264,10 +251,6 @@ def _inputs(head: Manifest) -> Mapping[str, Input]:
 
 
 def _sibling_comparison(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
-    """Return the comparison of a channel's column with a key column that comes from the same source field.
-
-    `to_key` and `to_column` are the functions that turn the source field into these columns.
-    """
     where, same = Field(column), min(len(to_key), len(to_column))
     differ = to_column[-1:] if to_key[:same] != to_column[:same] else ()
     key, remaining = to_key[same:], to_column[same:]

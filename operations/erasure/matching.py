@@ -1,12 +1,12 @@
-"""Search for records of a key. A record matches if a field from which the key column is derived has the key's value.
+"""Search for records that hold requested keys, by the fields from which key columns are made.
 
-Records are those of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel, the
-fields that lead to each column of one table's key. A record holds a key of several columns if it holds the value of
-each column; it holds null if no field has a value.
+Records are messages of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel,
+the fields from which each key column of one table is made. A record holds a key of several columns if it holds the
+value of each column. If no field of a column has a value, the record's value is null.
 
 Binary fields are parsed: JSON, Arrow, and formats that a `MessageDecoder` decodes by their schema. Records that cannot
-be parsed are counted as undecided, unless they hold a key in another field. Most records hold none: those that contain
-no key's text and no JSON escape are only checked to be valid JSON.
+be parsed are counted as undecided, unless another field holds a key. Most records hold no key: if a record contains no
+key's text and no JSON escape, the search only checks that it is valid JSON.
 """
 
 import re
@@ -40,9 +40,9 @@ from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
-"""Pattern of a number that has several spellings."""
+"""Pattern of numbers that can be written in several ways, such as `1.0` and `1e0`."""
 _MAX_NEEDLES = 100
-"""Maximum number of keys whose bytes are searched for before records are parsed."""
+"""Maximum number of keys whose bytes are searched in records before the records are parsed."""
 _ARROW = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream; no text begins with them."""
 _MAGIC = b"\x00"
@@ -55,33 +55,33 @@ class MessageDecoder(Protocol):
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, RowNumbers]], Mapping[int, str]]:
         """Decode messages of the format `how`, a value of `FieldSource.format`.
 
-        Returns the values with their positions, and errors by position. Raises `SlackwaterError` if no message can be
-        decoded, for example while a registry is unavailable.
+        Returns the decoded values and the errors, each with the positions of its messages. Raises `SlackwaterError` if
+        no message can be decoded, for example while a registry is unavailable.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FieldComparison:
-    """Comparison of a field's values with a column of a key."""
+    """Comparison of one field of a record with one column of a key."""
 
     field: Field
     text: str
     format: str = ""
     functions: tuple[str, ...] = ()
-    """Functions that turn the field's value into the column's."""
+    """SQL functions that the program applies to the field; the result is the key column."""
     key_functions: tuple[str, ...] = ()
-    """Functions to apply to the column's value before the comparison."""
+    """SQL functions that are applied to the key before it is compared with the field."""
     unknown_function: str = ""
-    """Function between field and column that cannot be computed here; empty if there is none."""
+    """Function from field to key column that this module cannot compute; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Fields by which records of a topic or channel are searched for the keys of one table."""
+    """Fields of a topic or channel from which the keys of one table are made."""
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Fields for each column of the key; empty for a column whose value is the same in all records."""
+    """Fields for each key column; empty for a column that has one value in all records."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class KeyRows:
 
     rows: pa.Table
     has_all_spellings: bool = False
-    """True if the user has listed all spellings that the program turns into these keys."""
+    """True if the user has listed all other spellings that the program turns into these keys."""
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
@@ -98,13 +98,13 @@ class KeyRows:
 
     @cached_property
     def combined(self) -> frozenset[tuple[int, ...]]:
-        """Keys as tuples of value codes, with one code for each column."""
+        """Keys as tuples with one value code for each key column."""
         return frozenset(zip(*(column.key_codes for column in self.columns), strict=True))
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Return byte strings, at least one of which is in every record with a key; None if they are unknown.
+        """Return byte strings such that every record with a key contains one of them; None if they are unknown.
 
-        A record that escapes characters may hold a key without such a string.
+        Records with escaped characters are an exception.
         """
         if any(
             comparison.functions or comparison.key_functions or comparison.unknown_function
@@ -121,7 +121,7 @@ class KeyRows:
 
 @dataclass
 class Matches:
-    """Records that hold a key, and counts of matches and of undecided records."""
+    """Flags of the records that hold a requested key, and numbers of matching and of undecided records."""
 
     mask: Mask
     fields: Counter[str] = field(default_factory=Counter)
@@ -130,7 +130,7 @@ class Matches:
 
 @dataclass
 class _Parsed:
-    """Parsed values of a column: JSON documents with their row indices, and structs with the row index of each."""
+    """Parsed values of a column: JSON documents and structs, with their row indexes."""
 
     documents: list[tuple[int, Any]] = field(default_factory=list)
     structs: list[tuple[pa.Array, RowNumbers]] = field(default_factory=list)
@@ -138,7 +138,7 @@ class _Parsed:
 
 @dataclass
 class _Documents:
-    """Parsed values of some records. Each value is parsed once."""
+    """Cache of the parsed values of some records."""
 
     rows: pa.Table
     formats: MessageDecoder | None
@@ -269,7 +269,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
 
 @dataclass(frozen=True, slots=True)
 class _ColumnValues:
-    """Values of one key column that were found in records, as codes."""
+    """Codes of the values of one key column that each record holds."""
 
     values: dict[int, set[int]]
     by_field: dict[str, Mask]
@@ -306,7 +306,6 @@ class _ColumnValues:
 
 
 def _match_combined(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mask:
-    """Return a mask of the records that have the values of all columns of a key."""
     holds_key = np.zeros(count, np.bool_)
     for row in set.intersection(*(set(column.values) for column in columns)) if columns else ():
         holds_key[row] = len(columns) == 1 or any(
@@ -361,7 +360,7 @@ def _is_json(value: bytes) -> bool:
 
 
 def message_rows(value: bytes) -> pa.Table | None:
-    """Return the rows of a message of a repartition topic; None if the bytes are not such a message."""
+    """Return the rows of a message of a repartition topic; None if the bytes are no such message."""
     if not value.startswith(_ARROW):
         return None
     try:

@@ -15,7 +15,7 @@ _ICEBERG_PREFIX = "iceberg-"
 
 @dataclass(frozen=True, slots=True)
 class OutOfReach:
-    """Data outside the store that may hold a key."""
+    """Data that may hold a key and that an erasure does not reach."""
 
     what: str
     """Kind of data: a topic (`input`, `channel`, `sink's own topic`, `sink's topic`), `archive`, `checkpoint`,

@@ -1,4 +1,4 @@
-"""Rewriting of objects that hold keys, and recording of the replacements in indexes and versions."""
+"""Rewriting of objects that hold requested keys, and recording of the new objects in indexes and versions."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,14 +29,14 @@ from .held import IN_FLIGHT, HeldObject, KeySearch, Progress, ReferencedSst
 
 @dataclass
 class Rewriter:
-    """Replacements of objects, for all apps that share them."""
+    """Rewrites objects without the requested keys. Apps that share an SST share the new SST."""
 
     replacements: dict[str, Sst | None] = field(default_factory=dict)
-    """Replacement of each SST by object name, with the URL of its root; None if no row remains."""
+    """New SST by name of the replaced SST, with the URL of its root; None if no row remains."""
     removed: dict[str, RewrittenObject] = field(default_factory=dict)
 
     def adopt_replacements(self, search: KeySearch, index: ForgottenIndex) -> None:
-        """Add the replacements in an app's index, so that apps that share an SST also share its replacement."""
+        """Add the replacements in an app's index, for other apps that share the replaced SSTs."""
         for name, sst in index.ssts.items():
             self.replacements[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
@@ -69,7 +69,7 @@ class Rewriter:
         return rewritten
 
     def replace_records(self, search: KeySearch) -> Iterator[tuple[str, RemainingRecords]]:
-        """Rewrite objects of in-flight records that hold a key. Yields each object's name and its replacement."""
+        """Rewrite objects with in-flight records of a requested key. Yields the names and replacements."""
         for key, channel, rows, matches in search.captured_with_keys():
             remaining = rows.filter(pa.array(~matches.mask))
             partitions = rows["_partition"].to_numpy()
@@ -94,20 +94,23 @@ class Erasure:
 
     requested: RequestedKeys
     searches: tuple[KeySearch, ...]
-    """One search for each app; an app comes before its clones."""
+    """One search for each app. An app precedes its clones."""
     by: str
     now_ms: Callable[[], int]
     on_progress: Progress
     rewriter: Rewriter = field(default_factory=Rewriter)
 
     def update_journal(self) -> None:
-        """Add the removals to the erasure's journal, so that a call that resumes this one can report all of them."""
+        """Add the rewritten objects to the erasure's journal, so that a resumed call can report them."""
         me = self.searches[0].member
         forgotten.record_rewritten(me.store, me.app, self.rewriter.removed)
 
 
 def remove_keys(work: Erasure) -> bool:
-    """In all apps, rewrite objects that hold a key, and record the replacements. Returns True if there were any."""
+    """In all apps, rewrite objects that hold a requested key, and record the new objects.
+
+    Returns True if an object was rewritten.
+    """
     for search in work.searches:
         work.rewriter.adopt_replacements(search, forgotten.newest(search.member.store, search.member.app))
     any_removed = False
@@ -129,7 +132,7 @@ def remove_keys(work: Erasure) -> bool:
 
 
 def remove_archived_keys(work: Erasure, search: KeySearch) -> bool:
-    """Remove the keys from an app's input archives. Returns True if there were any."""
+    """Remove the requested keys from an app's input archives. Returns True if an archive had any."""
     work.on_progress(f"{search.member.app}: looking through its input archive")
 
     def on_gone(gone: Sequence[archive.ReplacedObject]) -> None:
@@ -150,10 +153,6 @@ def _record_replacements(
     *,
     even_if_empty: bool = False,
 ) -> None:
-    """Record the replacements of SSTs and in-flight records in an app's index, if there are any.
-
-    With `even_if_empty`, write an index in any case.
-    """
     if not (ssts or records or even_if_empty):
         return
     store, app, now_ms = search.member.store, search.member.app, work.now_ms()
@@ -178,7 +177,7 @@ def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]]
 def commit_versions(work: Erasure, search: KeySearch) -> Iterator[tuple[str, str, int]]:
     """Commit a version of kind `forget` for each affected stage. Yields app, stage and version.
 
-    A batch that was computed on older rows cannot be committed after that version. Raises the errors of `amend`, and of
+    Afterwards, a batch that was computed on older rows cannot be committed. Raises the errors of `amend`, and of
     reading SSTs.
     """
     store, app = search.member.store, search.member.app
@@ -211,7 +210,6 @@ class _VersionBuilder:
     waiting: int = 0
 
     def requires(self, head: Manifest) -> bool:
-        """Rewrite SSTs of versions that were committed meanwhile. Returns True if `head` has an older index."""
         store, app = self.search.member.store, self.search.member.app
         ssts: dict[str, Sst | None] = {}
         for item in self.search.referenced_ssts(self.stage, self.after):
@@ -242,9 +240,10 @@ def _count_waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) ->
 
 
 def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObject, ...]]:
-    """Delete replaced objects, also from this machine's cache, and unreferenced objects with a key.
+    """Delete replaced objects, also from this machine's cache, and unreferenced objects with a requested key.
 
-    Returns the number of deleted objects, and the remaining ones, which a running batch may still name.
+    Returns the number of deleted objects, and the objects that were not deleted, because a running batch may yet name
+    them.
     """
     deleted, remaining = 0, list[HeldObject]()
     for search in work.searches:
@@ -272,10 +271,6 @@ def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObje
 
 
 def _erased_ms(store: ObjectStore, app: str, stage: str) -> int:
-    """Return the storage's time of a stage's newest version of kind `forget`, in milliseconds; 0 without one.
-
-    For a retired stage, the result is the largest integer.
-    """
     head = history.head(store, app, stage)
     if head is not None and head.retired:
         return sys.maxsize  # no new version can name an SST

@@ -1,4 +1,4 @@
-"""Masks for keys in texts of users: statements and messages of edits, entries of the log of operations.
+"""Masks for requested keys in texts of users: statements and messages of edits, entries of the log of operations.
 
 A key is masked as an SQL literal that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a number that is compared with
 the key's column. As a word in a sentence it is masked if it has at least three characters: shorter words occur in too
@@ -21,7 +21,7 @@ _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class TextMasker:
-    """Masker of the keys of all tables, in the forms in which texts contain them."""
+    """Masks the requested keys of all tables in texts."""
 
     keys: Mapping[str, KeyRows]
 

@@ -1,7 +1,7 @@
 """Comparison of a key's values with values of fields, by the type of the key's column.
 
-- Text equals the same text. It also equals a number or boolean with that text, as written in the field or as Spark's
-  cast writes it: "42" equals 42, but not 42.0.
+- Text equals the same text. It also equals a number or boolean that is written with that text in the field, or that
+  Spark casts to that text: "42" equals 42, but not 42.0.
 - A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and its text. As bytes, it also
   equals the four or eight bytes of Kafka's serialisers.
 - A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds
@@ -33,7 +33,7 @@ Token = tuple[str, Any]
 NULL = -1
 _DAY_US = 86_400_000_000
 _MAX_SECONDS = 10**19
-"""Limit of numbers that are compared with times; larger numbers are no time in any unit."""
+"""Largest absolute number that is compared with times."""
 _DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
 FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
@@ -47,7 +47,7 @@ FUNCTIONS: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """Values of one key column, each with a code."""
+    """Values of one key column. Each distinct value has a code, an integer."""
 
     values: pa.Array
 
@@ -65,7 +65,7 @@ class KeyColumn:
 
     @cached_property
     def key_codes(self) -> tuple[int, ...]:
-        """Code of each key's value; `NULL` for null, and a lower number for values that cannot be compared."""
+        """Code of each key's value: `NULL` for null, a lower number for a value that cannot be compared."""
         codes = (NULL if token is None else self.codes[token] for token in self._tokens)
         if self.kind:
             return tuple(codes)
@@ -80,14 +80,14 @@ class KeyColumn:
         return tuple(value for kind, value in self.codes if kind == "text")
 
     def apply_functions(self, functions: Sequence[str]) -> "KeyColumn":
-        """Apply functions to each value of a text column. Other columns are unchanged."""
+        """Return the column with SQL functions applied to its text. Other columns are returned unchanged."""
         if self.kind != "text" or not functions:
             return self
         converted = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
         return KeyColumn(pa.array(converted, self.values.type))
 
     def codes_of(self, values: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
-        """Return, for each field value, the code of the key value that equals it, or -1. `values` has no nulls."""
+        """Return the code of the key value that equals each field value; -1 for no key. `values` has no nulls."""
         if self.kind == "text" and not functions and is_text(values.type):
             # Compared as bytes: Spark's strings may be invalid UTF-8.
             texts = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
@@ -99,7 +99,7 @@ class KeyColumn:
         return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
     def code_of(self, value: Any, functions: Sequence[str] = ()) -> int:
-        """Return the code of the key value that equals a field's value, or -1."""
+        """Return the code of the key value that equals a field's value; -1 for no key."""
         if functions:
             texts = [text for _, text in _candidates(value, "text")]
             return max((self.code_of(_applied(text, functions)) for text in texts), default=-1)
@@ -212,7 +212,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _float_texts(value: float) -> Iterator[str]:
-    """Yield a float's text as written by Python, and as written by Java, which Spark uses."""
+    """Yield the text of a float as Python and as Java (Spark) write it."""
     yield repr(value)
     digits, _, exponent = f"{value:e}".partition("e")
     with suppress(InvalidOperation):
@@ -241,7 +241,7 @@ def _numbers(value: Any, kind: str) -> Iterator[Any]:
 
 
 def _times(value: Any) -> Iterator[int]:
-    """Yield the possible times of a value, in microseconds since 1970."""
+    """Yield all times that a value may mean, in microseconds since 1970."""
     if isinstance(value, _Time):
         yield value.us
         return

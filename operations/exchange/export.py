@@ -1,7 +1,7 @@
 """Export of an app at a moment to a folder of Parquet files that can be read without slackwater.
 
-The SSTs of the moment are merged to the newest row of each key, as a compaction does; the app is not changed. The
-document is written last, and the folder gets its final name when all files are complete.
+The SSTs of the moment are merged, as by a compaction, so that the files have only the newest row of each key. The app
+is not changed. The folder gets its final name when all files are complete; the document `export.json` is the last file.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def export_folder(
     now_ms: int,
     on_progress: OnProgress = lambda _done, _all: None,
 ) -> FolderWritten:
-    """Write an app at a moment to a new folder, which appears complete or not at all.
+    """Write an app at a moment to a new folder. The folder appears complete or not at all.
 
-    `reader` returns the reader of Kafka's in-flight records; it is called only if Kafka holds some that no snapshot
-    has. `on_progress` gets the number of state partitions written and their total number. A call that is killed leaves
-    a folder beside `path` with a name that begins with a dot; the next call removes that folder.
+    `reader` returns a reader of in-flight records in Kafka; it is called only if no snapshot has copied them.
+    `on_progress` gets the number of state partitions written and their total number. A call that is killed leaves a
+    folder beside `path` with a name that begins with a dot; the next call removes that folder.
 
     Raises `NotFound` (the moment was garbage collected meanwhile), `Refused` (the folder exists or cannot be written,
     or records in flight no longer exist), `Usage` (raised by `reader`), `Corruption` (an object differs from what its
@@ -184,7 +184,7 @@ DOCUMENT = "export.json"
 
 
 class File(Struct, frozen=True):
-    """Parquet file of the folder."""
+    """One Parquet file of an exported folder."""
 
     path: str
     rows: limits.Bytes
@@ -193,14 +193,14 @@ class File(Struct, frozen=True):
 
 
 class ExportedTable(Struct, frozen=True):
-    """Exported table: a stage's own or a side table."""
+    """Exported table: a stage's own table or a side table."""
 
     stage: limits.Name
     key: tuple[limits.ColumnName, ...]
     columns: dict[limits.ColumnName, limits.TypeName]
     rows: limits.Count
     files: tuple[File, ...]
-    """Files of the table, at least one: a table without rows has one file without rows."""
+    """Files of the table, at least one. A table without rows has one file without rows."""
 
     @property
     def bytes(self) -> int:
@@ -208,10 +208,10 @@ class ExportedTable(Struct, frozen=True):
 
 
 class ExportedChannel(Struct, frozen=True):
-    """Records in flight from one stage to another.
+    """In-flight records from one stage to another, as exported.
 
-    A record of a channel with several readers is listed once, for the most advanced reader that has not consumed it.
-    Readers further behind have not consumed it either.
+    If several stages read a channel, each record is listed once, for the most advanced of the stages that have not
+    consumed it. Stages further behind have not consumed it either.
     """
 
     channel: limits.Name
@@ -219,17 +219,17 @@ class ExportedChannel(Struct, frozen=True):
     receiver: limits.NameOrNone
     """Stage that has not consumed the records; empty if no stage has read the channel yet."""
     after: limits.Seq
-    """Version of the sender; its versions `after` + 1 to `up_to` sent the records."""
+    """Version of the sender before the records: versions `after` + 1 to `up_to` sent them."""
     up_to: limits.Seq
     counts: limits.Counts
-    """Number of records by Kafka partition."""
+    """Number of records, by Kafka partition."""
     schema: limits.Text
     """The channel's columns as a Spark DDL string."""
     files: tuple[File, ...]
 
 
 class Export(Struct, frozen=True):
-    """Document of an app that was exported at a moment."""
+    """Document `export.json` of an exported folder: the app, the moment, and the files."""
 
     app: limits.Name
     ref: limits.ShortText
@@ -238,12 +238,12 @@ class Export(Struct, frozen=True):
     """Commit time of the newest version, milliseconds since 1970 UTC."""
     exported_ms: limits.TimeMs
     by: limits.ShortText
-    """user@host of the caller."""
+    """User who exported, as `user@host`."""
     stages: dict[limits.Name, Manifest]
     tables: dict[limits.Name, ExportedTable]
     in_flight: tuple[ExportedChannel, ...] = ()
     starts: dict[limits.Topic, limits.Offsets] = {}
-    """Offsets by user's topic at which stages without versions begin to read, if `init` set them."""
+    """First offsets of stages without versions, by user's topic, if `init` set them."""
 
     @property
     def files(self) -> Iterator[File]:
@@ -254,7 +254,7 @@ class Export(Struct, frozen=True):
 
 
 def export_manifest(manifest: Manifest, clock_ms: int) -> Manifest:
-    """Return a stage's version for the document; its tables lack the rows that expired at `clock_ms`."""
+    """Return a stage's version for `export.json`. Its tables have no rows that are expired at `clock_ms`."""
     # Running snapshots and request totals belong to the source app.
     exported = replace(
         without_open_snapshots(without_version_fields(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms)

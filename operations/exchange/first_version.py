@@ -1,4 +1,4 @@
-"""Manifest of the first version of a stage whose rows come from outside the app, before the rows are loaded."""
+"""Manifest of the first version of a stage whose rows are imported (`slackwater init`), without the rows."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _CONF = {
 
 @dataclass(frozen=True, slots=True)
 class FirstVersion:
-    """First version of a stage before its commit."""
+    """First version of a stage before its rows are loaded and before its commit."""
 
     manifest: Manifest
-    """Manifest of kind "init", without rows and outputs."""
+    """Manifest of kind `init`, without rows and without outputs."""
     info: AppInfo
     other_stages: tuple[str, ...]
     channels: Callable[[], dict[str, Output]]
-    """Function that creates missing channels that the stage reads or writes; returns the outputs. Raises `Refused`."""
+    """Function that creates missing channels of the stage and returns its outputs. Raises `Refused`."""
     shape: StageSchemas
 
 
@@ -62,7 +62,7 @@ def load_first_version(
     at: str = "",
     by: str,
 ) -> FirstVersion:
-    """Return the first version of a stage as a program file declares it. Starts Spark for the schemas.
+    """Return the first version of a stage that a program file declares. Starts Spark for the schemas.
 
     The app is named `app`. Each of `offsets` is `topic=where`, with the topic's declared name. Other topics begin at
     the time `at`, or as the program declares if `at` is empty; in an existing app this applies to the stage's own
@@ -71,8 +71,8 @@ def load_first_version(
     Raises:
         Usage: an offset or a time cannot be parsed.
         NotFound: the program has no such stage, or the app or Kafka has no such topic.
-        Refused: the stage has no table, or one with waiting rows, or has versions; offsets do not exist, or the app
-            began at other offsets; or an error of `load_app` or `shapes`.
+        Refused: the stage has no table, has a table with waiting rows, or has versions; offsets do not exist, or the
+            app began at other offsets; or an error of `load_app` or `shapes`.
         Unavailable: Kafka or the store did not answer.
     """
     program = load_app(path, name=app, store=store)
@@ -172,7 +172,7 @@ def _with_table(program: App, stage: str) -> Stage:
 
 
 def check_accepts_rows(stage: str, kind: Kind) -> None:
-    """Check that a stage's table may begin with imported rows. Raises `Refused` if its kind has waiting rows."""
+    """Raise `Refused` if a stage's table keeps waiting rows, and so cannot begin with imported rows."""
     if kind.waiting_rows:
         raise Refused(
             f"cannot load rows into {stage}: its table holds {kind.waiting_rows}, which only the stage can compute",

@@ -1,4 +1,4 @@
-"""Loading of imported rows and their commit as version 1 of a stage.
+"""Loading of imported rows (`slackwater init`) and their commit as version 1 of a stage.
 
 The SSTs are put first, then one commit names them in version 1. A call that is killed before the commit can be
 repeated; garbage collection deletes the SSTs of the first call. A call that is repeated after the commit compares its
@@ -39,7 +39,7 @@ from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Table
 
 SORT_MEMORY = "512 MiB"
-"""Memory limit of DuckDB for sorting; larger inputs are sorted on disk."""
+"""Memory limit of DuckDB for sorting. Larger inputs are sorted on disk."""
 
 _BATCH_ROWS = 1 << 17
 
@@ -47,11 +47,11 @@ _BATCH_ROWS = 1 << 17
 def sort_by_hash(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows sorted by the `_hash` of their key, which is added as first column. Equal hashes have no order.
+    """Yield rows sorted by the hash of their key, which is added as first column `_hash`. Equal hashes have no order.
 
-    Reads all rows before the first is yielded. `on_read` gets the number of rows and bytes of each batch. Sorting
-    beyond `SORT_MEMORY` uses Python's folder of temporary files. Raises `SlackwaterError` if that disk is full, and any
-    error of `rows`.
+    Reads all rows before the first is yielded. `on_read` gets the number of rows and bytes of each batch. Rows beyond
+    `SORT_MEMORY` are sorted in Python's folder for temporary files. Raises `SlackwaterError` if that disk is full, and
+    any error of `rows`.
     """
     hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
     failure: BaseException | None = None
@@ -84,7 +84,7 @@ def sort_by_hash(
 
 
 def count_slots(table: Table, num_bytes: int) -> int:
-    """Return the number of hash ranges (slots) into which rows are split, so that each slot has about one SST."""
+    """Return the number of slots (hash ranges) into which rows are split, so that each slot fills about one SST."""
     partitions, size = table.partitions, table.compaction.target_file_bytes
     return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
 
@@ -92,10 +92,10 @@ def count_slots(table: Table, num_bytes: int) -> int:
 def split_by_slot(
     rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]
 ) -> Iterator[tuple[int, int, pa.Table]]:
-    """Split rows that are sorted by hash at the slots' boundaries; yield slot, number of slots and rows.
+    """Split rows that are sorted by hash into slots. Yields the slot, the number of slots, and the rows.
 
-    Slots without rows are left out. `slots_when_read` is called at the first row, when all input has been read, and
-    returns the number of slots.
+    Slots without rows are left out. `slots_when_read` returns the number of slots. It is called at the first row, when
+    all input has been read.
     """
     slots, current = 0, -1
     pending: list[pa.RecordBatch] = []
@@ -115,21 +115,21 @@ def split_by_slot(
 
 _SEQ = 1
 _LEVEL = 1
-"""Level of the SSTs: 1, the level of a sorted run, because SSTs of level 0 would have to be merged."""
+"""Level of the SSTs: 1, because the SSTs are one sorted run. SSTs of level 0 would have to be merged."""
 _MAX_WORKERS = 4
-"""Maximum number of workers: each holds the rows of an SST in memory twice."""
+"""Maximum number of threads that encode SSTs. Each has the rows of an SST in memory twice."""
 
 
 @dataclass(slots=True)
 class LoadProgress:
-    """SSTs that no version names yet, and the progress of writing them."""
+    """Progress of a load: rows read, and the SSTs written so far, which no version names yet."""
 
     read: int = 0
     rows: int = 0
     ssts: list[Sst] = field(default_factory=list)
     """The written SSTs; sorted by hash when loading is complete."""
     latest_ms: int | None = None
-    """Largest event time, for a table whose rows expire by event time; else None."""
+    """Largest event time in milliseconds, if rows of the table expire by event time; else None."""
 
 
 OnProgress = Callable[[LoadProgress], None]
@@ -148,17 +148,17 @@ class _Written:
     rows: int = 0
     latest_ms: int | None = None
     num_repeats: int = 0
-    """Rows that repeat the key of another row; if there are any, no SST of the slot is written."""
+    """Number of rows whose key occurs in another row. If there are any, no SST of the slot is written."""
     repeated: str = ""
 
 
 @dataclass(slots=True)
 class RowLoader:
-    """Writes rows as SSTs of the first version of the app and stage in `names`.
+    """Writes rows as SSTs for the first version of a stage; `names` are the app and the stage.
 
-    Deterministic except for the SSTs' names. Memory: a few SSTs, and `SORT_MEMORY` for sorting. One put for each SST,
-    or none if `store` is None. Rows with a time to live expire by a time counted from `clock_ms`. `on_progress` is
-    called after each batch and each SST.
+    The SSTs are deterministic except for their names. Needs memory for a few SSTs, and `SORT_MEMORY` for sorting. Makes
+    one put for each SST, or none if `store` is None. If rows expire, their time to live starts at `clock_ms`.
+    `on_progress` is called after each batch and each SST.
     """
 
     store: ObjectStore | None
@@ -213,7 +213,6 @@ class RowLoader:
         self.on_progress(self.progress)
 
     def _write(self, slot: int, slots: int, rows: pa.Table) -> _Written:
-        """Write one SST with the rows of a slot, unless this or an earlier slot has a repeated key."""
         rows = normalise_keys(rows, self.key)
         keys = rows.select(self.key)
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
@@ -253,7 +252,7 @@ Channels = Callable[[], Mapping[str, Output]]
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """Result of an init or of its dry run."""
+    """Result of `slackwater init` or of its dry run."""
 
     app: str
     stage: str
@@ -262,12 +261,12 @@ class Initialised:
     ssts: int
     bytes: int
     offsets: Mapping[str, tuple[int, ...]]
-    """First offsets to read, by topic."""
+    """Offsets at which the stage begins to read, by topic."""
     already: bool
     """True if an earlier call committed these rows."""
     others: tuple[str, ...] = ()
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """First offsets of the other stages, by topic; a topic that is not listed begins as the program declares."""
+    """Offsets at which the other stages begin to read, by topic, if `init` set them."""
 
 
 def initialise(
@@ -282,7 +281,7 @@ def initialise(
 ) -> Initialised:
     """Commit rows as the first version of a stage's table. Creates the app if missing; other stages do not change.
 
-    `first` is the version without rows, time and outputs: kind "init", version 1. `info` is the app's identity, written
+    `first` is the version without rows, time and outputs: kind `init`, version 1. `info` is the app's identity, written
     if the app is missing; None for an app without offsets. `channels` is called when all rows are written. With
     `dry_run`, everything is checked and nothing is written.
 
@@ -331,9 +330,9 @@ def initialise(
 
 
 def check_no_versions(store: ObjectStore, app: str, stage: str) -> None:
-    """Check that a stage may begin with rows: it has no version, or only version 1 of an init.
+    """Raise `Refused` unless a stage may begin with imported rows.
 
-    Raises `Refused` if the stage has other versions, or the app is an unfinished clone.
+    The stage must have no version, or only version 1 of kind `init`. The app must not be an unfinished clone.
     """
     history.list_stages(store, app)  # raises for an unfinished clone
     head = history.head(store, app, stage)
@@ -371,7 +370,7 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
 
 
 def other_start_offsets_error(info: AppInfo) -> Refused:
-    """Return the error for requested offsets that differ from those in the app's identity, which cannot change."""
+    """Return the error for requested first offsets that differ from those of the existing app."""
     starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
     return Refused(
         f"app {info.name!r} already exists, with other start offsets: {starts}",

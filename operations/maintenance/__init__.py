@@ -1,4 +1,4 @@
-"""Maintenance outside of runners: compaction, protection and removal of apps, filling of archives, tokens.
+"""Maintenance of an app without its runner: compaction, protection, removal, archive filling, and tokens.
 
-Each change is committed by compare-and-swap, like versions that runners commit.
+Each change is committed by compare-and-swap, like the versions that runners commit.
 """

@@ -1,6 +1,6 @@
 """Filling of input archives: adds records that an app has read since a moment, if Kafka still has them.
 
-Records are added by version, so that each object states when its records were read, and only records that a committed
+Records are added by version, so that each object states when its records were read. Only records that a committed
 version has read are archived. An interrupted call is resumed by the same command: the index lists the archived records.
 """
 
@@ -25,24 +25,24 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 
 _GROUP_OFFSETS = 200_000
-"""Number of offsets at which a group is complete and fills an object."""
+"""Number of offsets after which a new archive object is started."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFilled:
-    """Records that were added to the archive of a topic, or that would be added after a dry run."""
+    """Records of one topic that a call added to the archive; for a dry run, records that it would add."""
 
     topic: str
     offsets: int
-    """Number of offsets added; in a dry run, of those that Kafka has and the archive lacks."""
+    """Number of added offsets. In a dry run, number of offsets that Kafka has and the archive lacks."""
     records: int
     """Number of records at these offsets; 0 in a dry run, which reads no records."""
     gone: tuple[str, ...]
-    """Offsets read since the moment that neither Kafka nor the archive has, as ranges such as `[0]@10..20`."""
+    """Offsets that the app has read and that neither Kafka nor the archive has, as ranges such as `[0]@10..20`."""
 
 
 _ReadsByTopic = dict[tuple[str, str], list[tuple[int, Extents]]]
-"""Reads by topic and topic id, each with its version's time; the id is empty if unknown."""
+"""Offsets that versions have read, with their commit times, by topic and topic id (empty if unknown)."""
 
 
 def fill(
@@ -78,7 +78,6 @@ def fill(
 
 
 def _add_reads_since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ReadsByTopic) -> None:
-    """Add to `reads` the offsets that a stage read in each version after `start`, as far back as its history exists."""
     later = head
     for earlier in history.iter_backwards(store, head):
         if earlier.version < later.version and later.traits.reads_records:
@@ -129,7 +128,6 @@ def _fill_topic(
 
 
 def _find_archive(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
-    """Return the archive of the topic with this id; an empty archive if there is none."""
     last = index.newest_incarnations(store, app).get(topic, 0)
     for number in range(last, 0, -1):
         head = index.newest(store, app, topic, number)
@@ -139,7 +137,6 @@ def _find_archive(store: ObjectStore, app: str, topic: str, topic_id: str) -> Ar
 
 
 def _group_extents(read: list[tuple[int, Extents]], remaining: Extents) -> Iterator[tuple[int, Extents]]:
-    """Yield the `remaining` offsets among those read, in groups of one day and a limited size, one for each object."""
     group: Extents = ()
     last_ms = 0
     for read_ms, extents in read:
@@ -167,19 +164,19 @@ def _append(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMerged:
-    """The result of merging objects in the archive of a topic, or of a dry run."""
+    """Result of merging the objects in the archive of one topic, or of the dry run."""
 
     topic: str
     before: int
     after: int
-    """Number of objects after the merge; in a dry run, after the first merge."""
+    """Number of objects after the merge; in a dry run, after the first merge of several."""
     bytes: int
 
 
 def merge_archives(
     store: ObjectStore, app: str, *, full: bool, by: str, dry_run: bool = False
 ) -> tuple[ArchiveMerged, ...]:
-    """Merge objects of an app's archives where a merge is due.
+    """Merge small objects of an app's archives, where a merge is due.
 
     With `full`, all objects of one day that are below the target size are merged. Returns only archives with a merge.
     Raises `Unavailable`; merges that were committed before the error are kept.

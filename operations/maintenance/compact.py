@@ -1,8 +1,8 @@
-"""Compaction of an app's tables outside of its runners, by versions of kind "compaction" between the batches.
+"""Compaction of an app's tables without its runner, by versions of kind `compaction` between the batches.
 
 Merges are picked from a stage's head, and committed with the head's own epoch. If a batch or a claim commits first
-(`store.versions.amend`), the results are applied to the new head; they are dropped only if they do not fit any more
-(`store.compaction.plan`). A compaction reads and writes no records: everything except SSTs is carried over unchanged.
+(`store.versions.amend`), the results are applied to the new head. They are dropped only if they do not fit any more
+(`store.compaction.plan`). A compaction neither reads nor writes records: everything except SSTs stays unchanged.
 """
 
 import threading
@@ -37,25 +37,25 @@ _COMMIT_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Compaction that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
+    """Merge that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
 
     stage: str
-    """Name of the table, which is the stage's name or the name of a side table."""
+    """Name of the table: the stage's name or the name of a side table."""
     partition: int
     inputs: int
     bytes: int
     levels: tuple[int, ...]
     level: int
     moves: bool
-    """True if only the level of the SSTs changes, and the SSTs are not rewritten."""
+    """True if the merge only changes the level of the SSTs and does not rewrite them."""
     drops_tombstones: bool
 
 
 def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
-    """Return the merges that an app's policies call for; with `full`, those that make each hash range one run.
+    """Return the merges that an app's compaction policies require. Changes nothing.
 
-    `stages` limits the merges to these stages; empty for all. Changes nothing. Makes a listing, and for each stage the
-    requests of `history.head`.
+    With `full`, returns the merges that make each hash range one run. Empty `stages` means all stages. Makes a listing,
+    and for each stage the requests of `history.head`.
 
     Raises `NotFound` if the app or a stage does not exist, and `Refused` if one of `stages` has no table, or is
     retired.
@@ -72,7 +72,7 @@ def _merge(name: str, due: Compaction) -> Merge:
 
 
 def heads_of_compactions(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
-    """Return the newest versions of stages, as far as they are of kind "compaction".
+    """Return the newest version of each stage, if that version is of kind `compaction`.
 
     Makes the requests of `plan`, and raises its errors.
     """
@@ -97,7 +97,7 @@ def _heads_with_table(
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """Committed version of kind "compaction". Its inputs and outputs are SSTs."""
+    """Committed version of kind `compaction`, with the numbers of merged SSTs (`inputs`) and new SSTs (`outputs`)."""
 
     app: str
     stage: str
@@ -109,12 +109,12 @@ class Compacted:
     bytes_read: int
     bytes_written: int
     left_out: int
-    """Merges that did not fit any more: another process merged their inputs, or their result is lost."""
+    """Number of merges that were dropped: another process merged their inputs, or their output was deleted."""
 
 
 @dataclass(slots=True)
 class StageCompactor:
-    """Compacts the tables of one stage; `head` is the stage's newest version, possibly outdated."""
+    """Compacts the tables of one stage. `head` is the stage's newest version, possibly outdated."""
 
     store: InitVar[ObjectStore]
     cache: SstCache
@@ -124,7 +124,7 @@ class StageCompactor:
     threads: int
     now_ms: Callable[[], int]
     stop: threading.Event
-    """If set, running merges are abandoned."""
+    """If this event is set, running merges are abandoned."""
     _store: CountingStore = field(init=False)
     _writer: str = field(default_factory=lambda: str(ULID()), init=False)
 
@@ -133,9 +133,9 @@ class StageCompactor:
         self._store = CountingStore(store)
 
     def merge_until_done(self, *, full: bool = False) -> Iterator[Compacted]:
-        """Merge until no merge is due, or `stop` is set; yields each version when it is committed.
+        """Merge until no merge is due, or `stop` is set. Yields each version when it is committed.
 
-        One request if no merge is due and no version was committed since the last call. With `full`, each state
+        Makes one request if no merge is due and no version was committed since the last call. With `full`, each state
         partition is merged into one run, once, even if batches are committed meanwhile.
 
         Raises `NotFound` if the stage was deleted, `Refused` if a merge would take too long, `CommitConflict` if other
@@ -192,7 +192,6 @@ class StageCompactor:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _commit_results(self, done: list[CompactionResult]) -> Compacted | None:
-        """Commit merges whose inputs the head still has; returns None if there is none."""
         # Garbage collection deletes an SST that no version names after an hour, and this process may have been
         # suspended for longer: one request for each SST that was written.
         written = [sst for merge in done if not merge.compaction.is_trivial_move for sst in merge.outputs]
@@ -241,7 +240,7 @@ class StageCompactor:
 
 @dataclass(slots=True)
 class AppCompactor:
-    """Compacts the tables of an app, of some stages or of all."""
+    """Compacts the tables of an app, of some stages or of all stages."""
 
     store: ObjectStore
     cache: SstCache
@@ -255,7 +254,7 @@ class AppCompactor:
     _compactors: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
 
     def merge_once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
-        """Merge until no merge is due, and record it in the log of operations. Raises the errors of `merge_due`."""
+        """Merge until no merge is due, and add an entry to the log of operations. Raises the errors of `merge_due`."""
         done = []
         for compacted in self.merge_due(full=full):
             done.append(compacted)
@@ -277,7 +276,7 @@ class AppCompactor:
         on_failure: Callable[[str, Exception], None],
         on_unavailable: Callable[[Unavailable], None],
     ) -> None:
-        """Merge until `stop` is set, checking every `every_s` seconds for due merges.
+        """Run due merges every `every_s` seconds, until `stop` is set.
 
         Raises the errors of `plan` at the first check. `on_unavailable` is called if the store does not answer; the
         next check retries.
@@ -295,12 +294,12 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, on_failure: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until no merge is due; with `full`, merge each hash range into one run. Yields each new version.
+        """Merge until no merge is due. Yields each new version. May be called repeatedly.
 
-        May be called again. Makes a listing and a request for each stage if nothing was committed since the last call.
-        If a table cannot be merged, `on_failure` receives its stage and the error, and the other tables are merged. The
-        error is raised instead if `on_failure` is None, or if the store does not answer. Raises the errors of `plan`
-        and `StageCompactor.merge_until_done`, with a note that names the table.
+        With `full`, merges each hash range into one run. Makes a listing and a request for each stage if nothing was
+        committed since the last call. If a table cannot be merged, `on_failure` receives its stage and the error, and
+        the other tables are merged. The error is raised instead if `on_failure` is None, or if the store does not
+        answer. Raises the errors of `plan` and `StageCompactor.merge_until_done`, with a note that names the table.
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._compactors):

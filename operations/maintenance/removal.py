@@ -1,14 +1,14 @@
 """Removal of an app with all its objects; protection of app names against destructive commands.
 
-The order lets a repeated call finish a removal interrupted at any point:
+A removal can be interrupted at any point; the same command finishes it. Its steps are in this order:
 
-1. Check that no clone needs the app (`take.remove`) and no runner holds it. Every stage gets a version that retires it:
-   a runner that was not detected stops at its next commit.
-2. Wait until these versions are as old as the time for which a writer may commit without checking for newer versions
-   (`store.versions.horizon`): a writer that resumes later checks, finds that its history is deleted, and stops.
+1. Check that no clone needs the app (`take.remove`) and no runner holds it. Commit a version of each stage that retires
+   it: a runner that was not detected stops at its next commit.
+2. Wait for as long as a writer may commit without checking for newer versions (`store.versions.horizon`). A writer that
+   resumes later checks, finds that its history is deleted, and stops.
 3. Put the journal, an object that marks the app as being removed. From now on, listing its stages or creating an app of
-   its name is refused. Check once more: a cut that was pinned before is found now, and whoever pins one later finds the
-   journal. A promotion that is prepared and not decided is rolled back.
+   its name is refused. Check once more for clones: a cut that was pinned before is found now, and a process that pins
+   a cut later finds the journal. Roll back a promotion that is prepared and not decided.
 4. Delete the app's identity, then everything else, the newest versions last, and the journal after them. A record of
    who removed the app, and when, remains, because the app's own log is deleted.
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
@@ -42,7 +42,7 @@ from ...store.versions.manifest import Manifest
 
 
 class Protection(Struct, frozen=True):
-    """Stored object that makes an app's name protected."""
+    """Stored object that protects the name of an app: destructive commands then ask for confirmation."""
 
     app: limits.Name
     by: limits.ShortText
@@ -51,9 +51,9 @@ class Protection(Struct, frozen=True):
 
 
 def protection_of(store: ObjectStore, app: str) -> Protection | None:
-    """Return the protection of the app in this folder; None if it is not protected.
+    """Return the protection of the app in the folder `app`; None if the app is not protected.
 
-    Makes one request, and the requests of `apps.called` if the folder's name is not protected.
+    Makes one request. If the folder's name is not protected, also makes the requests of `apps.find_promoted_name`.
     """
     protection = codec.find(store, keys.protected(app), Protection)
     if protection is None and (name := apps.find_promoted_name(store, app)):
@@ -62,7 +62,7 @@ def protection_of(store: ObjectStore, app: str) -> Protection | None:
 
 
 def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
-    """Protect the name of the app in this folder; returns the protection, which may have existed already.
+    """Protect the name of the app in the folder `app`. Returns the new or existing protection.
 
     Raises `NotFound` if the app does not exist, and `Refused` if another app has that name.
     """
@@ -75,7 +75,10 @@ def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection
 
 
 def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called: str = "") -> bool:
-    """Remove the protection; returns False if there was none. Raises the errors of `check_protected` and `protect`."""
+    """Remove the protection of an app. Returns False if there was none.
+
+    Raises the errors of `check_protected` and `protect`.
+    """
     name = _served_name(store, app)
     if (protection := protection_of(store, app)) is None:
         return False
@@ -87,10 +90,11 @@ def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called
 
 
 def check_protected(store: ObjectStore, app: str, action: str, typed: str, called: str = "") -> None:
-    """Raise `Protected` if the app in this folder is protected and the user did not confirm by typing its name.
+    """Raise `Protected` if an app is protected and the user did not type its name to confirm.
 
-    `typed` may be the name by which the app is `called`, and also the folder's or the protected name, unless `called`
-    is a former name such as `NAME~1`. `action` completes the hint, as in "to …".
+    `app` is the app's folder, `called` the name by which the user called the app, and `typed` the confirmation. The
+    folder's name and the protected name also confirm, except if `called` is a former name such as `NAME~1`. `action`
+    begins the hint, such as "to remove it".
     """
     called = called or app
     if typed == called or (protection := protection_of(store, app)) is None:
@@ -106,7 +110,6 @@ def check_protected(store: ObjectStore, app: str, action: str, typed: str, calle
 
 
 def _served_name(store: ObjectStore, app: str) -> str:
-    """Return the name of the app in this folder. Raises the errors of `protect`."""
     apps.read_app(store, app)
     if (has := apps.folder_of(store, app)) != app:
         raise Refused(
@@ -117,23 +120,23 @@ def _served_name(store: ObjectStore, app: str) -> str:
 
 
 _BATCH = 1_000
-"""Number of objects that are deleted between two checks that the app is still marked as being removed."""
+"""Number of objects that are deleted between two checks of the removal's journal."""
 
 
 class Removal(Struct, frozen=True):
-    """Journal of the removal of an app; after the removal, the record that remains of it."""
+    """Journal of the removal of an app. Afterwards it remains as the record of the removal."""
 
     id: limits.Ulid
     app: limits.Name
     time_ms: limits.TimeMs
     by: limits.ShortText
     stages: dict[limits.Name, limits.Version]
-    """Stages of the app, with the newest version of each before the removal."""
+    """Newest version of each stage before the removal."""
     topics: tuple[limits.Topic, ...]
     """Repartition topics of the app, and the internal topics of its sinks."""
     message: limits.ShortText = ""
     source: limits.NameOrNone = ""
-    """App from which a clone was cloned, if the source has a snapshot that pins shared files; else empty."""
+    """Source of a clone, if a snapshot there pins shared files; else empty."""
     source_root: limits.ShortText = ""
     snapshot: limits.NameOrNone = ""
 
@@ -151,18 +154,18 @@ class Contents:
     ssts: int
     snapshots: int
     objects: int
-    """Number of all objects, including those that other fields count."""
+    """Number of all objects of the app. Other fields count some of them."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The result of a removal or of its dry run."""
+    """Result of a removal or of its dry run."""
 
     removal: Removal
     contents: Contents
     already: bool
-    """True if the app was removed earlier, as `removal` records."""
+    """True if an earlier call removed the app, as recorded in `removal`."""
 
 
 def remove_app(
@@ -178,14 +181,12 @@ def remove_app(
     on_wait: Callable[[str], None] = lambda _line: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Removed:
-    """Delete an app with its history, tables and snapshots; with `dry_run`, only check everything.
+    """Delete an app with its history, tables and snapshots. With `dry_run`, only check everything.
 
-    An app that serves under another app's name since a promotion is never removed.
-
-    With `fence`, an app that a runner holds is removed, too; the runner stops. With `force`, an app whose files clones
-    still use is removed, too; the clones are damaged then. `remove_topics` removes the app's topics in Kafka; if it
-    raises, the next call calls it again. `on_wait` receives a line that names the reason of a wait, and `pause` sleeps
-    for a number of seconds.
+    `fence` allows the removal of an app that a runner holds; the runner stops. `force` allows the removal of an app
+    whose files clones still use; the clones are damaged then. An app that serves under another app's name since a
+    promotion is never removed. `remove_topics` removes the app's topics in Kafka; if it raises, the next call calls it
+    again. `on_wait` receives the reason of each wait as a line, and `pause` sleeps for a number of seconds.
 
     Raises `NotFound` if the app does not exist and no removal is recorded. Raises `Refused`, with nothing deleted, if a
     clone needs the app or may need it, a runner holds it, or it serves under another app's name. After `Unavailable`,
@@ -259,7 +260,6 @@ def _await_writers(
     on_wait: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> None:
-    """Wait until no writer may commit to a retired stage without checking for newer versions."""
     written = (
         info.modified_ms
         for head in heads.values()
@@ -272,7 +272,6 @@ def _await_writers(
 
 
 def _retired_heads(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
-    """Return the newest versions of these stages. Raises `Refused` if a runner has taken one over."""
     heads = heads_of(store, app, stages)
     for stage, head in heads.items():
         if not head.retired:
@@ -297,7 +296,7 @@ def delete_temporary_app(
 ) -> None:
     """Delete all objects of a temporary app that no runner holds.
 
-    `remove_topics` removes its topics in Kafka. A repeated call finishes an interrupted one; meanwhile the app is
+    `remove_topics` removes its topics in Kafka. A repeated call finishes an interrupted call; until then, the app is
     invisible.
     """
     objects = list(store.list(f"{app}/"))
@@ -329,7 +328,7 @@ def _make_journal(
 
 
 def check_serves_no_name(store: ObjectStore, app: str) -> None:
-    """Raise `Refused` if the app in this folder has another app's name since a promotion."""
+    """Raise `Refused` if the app in the folder `app` got another app's name by a promotion."""
     if name := apps.find_promoted_name(store, app):
         raise Refused(
             f"cannot remove or recreate {app}: it serves as {name} since its promotion",
@@ -339,7 +338,7 @@ def check_serves_no_name(store: ObjectStore, app: str) -> None:
 
 
 def removal_of(store: ObjectStore, app: str) -> Removal | None:
-    """Return the newest record of the removal of an app with this name; None if there is none. One request."""
+    """Return the newest record of the removal of an app with this name; None if there is none. Makes one request."""
     return codec.find(store, keys.removed(app), Removal)
 
 
@@ -350,7 +349,6 @@ def _list_stages(store: ObjectStore, app: str, cloning: apps.CloneJournal | None
 
 
 def _clone_source(store: ObjectStore, app: str, cloning: apps.CloneJournal | None) -> tuple[str, str, str]:
-    """Return a clone's source, the source's root, and its snapshot for the clone; empty if no file is shared."""
     info = cloning.info if cloning is not None else apps.find_app(store, app)
     if info is None or info.origin is None:
         return "", "", ""
@@ -359,7 +357,6 @@ def _clone_source(store: ObjectStore, app: str, cloning: apps.CloneJournal | Non
 
 
 def _remove_clone_pin(store: ObjectStore, removal: Removal) -> None:
-    """Remove the snapshot that pinned the shared files of a clone, unless it belongs to a different clone."""
     if not removal.snapshot:
         return
     source = store.at(removal.source_root)
@@ -379,10 +376,6 @@ def _contents(store: ObjectStore, app: str) -> Contents:
 
 
 def _in_deletion_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[ObjectInfo], ...]:
-    """Return the app's remaining objects in groups, in the order of deletion; each group is unordered.
-
-    Snapshots come before the objects that they pin; the newest version of each stage, which stops its runner, is last.
-    """
     # The protection belongs to the app that has the name now.
     protected = (keys.protected(app),) if apps.folder_of(store, app) != app else ()
     remaining = [info for info in store.list(f"{app}/") if info.key not in protected]

@@ -1,4 +1,4 @@
-"""Tokens of a store. A token names apps, tables and verbs; only a hash of its secret is stored."""
+"""Access tokens of a store root. A token names apps, tables and verbs; only a hash of its secret is stored."""
 
 import hashlib
 import secrets
@@ -18,17 +18,17 @@ from ...store.versions.codec import JsonFolder
 from ...store.versions.side_tables import possible_owners, table_declarations
 
 ALL = "*"
-"""Entry that stands for any app or any table."""
+"""Value of `Token.apps` and `Token.tables` that stands for every app or every table."""
 PREFIX = "slackwater_"
-"""Prefix of each token, by which scanners for leaked secrets recognise it."""
+"""First characters of each token, by which scanners for leaked secrets recognise it."""
 Verb = Literal["read", "sql", "bisect", "snapshot", "values"]
-"""Actions of a token: read rows and histories, run SQL, bisect, request snapshots, and (agents) see unmasked values."""
+"""Permission of a token: read rows and histories, run SQL, bisect, request snapshots, unmasked values (for agents)."""
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _Names = Annotated[tuple[limits.ShortText, ...], Meta(max_length=1_000, description="at most 1,000 names")]
 
 
 class Token(Struct, frozen=True):
-    """The permissions of a token."""
+    """An access token: its name, and the apps, tables and verbs that it permits."""
 
     name: limits.Name
     digest: limits.Checksum = ""
@@ -40,7 +40,7 @@ class Token(Struct, frozen=True):
     tables: _Names = (ALL,)
     verbs: tuple[Verb, ...] = ("read",)
     per_s: Annotated[int, Meta(ge=0, le=1_000_000, description="requests a second, or 0")] = 0
-    """Maximum number of requests that each instance answers in a second; 0 for no limit."""
+    """Maximum number of requests per second that each server answers; 0 for no limit."""
     until_ms: limits.TimeMs = 0
     created_ms: limits.TimeMs = 0
     by: limits.ShortText = ""
@@ -73,10 +73,10 @@ def add(
     now_ms: int,
     dry_run: bool,
 ) -> tuple[Token, str]:
-    """Create a token; returns it with its secret. The secret is not stored, and is empty for a client certificate.
+    """Create a token. Returns the token and its secret; the secret is empty for a client certificate.
 
-    Raises `Usage` (the name is malformed, or a verb does not exist), `NotFound` (an app or a table does not exist) and
-    `Refused` (the token exists already).
+    The secret is not stored. Raises `Usage` (the name is malformed, or a verb does not exist), `NotFound` (an app or a
+    table does not exist) and `Refused` (the token exists already).
     """
     keys.check_name("token", name)
     for verb in verbs:
@@ -113,7 +113,6 @@ def add(
 
 
 def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collection[str]) -> None:
-    """Raise `NotFound` for a table that no app in these folders can have, judged by its name."""
     heads = {folder: heads_of(store, folder, stages_of(store, folder)) for folder in folders}
     if not all(heads.values()):
         return  # an app without a version may get any table
@@ -125,7 +124,7 @@ def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collecti
 
 
 def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
-    """Remove a token: instances notice within seconds. Raises `NotFound`."""
+    """Remove a token. Running servers notice within seconds. Raises `NotFound`."""
     token = TOKENS.find(store, name)
     if token is None:
         raise NotFound("token", name, (token_.name for token_ in TOKENS.all(store)))

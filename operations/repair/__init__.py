@@ -1,4 +1,4 @@
-"""Repair of an app by hand: rewind to an earlier moment, reset of offsets, the list of rejected records.
+"""Repair of an app by a user: rewind to an earlier moment, reset of offsets, the list of rejected records.
 
-The versions are decided in `snapshot.change`, which also has edits and requests for retries.
+`snapshot.change` decides the new versions. It also has edits of rows, and requests to retry rejected records.
 """

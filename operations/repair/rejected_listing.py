@@ -24,7 +24,7 @@ class RejectedRecord:
 
     stage: str
     address: str
-    """Location in Kafka: `topic[partition]@offset`, and `+row` for a row of a message in a repartition topic.
+    """Kafka position: `topic[partition]@offset`, and `+row` for a row of a message in a repartition topic.
 
     A row that a sink's topic refused has the address `topic vN+row`, with the row number among the sink's rows of
     version N.
@@ -33,7 +33,7 @@ class RejectedRecord:
     time_ms: int
     key: bytes | None
     value: bytes | None
-    """Bytes as stored in Kafka; for a row of a repartition topic, an Arrow stream of that row."""
+    """Bytes of the record as stored in Kafka; for a row of a repartition topic, an Arrow stream of that row."""
     error: str
     message: str
     stack: str
@@ -41,12 +41,12 @@ class RejectedRecord:
     rejected_ms: int
     attempts: int
     retried: int | None
-    """Version that applied the record on a retry; None while the record waits."""
+    """Version in which a retry of the record succeeded; None while the record waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecords:
-    """Newest rejected records of an app, with the counts of each stage."""
+    """Newest rejected records of an app, and numbers of rejected records by stage."""
 
     app: str
     records: tuple[RejectedRecord, ...]
@@ -58,9 +58,9 @@ class RejectedRecords:
 def list_rejected(
     store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
 ) -> RejectedRecords:
-    """Return the newest `limit` rejected records of a cut, 0 for all; with `every`, also retried ones.
+    """Return the newest `limit` rejected records of a cut; all if `limit` is 0. With `every`, also retried ones.
 
-    Raises `NotFound` if the moment has no such stage.
+    Raises `NotFound` if the cut has no such stage.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)

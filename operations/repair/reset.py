@@ -2,7 +2,7 @@
 
 A reset is decided and committed like a rewind: for all stages or for none, even if the process is killed. Rows already
 counted remain counted: after a move back, records count twice; after a move forward, skipped records never count. The
-plan has the numbers of both.
+plan has the numbers of re-read and of skipped records.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ...store.versions.manifest import Input, Manifest
 from .rewind import pin_before
 
 SNAPSHOT_PREFIX = "before-reset-"
-"""Name prefix of the snapshots taken before a reset; the number of the reset follows."""
+"""Prefix of the names of snapshots that are taken before a reset. The number of the reset follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovedPartition:
-    """Partition whose offset changes."""
+    """Partition of a user's topic whose offset a reset changes."""
 
     topic: str
     partition: int
     before: int
     after: int
     another: bool = False
-    """True if `after` belongs to a new topic that replaced the one of that name."""
+    """True if the topic was recreated, so that `after` is an offset of the new topic."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.before} to {self.after}"
@@ -54,14 +54,14 @@ class ResetStage:
     version: int
     moved: tuple[MovedPartition, ...]
     watermark_ms: int | None
-    """Watermark of a stage with an offset that moves back; else None.
+    """Watermark of the stage, milliseconds since 1970 UTC, if an offset moves back; else None.
 
     Re-read rows that are older than the watermark are late, and left out of windows.
     """
     sinks: tuple[str, ...]
-    """Sinks of this stage and of the stages downstream that publish re-read records a second time."""
+    """Sinks of this stage and of downstream stages to which re-read records are published a second time."""
     made_again: tuple[str, ...] = ()
-    """One sentence on the old and the new topic, for each topic that was deleted and recreated since it was read."""
+    """A sentence about each topic that was deleted and recreated since it was read."""
 
     @property
     def read_again(self) -> int:
@@ -70,7 +70,10 @@ class ResetStage:
 
     @property
     def skipped(self) -> int:
-        """Number of unread offsets that will be skipped; all before the new offset if the topic was recreated."""
+        """Number of unread offsets that will be skipped.
+
+        If the topic was recreated, these are all offsets before the new position.
+        """
         return sum(
             partition.after if partition.another else max(0, partition.after - partition.before)
             for partition in self.moved
@@ -86,7 +89,7 @@ class ResetDone:
     stages: tuple[ResetStage, ...]
     """Stages whose offsets change, upstream first; empty if all offsets are already as requested."""
     number: int = 0
-    """Number of the migration; 0 for a dry run, or if no offset changes."""
+    """Number of the reset's migration; 0 for a dry run, or if no offset changes."""
     snapshot: str = ""
     versions: Mapping[str, int] = field(default_factory=dict)
 
@@ -106,10 +109,11 @@ def reset(
 ) -> ResetDone:
     """Change the offsets from which an app reads users' topics at its next start.
 
-    `scope` maps topics, by declared name or name in Kafka, to their partitions, None for all; an empty scope means all
-    topics. The `reader` copies the in-flight records into the snapshot of the moment before the reset. An interrupted
-    reset is finished by a repeated call, or by the next run, rewind or migration. A repeated shift is applied only once
-    until a runner has committed again. Raises the errors of `StoredApp.reset`.
+    `scope` has the partitions to reset by topic, None for all partitions; the topic's name is the declared name or the
+    name in Kafka. An empty scope means all topics. The `reader` copies the in-flight records into the snapshot of the
+    moment before the reset. An interrupted reset is finished by a repeated call, or by the next run, rewind or
+    migration. A repeated shift is applied only once until a runner has committed again. Raises the errors of
+    `StoredApp.reset`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.RESET, *RUNS_ELSEWHERE)
@@ -150,7 +154,6 @@ def _step(positions: Mapping[str, ResetPosition]) -> MigratedStage:
 def _export_lag(
     kafka: KafkaTopics, heads: Mapping[str, Manifest], positions: Mapping[str, Mapping[str, ResetPosition]]
 ) -> None:
-    """Export the lag from the new offsets, even in a repeated call: the first call may have died before the export."""
     for stage, head in heads.items():
         new = positions.get(stage, {})
         users = {
@@ -163,7 +166,6 @@ def _export_lag(
 
 
 def _is_repeated_shift(store: ObjectStore, app: str, heads: Mapping[str, Manifest], request: str) -> bool:
-    """Return True if the app's last change was this very shift, so that a repeated command does not shift twice."""
     last = MIGRATIONS.newest(store, app)
     if last is None or not last.is_reset or not last.detail.startswith(f"{last.number}: {request}"):
         return False
@@ -238,22 +240,22 @@ _SCOPE = re.compile(r"(?P<topic>[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
 
 @dataclass(frozen=True, slots=True)
 class ResetPosition:
-    """Position from which one input continues."""
+    """Offsets from which one input continues after a reset."""
 
     offsets: tuple[int, ...]
     topic_id: str = ""
-    """Id of the current topic if it replaced the topic that was read, `?` if that id is not known; else empty."""
+    """Id of the current topic if it was recreated since it was read (`?` if not known); else empty."""
     another: str = ""
-    """Sentence on the old and the new topic if the topic was replaced; else empty."""
+    """Sentence about the recreated topic; empty if the topic was not recreated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Rule that determines the new offsets."""
+    """Rule that determines the new offsets of a reset, such as `earliest` or a shift."""
 
     kind: Literal["earliest", "latest", "time", "shift", "offset"]
     value: int = 0
-    """Time in ms since 1970 UTC, number of records, or offset."""
+    """Milliseconds since 1970 UTC, number of records, or offset, depending on `kind`."""
 
     @classmethod
     def from_options(
@@ -267,7 +269,7 @@ class Scenario:
         to_offset: int | None = None,
         now_ms: int,
     ) -> Self:
-        """Return the scenario of the single given option; a duration counts back from `now_ms`. Raises `Usage`."""
+        """Return the scenario of the single given option. A duration counts back from `now_ms`. Raises `Usage`."""
         scenarios = [
             *([cls("earliest")] if to_earliest else []),
             *([cls("latest")] if to_latest else []),
@@ -298,12 +300,13 @@ class Scenario:
                 return f"to offset {self.value}"
 
     def new_position(self, kafka: KafkaTopics, at: Input, partitions: Sequence[int] | None) -> ResetPosition:
-        """Return the new offsets of an input; partitions that are not in `partitions` keep their offsets.
+        """Return the new offsets of an input. Partitions that are not in `partitions` keep their offsets.
 
         If the topic was recreated since it was read, all partitions must be chosen, and a shift counts from the offsets
         that were read in the old topic.
 
-        Raises `NotFound` if Kafka lacks the topic or a partition, and `Refused` if Kafka does not hold an offset.
+        Raises `NotFound` if Kafka lacks the topic or a partition, and `Refused` if a new offset is outside of the
+        topic.
         """
         topic = at.topic
         now = kafka.state(topic)
@@ -347,7 +350,10 @@ class Scenario:
 
 
 def parse_span_ms(text: str) -> int:
-    """Parse a time span, in the format of Kafka's tool (`P1DT2H30M`) or slackwater's own (`1h`). Raises `Usage`."""
+    """Parse a time span in the format of Kafka's tool (`P1DT2H30M`) or of slackwater (`1h`) to milliseconds.
+
+    Raises `Usage`.
+    """
     if _ISO_SPAN.fullmatch(text) and text[-1].upper() not in "PT":
         return parse_ms("--by-duration", text.upper().replace("P", "").replace("T", "").lower())
     return parse_ms("--by-duration", text)
@@ -356,8 +362,8 @@ def parse_span_ms(text: str) -> int:
 def parse_scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
     """Parse arguments such as `flights` or `flights:0,1` into the partitions of each topic.
 
-    The partitions are None for all of them; the result is empty for all topics. Raises `Usage` for another format, or
-    if both or neither of `words` and `all_topics` are given.
+    The partitions are None for all partitions of a topic; the result is empty for all topics. Raises `Usage` for
+    another format, or unless exactly one of `words` and `all_topics` is given.
     """
     if bool(words) == all_topics:
         raise Usage(

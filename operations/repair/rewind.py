@@ -26,10 +26,11 @@ from .rewind_plan import RewindPlan, plan
 
 
 def find_moment_before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
-    """Return the moment right before the newest program was deployed, as recorded when runners claimed stages.
+    """Return the moment right before the newest program was deployed.
 
-    If the last rewind already undid a deploy, the newest moment is returned. Costs some 20 requests for each stage and
-    each claim since then. Raises `NotFound` if no earlier program is known.
+    Runners record their program when they claim stages. If the last rewind already undid a deploy, the newest moment is
+    returned. Costs some 20 requests for each stage and each claim since the deploy. Raises `NotFound` if no earlier
+    program is known.
     """
     live = [head for head in heads.values() if not head.retired]
     app = next(iter(heads.values())).app
@@ -53,7 +54,6 @@ def _has_undone_deploy(store: ObjectStore, head: Manifest) -> bool:
 
 
 def _find_deploy(store: ObjectStore, head: Manifest) -> Manifest | None:
-    """Return the claim or migration that deployed a stage's current program; None if no earlier program is known."""
     read, first = partial(history.read, store, head.app), partial(history.first_version, store, head.app)
     at = head
     while True:
@@ -78,7 +78,7 @@ def _is_older_epoch(epoch: int, manifest: Manifest) -> bool:
 
 
 SNAPSHOT_PREFIX = "before-rewind-"
-"""Name prefix of the snapshots taken before a rewind; the number of the rewind follows."""
+"""Prefix of the names of snapshots that are taken before a rewind. The number of the rewind follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class Rewound:
 
     plan: RewindPlan
     number: int = 0
-    """Number of the migration; 0 for a dry run, or if nothing changes."""
+    """Number of the rewind's migration; 0 for a dry run, or if nothing changes."""
     snapshot: str = ""
-    """Snapshot of the undone state; empty for a dry run, or if nothing changes."""
+    """Name of the snapshot of the undone state; empty for a dry run, or if nothing changes."""
     versions: Mapping[str, int] = field(default_factory=dict)
     changes: tuple[TableDiff, ...] = ()
-    """Row changes of each table, for a dry run only."""
+    """Row changes of each table; only for a dry run."""
 
 
 def rewind(
@@ -137,7 +137,7 @@ def rewind(
 
 
 def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: KafkaTopics | None) -> None:
-    """Pin a cut under this name. Replaces the snapshot of an interrupted call that pinned a different cut."""
+    """Pin a cut by a snapshot with this name. Replaces the snapshot of an interrupted call with a different cut."""
     existing = find_snapshot(store, cut.app, name)
     if existing is not None and existing.stages != cut.versions:
         delete_snapshot(store, cut.app, name)

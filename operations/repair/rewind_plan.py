@@ -23,26 +23,26 @@ from ...store.versions.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class SinkRows:
-    """Rows committed for a sink since a moment, including those of versions that an earlier rewind undid."""
+    """Numbers of rows committed for a sink since a moment, including rows of versions that an earlier rewind undid."""
 
     stage: str
     sink: str
     topic: str
     """Topic of the sink; empty for a function."""
     rows: int
-    """Number of rows published, as far as the store knows; a rewind cannot undo their publication."""
+    """Number of published rows, as far as the store knows. A rewind cannot undo them."""
     offsets: tuple[str, ...]
-    """Offset ranges of the topic since the moment; records of other producers may be among them."""
+    """Offset ranges written to the topic since the moment. Other producers may have written some of the records."""
     dropped: int
-    """Number of rows committed but not published yet; a rewind drops them."""
+    """Number of rows that are committed and not published yet. A rewind drops them."""
 
 
 def sink_rows(
     store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: KafkaTopics
 ) -> Iterator[SinkRows]:
-    """Yield counts of rows that versions after `then` committed for the sinks of these stages, by sink and topic.
+    """Yield the numbers of rows that stages committed for each sink and topic after the versions `then`.
 
-    Raises `Refused` if a sink has not yet published all rows committed before that moment.
+    Raises `Refused` if a sink has not yet published all rows of the versions `then`.
     """
     for stage in topological_order(heads):
         head, was = heads[stage], then.get(stage)
@@ -57,7 +57,7 @@ def sink_rows(
 
 
 def find_other_publishers(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
-    """Return other apps that had this app's name since a time, through promotions, and published under it.
+    """Return the other apps that published under this app's name since a time, because of promotions.
 
     Makes no request if the app took part in no promotion.
     """
@@ -75,7 +75,6 @@ def find_other_publishers(store: ObjectStore, heads: Mapping[str, Manifest], sin
 def _count_sink_rows(
     store: ObjectStore, head: Manifest, was: Manifest | None, name: str
 ) -> tuple[Counter[str], Counter[str]]:
-    """Count a sink's rows since `was`, by topic: published rows, and rows not published yet."""
     info = apps.find_app(store, head.app)
     previous = was.sinks.get(name) if was is not None else None
     rows, dropped = Counter[str](), Counter[str]()
@@ -97,10 +96,6 @@ def _count_sink_rows(
 
 
 def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
-    """Yield the last version of each period in which the sink existed, newest first, back to version `after`.
-
-    Costs a few requests for each period, and for each rewind and promotion since then.
-    """
     read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
     at: Manifest | None = head
     while at is not None and at.version > after:
@@ -114,7 +109,6 @@ def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> 
 
 
 def _change_counts(manifest: Manifest) -> tuple[int, int]:
-    """Return the numbers of promotions and of rewinds up to a version; neither number ever decreases."""
     return manifest.promotion.number if manifest.promotion is not None else 0, len(manifest.rewinds)
 
 
@@ -123,13 +117,11 @@ def _is_earlier(counts: tuple[int, int], manifest: Manifest) -> bool:
 
 
 def _is_withdrawn(store: ObjectStore, at: Manifest) -> bool:
-    """Return True if the sinks were added by a promotion that was withdrawn, so none of their rows is published."""
     promotion = at.promotion
     return promotion is not None and promotion.to == at.app and apps.is_promotion_decided(store, promotion) is False
 
 
 def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) -> int:
-    """Return the number of rows that a sink published up to a version; all rows if no progress was recorded."""
     if is_newest:
         position = published.newest(store, at, name)
         return position.rows if position is not None else 0
@@ -152,7 +144,7 @@ class UndoneStage:
     stage: str
     version: int
     to: int
-    """Version whose content is restored; 0 if the stage had none at the moment."""
+    """Version whose content is restored; 0 if the stage did not exist at the moment."""
     time_ms: int
     retires: bool
     """True if the rewind retires the stage, because it did not exist or was retired at the moment."""
@@ -173,16 +165,16 @@ class RewindPlan:
     steps: Mapping[str, MigratedStage]
     table_only: bool
     others: tuple[str, ...] = ()
-    """Apps that had this app's name since the moment and published under it; their published rows are not undone."""
+    """Apps that published under this app's name since the moment. A rewind does not undo their rows."""
 
 
 def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: KafkaTopics | None) -> RewindPlan:
-    """Plan the rewind of an app with these newest versions to an earlier moment. Changes nothing.
+    """Plan the rewind of an app from its newest versions `heads` to an earlier moment. Changes nothing.
 
     Without `kafka`, only the tables are rolled back; offsets and in-flight records stay.
 
     Raises `NotFound` if the moment or a topic does not exist, and `Refused` if a stage was renamed since, Kafka no
-    longer holds the records that must be read again, or a sink has not published all rows from before that moment.
+    longer has the records that must be read again, or a sink has not published all rows from before that moment.
     """
     cut, table_only = cut_of_ref(store, target), kafka is None
     if problems := violations(cut.stages):
@@ -238,7 +230,6 @@ def _check_not_renamed(cut: Cut, heads: Mapping[str, Manifest]) -> None:
 
 
 def _check_inputs(cut: Cut, kafka: KafkaTopics) -> None:
-    """Check that Kafka still holds the records to read again. Raises `NotFound` and `Refused`."""
     for manifest in cut.stages.values():
         for read in manifest.inputs.values():
             if not read.upstream:
@@ -248,7 +239,6 @@ def _check_inputs(cut: Cut, kafka: KafkaTopics) -> None:
 
 
 def _unread(store: ObjectStore, cut: Cut, kafka: KafkaTopics) -> dict[str, dict[str, Unread]]:
-    """Return the messages of each channel that its slowest reader has not read. Raises `Refused` if Kafka lost them."""
     unread: dict[str, dict[str, Unread]] = {}
     for channel in channels(cut):
         if channel.input is None:

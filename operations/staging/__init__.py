@@ -1,7 +1,6 @@
-"""Clones of an app, trials of a release on its input, and blue/green promotion of one app over another.
+"""Clones of an app, trials of a changed program on past input, and blue/green promotion of an app over another.
 
-A clone shares SSTs, or copies them, and has its own channels. A promotion follows a transaction with two parties
-(`snapshot.change.switch`): both apps are prepared, then one object records the decision. A runner's part in a promotion
-is in `pipeline.source.wake`, which holds the planners, and in `pipeline.publish`, which waits for the
-decision.
+A clone shares SSTs, or copies them, and has its own channels. A promotion is a transaction with two parties
+(`snapshot.change.switch`): both apps are prepared, then one object records the decision. On the side of the runner,
+`pipeline.source.wake` makes both apps stop reading, and `pipeline.publish` waits for the decision.
 """

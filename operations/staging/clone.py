@@ -53,19 +53,19 @@ def clone(
     is_logged: bool = True,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ClonePlan:
-    """Create app `name` from a moment of another app. The source only gets a snapshot that pins the cut.
+    """Create the app `name` as a clone of another app at a moment. The source only gets a snapshot that pins the cut.
 
     Idempotent: a repeated call finishes an interrupted clone, and changes nothing if the clone exists.
 
-    `topics` maps declared names to the topics that the clone reads instead of the source's, with the same partitions
-    and offsets; it shares the remaining topics with the source. `sinks` maps the sinks that the clone publishes to
-    their topics, and a sink that is a function to its own name; other sinks publish nothing. `terms` has all options,
-    including `topics` and `sinks`. The clone is created in `target_store`, by default in the source's store. Relative
-    refs count from `now_ms`, by default the wall clock; `at` is the cut that `source` named when the caller resolved
-    it. `dry_run` checks everything and changes nothing; with `replaces_existing`, the check assumes that a clone of
-    that name is removed first. `cache` is needed if columns are masked. `on_progress` receives the number of copied
-    SSTs, and the total number of SSTs to copy. With `is_logged`, the clone is recorded in the source's audit log;
-    temporary clones are not.
+    `topics` maps declared names to the topics that the clone reads instead of the source's topics, with the same
+    partitions and offsets; it shares the remaining topics with the source. `sinks` maps the sinks that the clone
+    publishes to their topics, and a sink that is a function to its own name; other sinks publish nothing. `terms` has
+    all options, including `topics` and `sinks`. The clone is created in `target_store`, by default in the source's
+    store. Relative refs count from `now_ms`, by default the wall clock; `at` is the cut that `source` named when the
+    caller resolved it. `dry_run` checks everything and changes nothing; with `replaces_existing`, the check assumes
+    that a clone of that name is removed first. `cache` is needed if columns are masked. `on_progress` receives the
+    number of copied SSTs, and the total number of SSTs to copy. With `is_logged`, the clone is recorded in the source's
+    audit log; temporary clones are not.
 
     Raises the errors of `StoredApp.clone`.
     """
@@ -125,7 +125,7 @@ def clone(
 def temporary_clone(
     create: Callable[[], object], remove: Callable[[], None], removing: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Context in which a clone exists. It is removed on exit, also if creating it fails.
+    """Create a clone for the duration of the context. It is removed on exit, also if creating it fails.
 
     The removal runs inside the context `removing`. On entry, a clone that an interrupted call left is removed first.
     """
@@ -146,10 +146,10 @@ def remove_temporary_clone(
     remove_topics: Callable[[Removal], None],
     pause: Callable[[], None],
 ) -> None:
-    """Remove a clone in its source's store, its pin, and what an interrupted removal left of them. Idempotent.
+    """Remove a temporary clone and the snapshot that pins its SSTs in the source. Idempotent.
 
-    `reason` begins the messages of errors. Raises `Refused` if the app of that name is not a clone of this source, or a
-    runner holds it.
+    Also finishes an interrupted removal. `reason` begins the messages of errors. Raises `Refused` if the app of that
+    name is not a clone of this source, or a runner holds it.
     """
     info, _ = apps.find_app_and_journal(store, name)
     if info is not None and (info.origin is None or info.origin.app != source):
@@ -172,10 +172,6 @@ def _find_keeper(store: ObjectStore, plan: ClonePlan, note: CloneJournal) -> Sna
 def _begin(
     store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: CloneTerms, by: str
 ) -> tuple[CloneJournal, Snapshot | None]:
-    """Pin the source's cut and reserve the clone's name. Returns the clone's journal, and the pin.
-
-    Keeps pins that other calls left, even interrupted ones: their processes may still be running.
-    """
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one
     try:

@@ -1,4 +1,4 @@
-"""Plan of a clone, and its checks, which change nothing."""
+"""Plan of a clone: checks that the clone can be created, without changes."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class CloneTerms:
     """Options of a clone."""
 
     topics: Mapping[str, str] = field(default_factory=dict)
-    """Topics that the clone reads instead of the source's, by declared name."""
+    """Topics that the clone reads instead of the source's topics, by the name that the program declares."""
     sinks: Mapping[str, str] = field(default_factory=dict)
     """Topic that the clone publishes to, by the sink's declared name."""
     masks: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class CloneTerms:
     reason: str = ""
     ttl_ms: int = 0
     inherited_topics: Collection[str] = ()
-    """Repartition topics that an earlier clone of that name left in Kafka, and that the new clone takes over."""
+    """Repartition topics of an earlier clone of that name that are still in Kafka, for the new clone to use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,17 @@ class ClonePlan:
 
     source: Cut
     info: AppInfo
-    """Identity of the clone. Before a new clone is created, `origin.snapshot` is empty."""
+    """Identity of the clone. `origin.snapshot` is empty until the clone is created."""
     target_root: str
     topics: Mapping[str, str]
     in_flight: tuple[InFlight, ...]
     copies: Mapping[str, int]
-    """Size in bytes of the source's SSTs that are copied, by table name."""
+    """Size in bytes of the source's SSTs that the clone copies, by table name."""
     resumed: bool
-    """True if an earlier call began this clone; then the plan has that call's cut and snapshot."""
+    """True if an earlier call began this clone. The plan then has the cut and snapshot of that call."""
     done: bool = False
     journal: CloneJournal | None = None
-    """Journal by which an earlier call reserved the name, if the clone is incomplete."""
+    """Journal of an earlier call that reserved the name and did not complete the clone; else None."""
     still_shown: tuple[str, ...] = ()
 
     @property
@@ -133,7 +133,6 @@ def _state(cut: Cut, info: AppInfo) -> Cut:
 
 
 def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: CloneTerms) -> None:
-    """Check that a clone can start from empty state. Raises `Usage`, and `Refused` for a table with imported rows."""
     if terms.deep or terms.masks or target.url != store.url:
         raise Usage("--empty takes no state, so it cannot be combined with --deep, --mask or --to")
     if not isinstance(ref.moment, Latest):
@@ -149,7 +148,7 @@ def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Clone
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
-    """Check that apps in the root `source` may be cloned to the root `target`. Raises `Usage` or `Refused`.
+    """Raise `Usage` or `Refused` if apps in the root `source` cannot be cloned to the root `target`.
 
     Makes the requests of `apps.check_root`.
     """
@@ -178,10 +177,6 @@ def _cut_of_begun_clone(store: ObjectStore, cut: Cut, info: AppInfo, note: Clone
 
 
 def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
-    """Return the clone's topic for each user's topic of the source, by declared name.
-
-    `replacements` has the topics that differ. Raises `NotFound` if the app does not read one of them.
-    """
     topics = {name: read.topic for name, read in users_inputs_by_name(cut)}
     for declared in replacements:
         if declared not in topics:
@@ -208,10 +203,6 @@ def _check_offsets(
     states: tuple[InFlight, ...],
     kafka: KafkaTopics,
 ) -> None:
-    """Check that Kafka holds the clone's start offsets, and in-flight records that the cut's snapshot has not copied.
-
-    Topic ids are not compared for the declared names in `replaced`, because the clone reads other topics there.
-    """
     for declared, read in users_inputs_by_name(cut):
         topic_id = "" if declared in replaced else read.topic_id
         kafka.check_topic(read_topics[declared], read.offsets, topic_id)
@@ -222,10 +213,6 @@ def _check_offsets(
 
 
 def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
-    """Check that the clone may publish these sinks, and that their topics are not those of the source.
-
-    Raises `Usage` for a bad topic name, `NotFound` for an unknown sink, and `Refused` for a topic of the source.
-    """
     kinds = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
     for name, topic in sinks.items():
         keys.check_topic(topic)
@@ -239,7 +226,6 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
 
 
 def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: KafkaTopics) -> None:
-    """Check that the topics of sinks exist, and that the clone does not read them. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
             continue
@@ -251,7 +237,6 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
 
 
 def _check_name_free(target: ObjectStore, name: str) -> None:
-    """Check that a new app may have this name. Raises `Refused` if stages without an app, or a promotion, use it."""
     if history.list_stages(target, name):
         raise Refused(
             f"{target.url} has stages of an app {name!r} that has no identity",
@@ -261,10 +246,6 @@ def _check_name_free(target: ObjectStore, name: str) -> None:
 
 
 def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | CloneJournal | None:
-    """Return the journal of an incomplete clone, the identity of a complete one, or None.
-
-    Raises `Refused` if another app has the name.
-    """
     name = planned.name
     existing, note = apps.find_app_and_journal(target, name)
     if existing is None:
@@ -299,11 +280,11 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
 
 
 def find_unmasked_columns(cut: Cut, masks: Masks) -> Iterator[str]:
-    """Yield a sentence for each column or table of a cut that shows, or may show, values of a masked column.
+    """Yield a sentence for each column or table that shows, or may show, values of a masked column.
 
-    A column shows the values if it has the masked column's name, or is computed from such a column, as `max("email")`
-    is. A program's function may also return the values under another name, so tables downstream of the masked table are
-    listed.
+    A column shows the values if it has the masked column's name, or is computed from such a column, for example by
+    `max("email")`. A program's function may also return the values under another name, so tables downstream of the
+    masked table are listed.
     """
     hidden = {(mask.table, mask.column) for mask in masks.column_masks}
     for mask in masks.column_masks:

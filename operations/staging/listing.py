@@ -1,7 +1,8 @@
 """List of clones in a store root, and of its apps' clones in other roots, with the bytes that each clone keeps.
 
 SSTs that a clone shares are kept in the source by a snapshot, the clone's pin. A pin's cost is the size of the SSTs
-that neither the source's newest versions nor another snapshot name: without the clone, retention would remove them.
+that only the pin names: without the clone, retention would remove them. SSTs of the source's newest versions and of
+other snapshots do not count.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +21,14 @@ from ...store.versions.side_tables import all_ssts
 
 @dataclass(frozen=True, slots=True)
 class KnownClone:
-    """Description of a clone, as far as this store root shows it."""
+    """Description of a clone, as far as one store root shows it."""
 
     name: str
     root: str
     source: str
     source_root: str
     snapshot: str
-    """Snapshot of the source that pins the shared SSTs; empty if nothing is shared."""
+    """Snapshot of the source that pins the shared SSTs; empty if the clone shares none."""
     cut: dict[str, int]
     created_ms: int
     owner: str
@@ -35,29 +36,32 @@ class KnownClone:
     expires_ms: int
     has_run: bool | None
     shared_bytes: int
-    """Size of the source's SSTs that the clone's first versions name."""
+    """Size in bytes of the source's SSTs that the clone's first versions name."""
     kept_bytes: int
-    """Size of shared SSTs that only this pin keeps after the source's older versions have expired."""
+    """Size in bytes of the shared SSTs that only the clone's pin protects from deletion."""
     state: str = ""
     """`being made`, `gone` (only its pin remains), or an error; empty for a complete clone."""
     called: str = ""
-    """Name that the clone got by a promotion over another app; a promoted clone does not expire."""
+    """Name that the clone got by a promotion over another app; empty without a promotion.
+
+    A promoted clone does not expire.
+    """
     source_called: str = ""
-    """Name that the source has since a promotion, `NAME` or `NAME~1`; empty if it is the folder's name."""
+    """Name that a promotion gave to the source, `NAME` or `NAME~1`; empty if that is the folder's name."""
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_ms <= now_ms
 
     def is_expired(self, now_ms: int) -> bool:
-        """Return True if the clone may be removed: its time to live has passed, and it was not promoted."""
+        """Return True if the clone's time to live has passed and the clone was not promoted."""
         return self.is_past_ttl(now_ms) and not self.called
 
 
 def list_clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
-    """Return clones in this root, and clones of its apps in other roots, by name.
+    """Return the clones in this root, and the clones of its apps in other roots, sorted by name.
 
-    `source` restricts the result to clones of one app. Makes requests for each clone: its cut, and the newest versions
-    of its source. Raises `NotFound` if the source does not exist, and `Unavailable`.
+    `source` restricts the result to clones of one app. Reads the cut of each clone, and the newest versions of its
+    source. Raises `NotFound` if the source does not exist, and `Unavailable`.
     """
     if source:
         apps.read_app(store, source)
@@ -78,7 +82,6 @@ def _clones_in_root(store: ObjectStore, source: str) -> Iterator[KnownClone]:
 
 
 def _clones_in_other_roots(store: ObjectStore, source: str) -> Iterator[KnownClone]:
-    """Yield clones in other roots whose sources are in this root, and pins whose clones no longer exist."""
     for app in [source] if source else apps.list_apps(store):
         for pin in list_snapshots(store, app):
             if pin.kind != "clone":
@@ -142,7 +145,6 @@ def _pinned_only(store: ObjectStore, pin: Snapshot, root: str, state: str) -> Kn
 
 
 def _pinned_bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
-    """Return the size of the SSTs in a pin, and of those that no newest version and no other snapshot names."""
     pinned = _named(store, pin)
     named_elsewhere: set[str] = set()
     for head in heads_of(store, pin.app, history.list_stages(store, pin.app)).values():

@@ -43,11 +43,11 @@ from .promote_plan import Heads, PromotionPlan, check_running, make_plan
 _POLL_S = 0.1
 _MAX_CATCH_UPS = 5
 _NEAR_S = 1.0
-"""Limit in seconds: once a catch-up takes less, both apps are held. Longer batches raise the limit."""
+"""Both apps are held once a catch-up takes less than this many seconds, or less than a batch."""
 _MIN_HOLD_S = 20.0
-"""Minimum time limit of a hold, in seconds. After the limit, the old app continues until the next hold."""
+"""Shortest time limit of a hold, in seconds. After the limit, the old app continues until the next hold."""
 _HOLD_BATCHES = 3
-"""Number of batches that fit into a hold: the current one, and those that read the remaining records."""
+"""Number of batches that fit into a hold: the current one, and batches that read the remaining records."""
 _RECENT = 5
 
 
@@ -57,9 +57,9 @@ class PromotionResult:
 
     plan: PromotionPlan
     at: Mapping[str, tuple[int, ...]]
-    """Offsets at which both apps stopped, by users' topic; for a dry run, the old app's furthest offsets."""
+    """Offsets at which both apps stopped, by users' topic. In a dry run, the old app's highest offsets."""
     lag: int = 0
-    """Number of records by which the new app lags behind the old app, in a dry run; otherwise 0."""
+    """In a dry run, number of records that the old app has read and the new app has not; otherwise 0."""
     changes: tuple[TableDiff, ...] = ()
     """Differences between the apps' tables. Rows that only the new app has count as added."""
     held_s: float = 0.0
@@ -70,7 +70,7 @@ class PromotionResult:
 
 @dataclass(slots=True)
 class _HeadPoller:
-    """Poller of the newest versions of both apps. Makes one request for each stage, and one for each new version."""
+    """Poller of the newest versions of both apps. A poll makes one request per stage, and one per new version."""
 
     store: ObjectStore
     heads: dict[str, Heads]
@@ -113,13 +113,13 @@ def promote(
     pause: Callable[[], None] = lambda: time.sleep(_POLL_S),
     clock: Callable[[], float] = time.monotonic,
 ) -> PromotionResult:
-    """Give an app the name and sinks of another app. From then on, that other app is called `NAME~1`.
+    """Give an app the name and sinks of another app, which is then called `NAME~1`.
 
     Both apps must stop at equal offsets of their topics with no records in flight. So the call waits until the new app
-    has read what the old one had read, holds both, and switches over once their offsets agree. Without `staging`, the
-    name is given back to its previous app. `check_allowed` is called before any change, and may raise. `on_wait`
-    receives the progress, `pause` is called between two polls, `clock` returns seconds. With a `cache`, tables are
-    compared. An interrupted call is finished by the same call.
+    has read all records that the old app has read, holds both, and switches over once their offsets agree. Without
+    `staging`, the name is given back to the app that had it before. `check_allowed` is called before any change, and
+    may raise. `on_wait` receives the progress, `pause` is called between two polls, `clock` returns seconds. With a
+    `cache`, tables are compared. An interrupted call is finished by the same call.
 
     Raises the errors of `StoredApp.promote`. A refused promotion changes nothing, and both apps continue.
     """
@@ -155,7 +155,7 @@ def promote(
 
 @dataclass(slots=True)
 class _Waiter:
-    """Waits until a deadline, and reports progress."""
+    """Waits until a deadline, and reports the progress."""
 
     timeout_s: float
     clock: Callable[[], float]
@@ -169,7 +169,7 @@ class _Waiter:
         self._until = self.clock() + self.timeout_s
 
     def wait(self, why: str, planned: PromotionPlan) -> None:
-        """Pause once. Raises `Refused` after the deadline."""
+        """Call `pause` once. Raises `Refused` after the deadline."""
         if self.clock() > self._until:
             slow = f"; batches took up to {self.batches_s:.0f} s through all stages: a higher --timeout "
             slow += "gives them time, and a lower --max-records of both runs makes them shorter"
@@ -188,10 +188,6 @@ class _Waiter:
 def _resume(
     store: ObjectStore, kafka: KafkaTopics, planned: PromotionPlan, watch: _HeadPoller, by: str
 ) -> Switchover | int:
-    """Finish and return the switchover that an interrupted call began. Without one, return the number of a new one.
-
-    Raises `Refused` if an undecided switchover belongs to another app.
-    """
     number = planned.number
     begun = _find_begun(planned, watch.heads.values())
     if begun is None:
@@ -211,7 +207,6 @@ def _resume(
 
 
 def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotion | None:
-    """Return this promotion as recorded in either app's newest versions; None if no interrupted call began it."""
     marks = (head.promotion for heads in apps_heads for head in heads.values() if head.promotion is not None)
     return next(
         (promotion for promotion in marks if (promotion.name, promotion.number) == (planned.name, planned.number)), None
@@ -279,11 +274,6 @@ def _catch_up_and_switch_over(
 
 @contextmanager
 def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..., None]]:
-    """Context in which both apps can be held: yields a function that takes or renews the hold.
-
-    Leaving the context releases it.
-    """
-
     def write(renewed: int, at: SwitchoverPosition, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (planned.over, planned.to)
         new_holds = (Hold(app, planned.name, planned.to, by, renewed, until, at.clock_ms) for app in apps_)
@@ -303,7 +293,6 @@ def _run_switchover(store: ObjectStore, kafka: KafkaTopics, switch: Switchover, 
 
 
 def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
-    """Complete a decided promotion: cancel snapshot requests, write the audit logs, release the hold. Idempotent."""
     promotion = apps.PROMOTION_OUTCOMES.find(store, number, name)
     if promotion is None or promotion.withdrawn:
         return
@@ -320,8 +309,6 @@ def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
 
 
 def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int, int]]:
-    """Return, by stage, an app's last version before and first version after the promotion with this number."""
-
     def is_through(head: Manifest) -> bool:
         return head.promotion is not None and head.promotion.number >= number
 

@@ -1,4 +1,4 @@
-"""Plan of a promotion, and its checks, which read only the newest versions and the end offsets of topics."""
+"""Plan of a promotion: checks that it is possible, from the newest versions and the end offsets of topics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ Heads = Mapping[str, Manifest]
 
 @dataclass(frozen=True, slots=True)
 class PromotedSink:
-    """Sink that the new app takes over."""
+    """Sink that the promoted app takes over."""
 
     stage: str
     sink: str
@@ -46,7 +46,7 @@ class PromotionPlan:
     to: str
     """Folder of the new app."""
     over: str
-    """Folder of the app that has the name now."""
+    """Folder of the app that has the name before the promotion."""
     number: int
     sinks: tuple[PromotedSink, ...] = ()
     old_sinks: Mapping[str, str] | None = None
@@ -67,13 +67,13 @@ class PromotionPlan:
 
 
 def make_plan(store: ObjectStore, name: str, staging: str, kafka: KafkaTopics) -> tuple[PromotionPlan, Heads, Heads]:
-    """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new one.
+    """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new app. Changes nothing.
 
-    Without `staging`, the name is given back to the app that had it before the newest promotion; if that promotion
+    Without `staging`, the name is given back to the app that had it before the newest promotion. If that promotion
     already gave the name back, the plan is `done`.
 
-    Raises `NotFound` if an app, stage or topic does not exist, and `Refused` if the apps can never reach equal offsets,
-    are not clones of each other, or a sink has no counterpart. Changes nothing.
+    Raises `NotFound` if an app, stage or topic does not exist. Raises `Refused` if the apps can never reach equal
+    offsets, are not clones of each other, or a sink of the old app is missing in the new app.
     """
     is_return, over = not staging, apps.folder_of(store, name)
     if is_return:
@@ -135,7 +135,6 @@ def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads:
 
 
 def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: KafkaTopics) -> None:
-    """Check that both apps can reach equal offsets of their common topics. Raises `Refused`."""
     new_topics, old_topics = (
         {declared_as: at.topic for head in heads.values() if not head.retired for declared_as, at in head.inputs.items()
          if not at.upstream}
@@ -178,10 +177,6 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: KafkaT
 def _sinks(
     name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: KafkaTopics
 ) -> tuple[PromotedSink, ...]:
-    """Return the sinks that the new app takes over.
-
-    Raises `Refused` if a sink of the old app is missing in the new app, or is of a different kind there.
-    """
     old_kinds = {sink: info.kind for head in old.values() if not head.retired for sink, info in head.sinks.items()}
     new_kinds = {
         (head.stage, sink): kind
@@ -217,7 +212,7 @@ def _sinks(
 
 
 _FIRST_HEARTBEAT_S = 5.0
-"""Seconds within which a runner that just claimed its stages is expected to write its first heartbeat."""
+"""Seconds to wait for the first heartbeat of a runner that has just claimed its stages."""
 
 
 def check_running(
@@ -225,9 +220,9 @@ def check_running(
 ) -> bool:
     """Return True if a runner runs the new app, False if neither app is running.
 
-    Raises `Refused` if a stage of the new app was never claimed since it was cloned, or if only the old app is running:
-    after the promotion, nothing would be published under the name. `pause` is called between two polls, `clock` returns
-    seconds.
+    Raises `Refused` if only the old app is running, because nothing would be published under the name after the
+    promotion. Also raises `Refused` if no runner has claimed a stage of the new app since the app was cloned. `pause`
+    is called between two polls, `clock` returns seconds.
     """
     hint = f"slackwater run FILE --app {planned.staging}, and promote while it runs"
     if never := [stage for stage, head in new.items() if not head.retired and not _was_claimed(store, head)]:
@@ -251,7 +246,6 @@ def check_running(
 
 
 def _was_claimed(store: ObjectStore, head: Manifest) -> bool:
-    """Return True if a runner has claimed the stage since it was cloned or last renamed."""
     info = apps.find_app(store, head.app)
     cut = info.origin.cut if info is not None and info.origin is not None else {}
     began = max(1, cut.get(head.stage, 0), *(former.version for former in head.formerly))

@@ -121,10 +121,6 @@ def refresh(
 
 
 def _find_unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> RefreshJournal | None:
-    """Return the journal of an interrupted refresh; None if there is none.
-
-    Deletes the journal if everything else was done. Raises `Refused` in a dry run if the journal exists.
-    """
     key = keys.refresh_journal(name)
     if (journal := codec.find(store, key, RefreshJournal)) is None:
         return None
@@ -142,13 +138,12 @@ def _find_unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refresh
 
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
-    """Return the origin of a clone, also during a refresh. Raises `NotFound` and `Refused`."""
+    """Return the origin of a clone, also while the clone is refreshed. Raises `NotFound` and `Refused`."""
     journal = codec.find(store, keys.refresh_journal(keys.check_name("app", name)), RefreshJournal)
     return _require_origin(journal.before if journal is not None else apps.read_app(store, name))
 
 
 def _require_origin(info: AppInfo) -> Origin:
-    """Return the origin of a clone. Raises `Refused` for an app that is not a clone, or is a deep clone."""
     if info.origin is None:
         raise Refused(
             f"app {info.name!r} is not a clone, so it has no source to refresh from",

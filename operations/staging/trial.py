@@ -1,9 +1,9 @@
 """`slackwater trial`: runs a changed program over the app's past input, and compares the results.
 
 A clone at the first moment is migrated if needed, and runs the program up to the second moment's offsets, publishing
-nothing. Its tables are compared with the app's own at the second moment. If records were in flight then, or the app has
-sinks, the old program runs over the same input in a second clone, and the two clones are compared: at the end, both
-have processed all records, and rows for sinks can be compared one by one.
+nothing. Its tables are compared with the app's own tables at the second moment. If records were in flight then, or the
+app has sinks, the old program runs over the same input in a second clone, and the two clones are compared: at the end,
+both have processed all records, and rows for sinks can be compared one by one.
 
 Both clones are removed at the end, and production is only read. If a trial was killed, a repeated call starts from the
 beginning, and first removes the clones that the killed call left.
@@ -55,14 +55,17 @@ _POSITION_COLUMNS = ("_partition", "_offset", "_row")
 
 @dataclass(frozen=True, slots=True)
 class SinkDiff:
-    """Rows that only one of two programs wrote for a sink. Those for a topic have key, value and headers, as bytes."""
+    """Rows that only one of two programs wrote for a sink.
+
+    Rows for a topic have the columns key, value and headers, as bytes.
+    """
 
     sink: str
     removed: pa.Table
     added: pa.Table
     rows: tuple[int, int]
     near: int = 0
-    """Number of records whose floats differ within the tolerance of `snapshot.diff.equality`, and count as equal."""
+    """Number of rows that count as equal although their floats differ slightly (`snapshot.diff.equality`)."""
 
     @property
     def equal(self) -> bool:
@@ -70,7 +73,10 @@ class SinkDiff:
 
 
 def sink_diffs(store: ObjectStore, kafka: Kafka, before_cut: Cut, after_cut: Cut) -> tuple[SinkDiff, ...]:
-    """Compare, for each sink, the rows that two apps wrote for it. Ordered by name. Raises `Unavailable`."""
+    """Compare the rows that two apps wrote for each sink. Returns the differences by sink, sorted by name.
+
+    Raises `Unavailable`.
+    """
     before_rows, after_rows = (dict(_rows(store, kafka, cut)) for cut in (before_cut, after_cut))
     result = []
     for name in sorted({*before_rows, *after_rows}):
@@ -100,7 +106,7 @@ _POLL_S = 1.0
 
 @dataclass(slots=True)
 class CloneRun:
-    """Temporary clone, and a program that runs in it."""
+    """Run of a program in a temporary clone."""
 
     store: ObjectStore
     options: Options
@@ -123,7 +129,7 @@ class CloneRun:
     def running(self, program: App, *, is_new: bool = False) -> Iterator[CloneRun]:
         """Create the clone, run the program, and remove the clone on exit unless the user keeps it.
 
-        If the program `is_new`, the clone is migrated first. Raises `StopRequested` after a stop signal.
+        If `is_new`, the clone is first migrated to the program. Raises `StopRequested` after a stop signal.
         """
         is_kept = self.name == self.release.keep
         kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
@@ -185,7 +191,7 @@ class CloneRun:
 
     @property
     def compared_tables(self) -> Mapping[str, KeyShare | None] | None:
-        """Tables to compare, each with its share of keys (None for all keys). None if all tables are compared."""
+        """Share of keys to compare, by table (None for all keys); None to compare all tables in full."""
         if self.release.sample is not None:
             return self.shares
         return dict.fromkeys(self.stages) if self.release.only else None
@@ -224,7 +230,7 @@ class TrialResult:
     tables: tuple[TableDiff, ...]
     sinks: tuple[SinkDiff, ...]
     unknown: tuple[str, ...]
-    """Sinks that are not compared, because the old program did not run in the trial."""
+    """Sinks that were not compared, because the old program did not run in the trial."""
     records: int
     seconds: float
     beside: bool
@@ -232,13 +238,13 @@ class TrialResult:
     migrated: tuple[str, ...]
     kept: str = ""
     not_allowed: tuple[str, ...] = ()
-    """Queries of expected differences that failed, each with the reason. These differences are reported."""
+    """Failed queries of expected differences, each with the reason. The differences are then reported."""
     new_tables: Mapping[str, int] = field(default_factory=dict)
-    """Approximate number of rows of tables that only the changed program has; these are not compared."""
+    """Approximate number of rows of tables that only the changed program has. They are not compared."""
 
     @property
     def same(self) -> bool:
-        """True if no row differs. New tables and other columns do not count; the migration lists them."""
+        """True if no row differs. New tables and changed columns do not count; the migration lists them."""
         return not any(len(table.changes) for table in self.tables) and all(
             difference.equal for difference in self.sinks
         )

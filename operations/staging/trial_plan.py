@@ -1,4 +1,4 @@
-"""Plan of a trial, and its checks, which need no Spark."""
+"""Plan of a trial: checks that need no Spark, and the part of the input that the trial replays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Release:
     before: str = ""
     keep: str = ""
     allow: tuple[str, ...] = ()
-    """Queries that return the keys of expected differences, as parsed by `snapshot.diff.moments`."""
+    """Queries that return the keys of expected differences, in the syntax of `snapshot.diff.moments`."""
     only: tuple[str, ...] = ()
     sample: Sample | None = None
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def count_unread(cut: Cut, stages: Collection[str], ends: EndOffsets) -> int | N
 
 
 def check_reached(cut: Cut, stages: Collection[str], ends: EndOffsets, program: str) -> None:
-    """Raise `Refused` if the program stopped before its end offsets; `program` begins the error message."""
+    """Raise `Refused` if a program stopped before its end offsets. `program` begins the error message."""
     short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := input_lag(source, ends))]
     if short:
         raise Refused(
@@ -168,7 +168,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Share of keys: the keys whose hash falls into the first `parts` of `SHARE_GRANULARITY` equal ranges."""
+    """Share of all keys, chosen by hash: the first `parts` of `SHARE_GRANULARITY` equal hash intervals."""
 
     parts: int
 
@@ -188,7 +188,7 @@ class Sample:
 def restrict_to_sample(
     app: App, shapes: Mapping[str, StageSchemas], names: Collection[str], sample: Sample
 ) -> tuple[App, dict[str, KeyShare]]:
-    """Restrict a program to sampled rows. Returns the program, and the share of keys of each stage with a table.
+    """Restrict a program to a sample of keys. Returns the program, and the share of keys by stage.
 
     Only the stages `names` are restricted. Raises `Refused` if a stage would get only some of a key's records, or
     depends on a watermark, which rows of all keys advance.
@@ -243,9 +243,9 @@ def _mixed_keys(stage: Stage, why: str) -> Refused:
 
 
 def with_upstream(app: App, names: Collection[str]) -> tuple[str, ...]:
-    """Return the stages `names` and all upstream stages, upstream first; all stages if `names` is empty.
+    """Return the stages `names` and all stages upstream of them, upstream first.
 
-    Raises the errors of `select`.
+    If `names` is empty, returns all stages. Raises the errors of `select_stages`.
     """
     selected = {stage.name for stage in app.select_stages(tuple(names))}
     for stage in reversed(app.stages_in_order()):

@@ -1,1 +1,1 @@
-"""Declarations of a user's program: an app, its stages and topics, options of tables. Values only, no Spark."""
+"""Functions and classes with which a program declares its app: stages, topics, sinks, options of tables."""

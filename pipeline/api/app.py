@@ -1,4 +1,4 @@
-"""`App`: the name and the stages of an app, which the decorator `App.stage` declares. Values only, no Spark."""
+"""The class `App`: the name and the stages of a streaming app. Its decorator `App.stage` declares a stage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ from .topic import Repartition, StartingOffsets, Topic
 
 @dataclass(slots=True)
 class App:
-    """A streaming application: stages joined by repartition topics. A program declares a `slackwater.App`."""
+    """A streaming application: stages joined by repartition topics. Programs create one as `slackwater.App(name)`."""
 
     name: str
     stages: dict[str, Stage] = field(default_factory=dict)
@@ -73,23 +73,22 @@ class App:
             writes: A `repartition(...)`, a `sink(...)`, a `foreach_version(...)`, or several of these: the destinations
                 of the function's rows, for a stage without state, or of the rows that its state emits.
             state: `aggregate(...)`, `upsert(...)`, `update(...)` or `join(...)`; the table is named after the stage.
-            key: Key columns of the state; default the key of the repartition topics that the stage reads, if they share
-                one.
+            key: Key columns of the state. Default: the key of the repartition topics that the stage reads, if all have
+                the same key.
             table: `table(...)`: state partitions, time to live and compaction of the table.
             max_records: Maximum number of rows of each input per batch; default no limit. `run --max-records` takes
                 precedence.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`; `run --trigger`
                 takes precedence.
-            max_unflushed: Number of versions that the stage may run ahead of its last commit, with SSTs durable only on
-                this machine (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` takes
-                precedence.
+            max_unflushed: Maximum number of unflushed versions: acknowledged, but not committed yet, with SSTs only on
+                this machine (RocksDB's `max_write_buffer_number`). Default 0. `run --max-unflushed` takes precedence.
             on_error: Action when a record makes the function, Spark's expressions or the state fail: `"stop"` stops the
-                stage without data loss; `"reject"` leaves the record out, stores it in the table `<stage>_rejected`,
-                and commits the other records.
+                stage without data loss; `"reject"` stores the record in the table `<stage>_rejected`, and commits the
+                batch without that record.
             max_rejected: Maximum number of rejected records that wait for a retry; one more stops the stage. Default
                 1,000.
             rejects: An existing Kafka topic to which rejected records are also sent, at least once.
-            event_time: `event_time(...)`: options that `withWatermark` in the function lacks.
+            event_time: `event_time(...)`: options of event time in addition to `withWatermark` in the function.
             name: Name of the stage; default the function's name.
 
         Raises:
@@ -179,18 +178,18 @@ class App:
         )
 
     def writer_of(self, channel: str) -> Stage:
-        """Return the stage that writes a repartition topic. Raises `NotFound`."""
+        """Return the stage that writes a repartition topic. Raises `NotFound` if no stage does."""
         return self._find(channel)[0]
 
     def input_writers(self, stage: Stage) -> dict[str, str]:
-        """Return the stage that writes each input, by the input's declared name; empty for a user's topic."""
+        """Return the name of the stage that writes each input, by input name; empty for a user's topic."""
         return {
             name: "" if isinstance(source, Topic) else self.writer_of(source).name
             for name, source in stage.inputs.items()
         }
 
     def channel(self, name: str) -> Repartition:
-        """Return the repartition topic with this name. Raises `NotFound`."""
+        """Return the repartition topic with this name. Raises `NotFound` if no stage writes one."""
         return self._find(name)[1]
 
     def select_stages(self, names: Sequence[str]) -> tuple[Stage, ...]:

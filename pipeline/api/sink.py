@@ -15,14 +15,14 @@ VersionFunction = Callable[[str, str, int, pa.Table], None]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Encoding of rows as Kafka records. Spark pickles it to workers."""
+    """Format of a sink's Kafka records: the columns for key, value and headers. Pickled to Spark's workers."""
 
     key: tuple[str, ...]
     """Key columns; empty for records without a key."""
     value: str
     """`json`, `avro`, or the column with the value."""
     headers: tuple[tuple[str, str], ...]
-    """Pairs of a header's name and its column."""
+    """Pairs of a header name and the column that holds the header's values."""
     all_headers: str = ""
     """Column with all headers of a record; empty if `headers` lists them."""
     registry: str = ""
@@ -75,10 +75,10 @@ def sink(
         key: Key column or columns of the records: a single column of strings or bytes is used as it is, anything else
             as JSON. Records with equal keys keep their order. Default: no key.
         value: `"json"` for an object with all columns except headers, as Spark's `to_json` writes it; `"avro"` for the
-            same columns in Confluent's wire format, with a registered schema; else the name of a column of bytes or
-            strings, in which null is a tombstone.
-        headers: Columns of bytes or strings, by header; nulls are left out. Or the name of one column with all headers,
-            of the type of `headers` in Spark's Kafka source: this forwards a record's headers.
+            same columns in Confluent's wire format, with a registered schema; or the name of a column of bytes or
+            strings; null becomes a Kafka tombstone.
+        headers: Columns of bytes or strings, by header name; null values are left out. Or the name of one column with
+            all headers, in the type of Spark's Kafka column `headers`, for example to forward the headers of records.
         registry: URL of the schema registry, for Avro. SLACKWATER_REGISTRY_USER_INFO has `user:password` if needed.
         subject: Subject in the registry, for Avro; default the topic with `-value`.
         on_error: Action for a record that exceeds the topic's size limit (`max.message.bytes`, and 8 MB at most):
@@ -111,13 +111,14 @@ def sink(
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:
     """Call a function with the rows of each committed version, in the runner, in order and at least once.
 
-    `function(app, stage, version, rows)` gets an Arrow table with the rows that the version's batch wrote. When it
-    returns, the version is done; if it raises, or the runner is killed, it is called with the same rows again. The
-    versions of a stage increase, and a version's rows never change. For exactly-once delivery, write the rows and the
-    version in one transaction, and skip versions that are not larger than the stored one.
+    `function(app, stage, version, rows)` gets an Arrow table with the rows that the stage wrote to this sink in that
+    version. After the function returns, the version counts as delivered. If the function raises, or the runner is
+    killed, the function is called again with the same rows. The versions of a stage increase, and a version's rows
+    never change. For exactly-once delivery, write the rows and the version in one transaction, and skip versions that
+    are not larger than the stored one.
 
-    Versions without rows are skipped. Progress is stored under `name`, so the name must not change; default the
-    function's name. Raises `Usage` for an unusable name.
+    Versions without rows are skipped. Progress is stored under `name` (default: the function's name), so the name must
+    not change. Raises `Usage` for an unusable name.
     """
     if not callable(function):
         raise Usage(f"foreach_version(): function is {function!r}; expected a function")

@@ -1,4 +1,4 @@
-"""`processor(...)` and `pandas_state(...)`: tables kept by code written for Spark's stateful operators.
+"""`processor(...)` and `pandas_state(...)`: tables updated by existing code for Spark's stateful operators.
 
 Rows are converted from Arrow to `Row` objects or pandas frames. Results of the code are converted back to Arrow.
 """
@@ -44,13 +44,14 @@ def processor(
     order_by: Sequence[str] | str = (),
     initial_state: str = "",
 ) -> Processor:
-    """Declare a table kept by an unchanged class written for Spark's `transformWithState`.
+    """Declare a table that is updated by an unchanged class written for Spark's `transformWithState`.
 
     `df.groupBy("user").transformWithState(MyProcessor(), output, "Update", "EventTime")` becomes a stage with
     `key="user"`, `state=sw.processor(MyProcessor(), output, time_mode="EventTime")`, whose function returns `df`. Each
-    state variable that `init` requests is a column of the table with the variable's name: a value is a struct, a list a
-    list of structs, a map a map of structs to structs. With a time mode, the column `timers` has a key's timers,
-    milliseconds since 1970 UTC. Rows that the class returns are sent to the stage's outputs.
+    state variable that `init` requests becomes a table column with the variable's name: a value state is a struct, a
+    list state is a list of structs, a map state is a map from structs to structs. Unless `time_mode` is `"None"`, the
+    column `timers` has the timers of a key, in milliseconds since 1970 UTC. Rows that the class returns are sent to the
+    stage's outputs.
 
     The rows of a key come in the order of the topic's or channel's partition; rows of one key from several partitions
     come in no fixed order, unless `order_by` sorts them. Maps iterate in the order of their keys, timers are ascending.
@@ -64,8 +65,9 @@ def processor(
         in_pandas: True for a class written for `transformWithStateInPandas`, which takes and returns frames; False
             for one that takes and returns `Row`s.
         order_by: Columns that sort a key's rows.
-        initial_state: Name of the stage's second input, whose rows are passed to `handleInitialState` before the rows
-            of the first input in the same batch; the stage's function then returns a DataFrame for each input.
+        initial_state: Name of the stage's second input. In each batch, its rows are passed to `handleInitialState`
+            before the rows of the first input are processed. The stage's function must then return a DataFrame for each
+            input.
 
     Raises `Usage` for an unknown mode.
     """
@@ -103,7 +105,7 @@ def processor(
 
 @dataclass(slots=True)
 class _VariableRecorder:
-    """The handle that `init` gets outside a batch. Records the state variables that `init` requests."""
+    """Replaces Spark's handle when `init` is called outside a batch, to record the requested state variables."""
 
     columns: dict[str, StateColumn] = field(default_factory=dict)
 
@@ -144,7 +146,7 @@ class _VariableRecorder:
 
 
 class _UnusableVariable:
-    """State variable that `init` gets outside a batch. Each method call raises `Refused`."""
+    """State variable that `init` gets outside a batch. Any method call raises `Refused`."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -163,7 +165,7 @@ def _storable_struct(label: str, columns: Any) -> pa.StructType:
 
 @dataclass(frozen=True, slots=True)
 class _InstanceFactory:
-    """Creates the instance of the user's class for a batch."""
+    """Creates a new instance of the user's class for each batch."""
 
     pickled: bytes
     mode: TimeMode
@@ -181,7 +183,7 @@ class _InstanceFactory:
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """An instance of the user's class, for one batch."""
+    """The instance of the user's class that processes one batch."""
 
     instance: StatefulProcessor
     timer_values: Any
@@ -211,7 +213,7 @@ class _PythonConverter:
 
 
 class RowConverter(_PythonConverter):
-    """Converts each row to a Spark `Row`."""
+    """Converts between Arrow tables and Spark `Row` objects."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
@@ -225,7 +227,7 @@ class RowConverter(_PythonConverter):
         return iter(())
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Convert rows to a table, by field names; missing fields are null."""
+        """Convert returned `Row`s to an Arrow table. Fields are matched by name; missing fields are null."""
         names, nested = schema.names, any(pa.types.is_nested(kind) for kind in schema.types)
         tuples: list[tuple[Any, ...]] = []
         for row in output:
@@ -247,7 +249,7 @@ class RowConverter(_PythonConverter):
 
 
 class FrameConverter(_PythonConverter):
-    """Converts the rows of each key to one pandas frame."""
+    """Converts between Arrow tables and pandas frames; the rows of a key are one frame."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         return list(_frame(keys).itertuples(index=False, name=None))
@@ -267,7 +269,7 @@ class FrameConverter(_PythonConverter):
         return iter([pd.DataFrame(columns=rows.names)])
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Convert frames to a table, by column names, or by position if the names are not strings."""
+        """Convert returned frames to an Arrow table. Columns are matched by name, or else by position."""
         names, rows = schema.names, []
         for frame in output:
             if not isinstance(frame, pd.DataFrame):
@@ -324,7 +326,7 @@ def pandas_state(
     *,
     order_by: Sequence[str] | str = (),
 ) -> PandasState:
-    """Declare a table kept by an unchanged function written for Spark's `applyInPandasWithState`.
+    """Declare a table that is updated by an unchanged function written for `applyInPandasWithState`.
 
     `df.groupBy("user").applyInPandasWithState(fn, output, state, "append", timeout)` becomes a stage with `key="user"`,
     `state=sw.pandas_state(fn, output, state, timeout)`, whose function returns `df`. The fields of the state are
@@ -335,8 +337,8 @@ def pandas_state(
         output: Columns of the returned frames, as a DDL string, Spark's type, or an Arrow schema.
         state: Columns of a key's state, in the same forms.
         timeout: As in Spark (`GroupStateTimeout`): `"NoTimeout"`, `"ProcessingTimeTimeout"`, by the wall clock, or
-            `"EventTimeTimeout"`, by the stage's watermark. If the call for a timeout changes nothing, the key keeps its
-            state and has no timeout.
+            `"EventTimeTimeout"`, by the stage's watermark. If the function changes nothing when it is called for a
+            timeout, the key keeps its state, without a timeout.
         order_by: Columns that sort a key's rows; default the order in the topic's partition.
 
     Raises `Usage` for an unknown timeout.
@@ -357,7 +359,7 @@ def pandas_state(
 
 @dataclass(frozen=True, slots=True)
 class _CallFactory:
-    """Creates the function that calls the user's function for one key; one such function for each batch."""
+    """Creates, for each batch, the function that calls the user's function for one key."""
 
     function: Callable[..., Any]
     timeout: Timeout

@@ -1,4 +1,4 @@
-"""`Stage`, the declaration of a stage; `event_time(...)`; and checks that need no other stage."""
+"""`Stage`, the declaration of a stage; its event-time options; checks of a stage without the rest of its app."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LateHandling: TypeAlias = Literal["drop", "keep", "table"] | Repartition | Sink
 
 @dataclass(frozen=True, slots=True)
 class EventTimeOptions:
-    """Options of a stage's event time, as `event_time` takes them."""
+    """Event-time options of a stage, created by `event_time`."""
 
     ahead_ms: int
     late: LateHandling = "drop"
@@ -36,13 +36,13 @@ def event_time(*, ahead: str = "1 day", late: LateHandling = "drop", emits: Emit
     """Return event-time options that Spark's `withWatermark` lacks, for a stage whose rows have a watermark.
 
     Args:
-        ahead: How far ahead of the wall clock an event's time may be. Later times do not move the watermark, so that a
-            single record from the year 55,840 cannot advance it.
-        late: Handling of rows whose key has a window (`F.window`) that the watermark has passed, or that begins later
-            than `ahead` allows. `"keep"`: they change the table like other rows. Otherwise they do not change the
-            table and are counted: `"drop"` only counts them; `"table"` adds a stage `<stage>_late` with the same key
-            and state; a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` receives them with the columns of
-            the stage's function.
+        ahead: Maximum time by which an event may be ahead of the wall clock. Events beyond this limit do not move the
+            watermark, so that a single record from the year 55,840 cannot advance the watermark.
+        late: Handling of late rows: rows whose key has a window (`F.window`) that ended before the watermark, or that
+            begins later than `ahead` allows. `"keep"`: they change the table like other rows. Otherwise they do not
+            change the table and are counted: `"drop"` only counts them; `"table"` adds a stage `<stage>_late` with the
+            same key and state; a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` receives the late rows,
+            with the columns that the stage's function returns.
         emits: Emitted rows of a stage whose key has a window: `"changes"`, the rows that each batch changed; `"final"`,
             each row once, after the watermark has passed the end of its window. Sessions (`F.session_window`) are
             always final.
@@ -155,7 +155,7 @@ class Stage:
 
 
 def as_tuple(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Return a value, or several values, as a tuple. `check_stage` reports values of a wrong type."""
+    """Return an argument as a tuple: a value of type `single` alone, or the values of an iterable."""
     if isinstance(argument, single) or not isinstance(argument, Iterable):
         return (argument,)
     return tuple(argument)

@@ -18,7 +18,7 @@ from ...store.versions.manifest import Policy, Ttl, is_internal
 
 L0_SLOWDOWN = 20
 L0_STOP = 36
-"""RocksDB's default number of L0 files at which writes stop; `L0_SLOWDOWN` is the one at which they slow down."""
+"""Number of L0 files at which writes stop (RocksDB's default). Writes slow down at `L0_SLOWDOWN` files."""
 
 _MIB = 1 << 20
 _UNIVERSAL = Policy()
@@ -39,7 +39,8 @@ def universal(
     Args:
         l0_trigger: Number of sorted runs in a hash range that starts a merge; at least 2. A higher value writes
             less and searches more.
-        size_ratio: Maximum excess of a run over all newer runs together, at which it is merged with them; 0.1 is 10 %.
+        size_ratio: A run is merged with all newer runs if the run exceeds their total size by at most this ratio; 0.1
+            is 10 %.
         min_merge_width: Minimum number of runs merged because they are of similar size; at least 2.
         max_merge_width: Maximum number of runs merged at once, except when all runs are merged.
         max_space_amplification: All runs are merged once the newer runs exceed this multiple of the oldest run's bytes;
@@ -113,7 +114,7 @@ def _checked(policy: Policy) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options of a stage's table, as `table` takes them. `ttl` is None if rows never expire."""
+    """Options of a stage's table, created by `table`. `ttl` is None if rows never expire."""
 
     partitions: int
     tasks: int | None
@@ -144,15 +145,15 @@ def table(
         tasks: Maximum number of tasks of a batch on the state, each of which writes at most one SST. Default twice the
             cores of the Spark session, rounded up to a power of two. May change with each start.
         ttl: Time to live of a row: `"7 days"`. Default forever.
-        ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, up to the largest time written
-            to this column. Default: `ttl` counts from the time when the row was written, by the wall clock.
+        ttl_by: Timestamp or date column of the table from which `ttl` counts. The current time is then the largest time
+            that was written to the column. Default: `ttl` counts from the row's write time, by the wall clock.
         compaction: Compaction of SSTs: `universal(...)`, the default, or `leveled(...)`. May change with each start.
         l0_slowdown: Number of L0 SSTs in one hash range that delays batches, so that compaction catches up
             (RocksDB's `level0_slowdown_writes_trigger`).
         l0_stop: Number of L0 SSTs in one hash range that stops new batches until compaction has merged them
             (`level0_stop_writes_trigger`).
-        defaults: Values of added value columns, in rows written before the column was added: `{"late": 0}`. Default
-            null. Apply when the column is added (`slackwater migrate`), not to keys that come later.
+        defaults: Values of newly added columns in existing rows, by column: `{"late": 0}`. Default null. They are used
+            when `slackwater migrate` adds a column, not for keys that come later.
 
     Raises `Usage` for a number out of range, an invalid duration, or options that contradict each other.
     """

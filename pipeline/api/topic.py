@@ -1,7 +1,7 @@
 """Declarations of topics: users' topics, with their starting offsets, and repartition topics between stages.
 
 Starting offsets have the options of Structured Streaming's Kafka source, in snake case: `startingTimestamp` takes
-precedence over `startingOffsetsByTimestamp`, and that over `startingOffsets`.
+precedence over `startingOffsetsByTimestamp`, which takes precedence over `startingOffsets`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +34,13 @@ class StartingOffsets:
     by_partition: Mapping[int, int] | None = None
     """Offset or timestamp of each Kafka partition; None if one value applies to all partitions."""
     by_time: bool = False
-    """True for timestamps: a partition begins at its first record of that time or later."""
+    """True if the values are timestamps: a partition begins at its first record since its timestamp."""
     or_latest: bool = False
-    """True if a partition without a record of that time or later begins at its end; False to refuse the stage."""
+    """True if a partition without records since its timestamp begins at its end; False to refuse the stage."""
     stored: bool = False
-    """True for offsets stored when the app was created.
-    Kafka may have deleted these records since, and the topic may have more partitions now.
+    """True for offsets that were stored when the app was created.
+
+    Since then, Kafka may have deleted records at these offsets, and the topic may have got more partitions.
     """
 
     @property
@@ -57,9 +58,9 @@ class StartingOffsets:
         """Return the first offset to read, by partition.
 
         `topic` is the topic's name in Kafka; its offsets go from `earliest` to `ends` (exclusive). `first_since` takes
-        a timestamp for each partition, in ms since 1970, and returns the offset of the first record of that time or
-        later, -1 without one. Raises `Refused` if the declared partitions are not those of the topic, an offset does
-        not exist, or no record is late enough.
+        a timestamp for each partition, in ms since 1970, and returns for each the offset of the first record of that
+        time or later, or -1 if there is no such record. Raises `Refused` if the declared partitions are not those of
+        the topic, an offset does not exist, or no record has the requested time or a later one.
         """
         subject = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
@@ -122,7 +123,7 @@ def parse_starting_offsets(
 def parse_offsets_arguments(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
     """Parse values of `--offsets`: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several topics.
 
-    Returns the starting offsets by topic. Raises `Usage` for another form, or for a topic given twice.
+    Returns the starting offsets by topic. Raises `Usage` for any other form, and for a topic given twice.
     """
     starts: dict[str, StartingOffsets] = {}
     for argument in arguments:
@@ -147,7 +148,7 @@ def parse_offsets_arguments(arguments: Sequence[str]) -> dict[str, StartingOffse
 
 
 def starting_offsets_at(time_ms: int) -> StartingOffsets:
-    """Return starting offsets at the first record of a time (ms since 1970) or later, or at the partition's end."""
+    """Return starting offsets at the first record since a time (ms since 1970); without one, at the end."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 
@@ -160,7 +161,6 @@ def stored_starting_offsets(starts: Mapping[str, Sequence[int]]) -> dict[str, St
 
 
 def _parse_partition_offsets(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
-    """Parse Spark's JSON for one topic, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
     with suppress(TypeError, msgspec.MsgspecError):
         offsets = msgspec.json.decode(text, type=dict[str, dict[_NonNegative, values]])
         if offsets.keys() == {topic}:
@@ -205,16 +205,16 @@ def topic(
     """Read a Kafka topic.
 
     The starting position of a stage without a version is declared as in Structured Streaming's Kafka source; a stage
-    with a version always continues from there.
+    with a version always continues where its newest version ended.
 
     Args:
         name: The topic.
         starting_offsets: `"earliest"`, `"latest"`, or JSON with an offset for each partition, in which -2 is the
             earliest and -1 the latest: `{"flights":{"0":23,"1":-2}}`.
         starting_timestamp: Begin each partition at its first record of this time or later, in ms since 1970. Takes
-            precedence over the next option and `starting_offsets`.
-        starting_offsets_by_timestamp: Begin each partition at its first record of its own time or later, as JSON:
-            `{"flights":{"0":1700000000000,"1":0}}`. Takes precedence over `starting_offsets`.
+            precedence over `starting_offsets_by_timestamp` and `starting_offsets`.
+        starting_offsets_by_timestamp: Begin each partition at its first record of the partition's given time or later,
+            as JSON: `{"flights":{"0":1700000000000,"1":0}}`. Takes precedence over `starting_offsets`.
         starting_offsets_by_timestamp_strategy: Action for a partition without such a record: `"error"` refuses the
             stage, `"latest"` begins the partition at its end.
         include_headers: Add Spark's column `headers`: an array of (key, value), null for a record without headers.

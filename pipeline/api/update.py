@@ -1,4 +1,4 @@
-"""`update(...)`: a table kept by a vectorised user function. Also parses declarations of columns."""
+"""`update(...)`: a table that a vectorised user function updates. Also parses declarations of columns."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def update(
     Args:
         function: See above. Must be deterministic, so that replays give the same result.
         state: Value columns of the table as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
-        emits: Columns of the emitted rows, in the same forms; required if the stage has outputs. One for all outputs,
-            which then get the same rows, or a tuple with one for each, in the order of `writes`.
+        emits: Columns of the emitted rows, in the same forms; required if the stage has outputs. One declaration for
+            all outputs, which then get the same rows, or a tuple with one declaration for each output, in the order of
+            `writes`.
         order_by: Columns that sort a key's rows; with several inputs, all must have them.
-        due: Column of the state, timestamp or date: when that time has passed, the function is called with the row in
-            `state` and no rows, and may emit, change or delete it. Null: never.
+        due: Timestamp or date column of the state. Once a row's time in this column has passed, the function is called
+            with that row in `state` and an empty `rows`, and may emit, change or delete the row. Null means never.
         due_by: Time by which rows fall due: the stage's `"watermark"`, or the wall `"clock"`.
 
     Raises `Usage` for an invalid `due_by`.

@@ -1,9 +1,9 @@
 """Lineage of columns: traces each column of a stage to the input fields that it comes from, in Spark's plan.
 
-The trace follows casts, functions that parse JSON and messages, fields of structs, arrays and maps, `explode`,
-branches of `coalesce` and `when`, and unions. Any other function is named in the source, because its result no longer
-equals the field. A value that goes as a whole into such a function (text that is split) or into a Python function over
-rows (`mapInPandas`) has a source without a field: nobody can tell which part of the value the result comes from.
+The trace follows casts, functions that parse JSON and messages, fields of structs, arrays and maps, `explode`, branches
+of `coalesce` and `when`, and unions. A source also names every other function that was applied, because the result no
+longer equals the field. If a value is passed as a whole to such a function (text that is split) or to a Python function
+over rows (`mapInPandas`), the source has no field, because the part of the value that the result comes from is unknown.
 
 The plan is fetched as JSON by one call. Asking the JVM node by node would take a second for a large plan.
 """
@@ -53,7 +53,7 @@ _RECOMPUTABLE = frozenset(_TEXT_FUNCTIONS.values())
 
 @dataclass(frozen=True, slots=True)
 class _SourceField:
-    """Field of an input from which a column comes; used while the plan is traced."""
+    """Field of an input from which a column comes. Exists only while the plan is traced."""
 
     input: str
     path: tuple[str, ...]
@@ -75,7 +75,6 @@ class _Trace:
     sources: tuple[_SourceField, ...] = ()
     type: Any = None
     fields: "Mapping[str, _Trace]" = field(default_factory=dict)
-    """Traces of the fields of a struct that the plan builds."""
 
     def map_sources(self, change: Callable[[_SourceField], _SourceField], kind: Any = None) -> "_Trace":
         every = [*self.sources, *(source for part in self.fields.values() for source in part.sources)]
@@ -103,8 +102,8 @@ def trace_sources(
 ) -> dict[str, tuple[FieldSource, ...]]:
     """Return the sources of each column of a DataFrame that a stage's function returned.
 
-    `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics. The others
-    are channels: each of their columns is a field.
+    `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics. The other inputs are
+    channels, in which each column is a field.
     """
     ids = {first_column_id(analysed_plan(frame)): name for name, frame in feeds.items()}
     return Tracer(_parse_tree(json.loads(analysed_plan(frame).toJSON())), ids, frozenset(topics)).trace_columns()
@@ -127,7 +126,6 @@ class Tracer:
     topics: frozenset[str]
     _traced: dict[tuple[int, int], _Trace] = field(default_factory=dict)
     _aliases: dict[int, dict[int, _Node]] = field(default_factory=dict)
-    """Expressions that a plan node names, by the node's `id()` and then by expression id."""
 
     def trace_columns(self) -> dict[str, tuple[FieldSource, ...]]:
         return {
@@ -182,7 +180,7 @@ class Tracer:
         return self._trace_column(id_, below[0]) if below else self._trace_to_inputs(plan)
 
     def _trace_input_column(self, id_: int, attributes: Sequence[_Node]) -> _Trace:
-        """Trace a column of a leaf of the plan. A leaf that is no streaming input gives no sources."""
+        """Trace a column of a leaf of the plan. Returns no sources if the leaf is not a streaming input."""
         name = self.feeds.get(_expression_id(attributes[0]), "") if attributes else ""
         attribute = next((node for node in attributes if _expression_id(node) == id_), None)
         if not name or attribute is None:
@@ -220,7 +218,7 @@ class Tracer:
         return _merge_traces([self._trace_column(_output_columns(child)[at][0], child) for child in plan.children])
 
     def _trace_to_inputs(self, plan: _Node) -> _Trace:
-        """Return one source without a field for each input below a node, because the field is unknown."""
+        """Return a source for each input below a plan node, without a field because the field is unknown."""
         return _Trace(tuple(_SourceField(name, ()) for name in _inputs_below(plan, self.feeds)))
 
     def _trace_expression(self, node: _Node, plan: _Node) -> _Trace:

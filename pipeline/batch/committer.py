@@ -1,12 +1,12 @@
 """Commits a stage's versions in order, each on top of the newest committed version.
 
 By default a batch ends with its commit. With `max_unflushed` a batch ends when its SSTs are durable on this machine: a
-thread uploads them and commits, version after version, while the next batches run, like RocksDB flushing memtables
-while others are written. Each runner has one folder in which its SSTs wait. If a runner dies, the next runner removes
-that folder, and computes the uncommitted versions again.
+thread uploads them and commits, version after version, while the next batches run, as RocksDB flushes memtables in the
+background. Each runner has one folder in which its SSTs wait. If a runner dies, the next runner removes that folder,
+and computes the uncommitted versions again.
 
-The version that a batch was built on may no longer be the newest at commit time: a compaction by another process is a
-version, too. A compaction changes no row, so the batch is rebased on it and gets the next number
+The version on which a batch was built may no longer be the newest at commit time: a compaction by another process also
+commits a version. A compaction changes no row, so the batch is rebased on it and gets the next number
 (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is outdated, and is computed
 again. Any other version with the batch's number ends this writer.
 """
@@ -37,9 +37,9 @@ from ..listener import BatchReport, StateSizes
 
 
 class StageMeter:
-    """Adds up one stage's requests to the store. Call it from one thread at a time; any thread may use its stores.
+    """Adds up one stage's requests to the store, from the driver's `stores` and from its planner processes.
 
-    `folder` has a file of counts for each planner process. `stores` are the driver's stores for the stage.
+    Each planner process keeps a file of counts in `folder`. Only one thread at a time may call the methods.
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class StageMeter:
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """Return the counts since the last call, except requests that tasks report themselves."""
+        """Return the request counts since the last call. Tasks report their requests themselves."""
         now, planned = self._clock(), sum_shared_counts(self.folder)
         total = sum(
             (*(store.take_stats() for store in self._stores), planned - self._planned),
@@ -68,7 +68,7 @@ class OutdatedBatch(CommitConflict):
 
 
 class PromotedMeanwhile(OutdatedBatch):
-    """A batch was computed without sinks that a promotion added to its app in the meantime."""
+    """A batch was computed without the sinks that a promotion has added to the app in the meantime."""
 
 
 class ForgottenMeanwhile(OutdatedBatch):
@@ -77,19 +77,19 @@ class ForgottenMeanwhile(OutdatedBatch):
 
 @dataclass(frozen=True, slots=True)
 class CommittedVersion:
-    """A committed version, the version before it, and durations of the batch and its commit."""
+    """A committed version, the previous version, and the durations of the batch and of the commit."""
 
     previous: Manifest
     manifest: Manifest
     seconds: float
-    """Time from the batch's start until the next batch could start."""
+    """Seconds from the batch's start until the next batch could start."""
     commit_seconds: float
     unflushed: int
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """A version to commit, and the version `base` on which its batch was built."""
+    """A version that waits for its commit, and the version `base` on which its batch was built."""
 
     base: Manifest
     manifest: Manifest
@@ -108,10 +108,10 @@ class Committer:
 
     Args:
         claimed: Manifest of the claim, which is the stage's head.
-        meter: Counts the stage's requests, for its versions to record; None to count nothing.
+        meter: Counts the stage's store requests, which are recorded in the versions; None to count nothing.
         spool: Folder where SSTs wait for their upload; None if they are written to the store directly.
         max_unflushed: Maximum number of versions that are acknowledged and not committed; 0 for none.
-        on_failure: Called, on a thread of this class, with the error that stops all further commits.
+        on_failure: Called with the error that stops all further commits, on a thread of this class.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Committer:
         set, return once this version is committed.
 
         Raises `Fenced` if a writer with a newer epoch took the stage over, `CommitConflict` if another writer committed
-        a version that no batch can follow, `OutdatedBatch` if the batch must be computed again, and `Refused` after
-        `close`.
+        a version on which the batch cannot be rebased, `OutdatedBatch` if the batch must be computed again, and
+        `Refused` after `close`.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -321,7 +321,7 @@ class Committer:
 
 
 def spool_root(cache_folder: Path) -> Path:
-    """Return the folder for the spools of all runners that share a cache: on the cache's disk, outside the cache."""
+    """Return the folder for the spools of all runners that share a cache: next to the cache, on the same disk."""
     return cache_folder.with_name(f"{cache_folder.name}-spool")
 
 

@@ -1,6 +1,6 @@
-"""Starts the Spark query of one stage, and runs the Spark job of each batch.
+"""Starts the Spark query of one stage, and runs the Spark job of each micro-batch.
 
-Also has the configuration of a stage's runner. A failed batch may be computed again without its bad records.
+Also defines the configuration of a stage's runner (`StageConfig`).
 """
 
 import dataclasses
@@ -59,9 +59,9 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of a stage's batches: size, interval, write stalls, and number of versions ahead of the last commit.
+    """Limits of a stage's batches: size, interval, write stalls, and number of unflushed versions.
 
-    `end_offsets` maps users' topics to offsets at which reading stops. Topics that it lacks are read to their ends.
+    `end_offsets` maps users' topics to the offsets at which reading stops. All other topics are read to their ends.
     """
 
     max_records: int | None
@@ -73,7 +73,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """Configuration of one stage's runner. With `max_unflushed`, `resources` has a spool folder."""
+    """Configuration of one stage's runner. Unflushed versions need a spool folder in `resources`."""
 
     stage: Stage
     schemas: StageSchemas
@@ -85,7 +85,7 @@ class StageConfig:
     """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False
     rescue: Callable[["Batch", Exception], BatchResult] | None = None
-    """Computes a failed batch without the bad records, or raises the batch's error; None if no records are rejected."""
+    """Computes a failed batch without its bad records, or raises its error; None if the stage rejects no records."""
     reject_too_large: Callable[["Batch", BatchResult], BatchResult] | None = None
     """Moves records that are too large for a sink's topic to the table of rejected records; None to do nothing."""
     published_topics: Mapping[str, str] = field(default_factory=dict)
@@ -102,12 +102,12 @@ class StageJob:
     store: ObjectStore
     cache: SstCache
     homes: Homes | None
-    """Executors of the hash ranges; None if all tasks run on this machine."""
+    """Assignment of hash ranges to executors; None if all tasks run on this machine."""
     access: Callable[[], S3Access | None]
-    """Returns the workers' access to the store; called for each batch because credentials may be temporary."""
+    """Returns S3 credentials for the workers; called for each batch because credentials may be temporary."""
     stopping: Callable[[], bool]
     query: Future[StreamingQuery] | None = None
-    """The stage's query, to count its records; may be set after the first batch has begun. None to count none."""
+    """Future of the stage's streaming query, which counts the records read; None to count no records."""
     _forecast: Forecast = field(default_factory=Forecast)
 
     def batch_times(self, base: Manifest) -> BatchTimes:
@@ -118,7 +118,7 @@ class StageJob:
     def compute_batch(
         self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes
     ) -> BatchResult:
-        """Compute a batch. If it fails and the stage rejects records, leave out the bad records."""
+        """Compute a batch. If it fails and the stage rejects records, compute it without the bad records."""
         counts = self._record_counter(base, after)
         counts_before = counts.read() if counts is not None else {}
         batch, set_aside = Batch(self, base, after, times), self.config.reject_too_large
@@ -185,7 +185,7 @@ class StageJob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch on top of the version `base`. It can be computed over all of its rows or over some."""
+    """A micro-batch on top of the version `base`. Can be computed over all of its rows, or over some of them."""
 
     job: StageJob
     base: Manifest
@@ -196,7 +196,7 @@ class Batch:
         return self.job._compute_rows(rows, self.base, self.times)
 
     def check(self, rows: DataFrame) -> None:
-        """Compute the batch over the given rows without writing anything. Raises what `compute` raises."""
+        """Compute the batch over the given rows without writing anything. Raises the errors of `compute`."""
         due = dataclasses.replace(self.times.due, pending=False) if self.times.due is not None else None
         self.job._compute_rows(rows, self.base, dataclasses.replace(self.times, due=due), dry_run=True)
 
@@ -219,10 +219,11 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state_task(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Shuffle rows to their hash ranges and merge them there. With several machines, `homes` places the tasks.
+    """Shuffle rows to their hash ranges, and merge the rows of each range into the state.
 
-    If rows of the table may fall due, each non-empty hash range also gets a probe row. If `few_keys` is not None
-    and the task allows it, rows are pre-aggregated before the shuffle.
+    With several machines, `homes` places the tasks. If stored rows may fall due, each non-empty hash range gets a probe
+    row, so that a task looks for due rows there. If `few_keys` is not None and the task allows it, rows are
+    pre-aggregated before the shuffle.
     """
     table = task.step.table
     if few_keys is not None and can_pre_aggregate(task, rows.schema):
@@ -238,7 +239,6 @@ def run_state_task(
 
 
 def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
-    """Add probe rows, and bring all rows of a hash range to one task; with `alone`, bring all rows to one task."""
     count = task.step.table.ranges
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
@@ -256,7 +256,7 @@ def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alon
 
 
 def _state_partition(hashed: Column, partitions: int) -> Column:
-    """Return a column with the hash range or partition of a hash, as `store.sst.hashing.partition_of` computes it."""
+    """Return a Spark column with the number of the hash range that contains each hash."""
     upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 
@@ -296,10 +296,9 @@ def start_query(
     *,
     counts: Path,
 ) -> StreamingQuery:
-    """Start a stage's query at the positions of its `head`. Raises `Refused` if its function's result is unusable.
+    """Start a stage's query at the positions of `head`. Raises `Refused` if the function's result is unusable.
 
-    `on_batch` gets each batch's rows and number. Sources write the numbers of their store requests to files in the
-    folder `counts`.
+    `on_batch` gets each batch's rows and number. Sources count their store requests in files of the folder `counts`.
     """
     stage, resources = config.stage, config.resources
     private = PrivateOptions(resources.kafka, resources.s3_settings, aws_variables(os.environ))
@@ -351,7 +350,7 @@ def start_query(
 
 
 def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """Return a callback whose tasks are cancelled without an interrupt when another task of the batch fails.
+    """Wrap `on_batch`: if a task of the batch fails, Spark cancels the other tasks without an interrupt.
 
     A task that is interrupted while it waits for a Python worker assumes that the worker daemon is dead, and Spark then
     kills the daemon with the workers of all other stages (Spark 4.3, `PythonWorkerFactory`). So one stage's poison

@@ -2,7 +2,7 @@
 
 Partial aggregates merge to the same table, except for the last bits of float sums, which depend on the order of rows
 anyway. Pre-aggregation avoids shuffling and merging each row, and costs a hash table. It does not pay off if most keys
-have one row, which the reports of the batch before show.
+have one row; a `Forecast` estimates this from the stage's last batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,12 @@ from ...store.versions.column_types import quote_for_spark
 from .task import StateTask
 
 _MIN_ROWS = 50_000
-"""Minimum number of rows of a batch for which pre-aggregation saves enough."""
+"""Minimum number of rows of a batch for pre-aggregation; smaller batches save too little."""
 _MAX_ROW_RATIO = 0.6
-"""Maximum ratio of pre-aggregated rows to a batch's rows at which pre-aggregation pays off."""
+"""Maximum ratio of rows after pre-aggregation to rows before, at which pre-aggregation pays off."""
 _MAX_KEYS_OF_ONE_TASK = 10_000
 """Maximum number of keys that are merged in a single task: more tasks would cost more than they save."""
 _SPREAD_DECAY = 0.95
-"""Factor by which each batch without pre-aggregation moves a key's measured spread over tasks towards 1."""
 _MAX_PRECISION = 28
 """Maximum precision of a decimal column to pre-aggregate: Spark's sum needs ten more digits."""
 _TIMESTAMP_TYPES = (t.TimestampType, t.TimestampNTZType)
@@ -36,13 +35,13 @@ _COMPARABLE_TYPES = (t.StringType, t.BinaryType, *_IN_PLACE)
 _MAX_BY_TAKES_COUNT = tuple(map(int, __version__.split(".")[:2])) >= (4, 2)
 """True if Spark's `max_by` takes a count, which makes Spark use a hash table instead of sorting rows."""
 _BOUND = "_slackwater_bound"
-"""Column with the event time, in microseconds since 1970, beyond which a row is too far ahead of the clock."""
+"""Column with the upper limit of event times (microseconds since 1970); later rows are too far ahead of the clock."""
 _BATCH = "_slackwater_batch"
 SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
 
 
 class Forecast:
-    """Predicts, from a stage's last batch, whether pre-aggregation pays off for the next one."""
+    """Predicts from a stage's last batch if pre-aggregation pays off for the next batch."""
 
     def __init__(self) -> None:
         self._spread = 1.0
@@ -98,9 +97,9 @@ def _has_collation(kind: t.DataType) -> bool:
 
 
 def pre_aggregate(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
-    """Return one row for each key with its partial aggregates and `_hash`, and the task that merges such rows.
+    """Return one row for each key with partial aggregates and `_hash`, and the task that merges these rows.
 
-    Requires `can_pre_aggregate`.
+    Call this only if `can_pre_aggregate` returns True.
     """
     schema, key = rows.schema, [column.name for column in task.step.table.key]
     aggregates = task.step.state.partial_aggregates
@@ -174,7 +173,6 @@ def _max_by_sql(function: str, value: str, rank: str) -> str:
 
 
 def _first_or_last_sql(aggregate: Aggregate, schema: t.StructType) -> str:
-    """Return SQL for the value and `by` of the first or last row. Of ties, the largest value, else NaN, else null."""
     value, by = quote_for_spark(str(aggregate.column)), quote_for_spark(str(aggregate.by))
     kind = schema[str(aggregate.by)].dataType
     number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMESTAMP_TYPES) else f"CAST({by} AS bigint)"

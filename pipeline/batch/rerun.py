@@ -1,4 +1,4 @@
-"""Applies a stage's function to chosen records outside of its query, to reject records or to replay history."""
+"""Applies a stage's function to chosen records outside of the stage's query, to reject records or to replay history."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,9 +29,10 @@ _BATCH_ROWS = 10_000
 
 @dataclass
 class Rerun:
-    """Result of a stage's function for given records, and for subsets of them. Raises `Refused` if the function fails.
+    """Rows that a stage's function returns for given records, and for subsets of these records.
 
-    `rows` has the result for all records, in the form of a batch's rows. `spark` is the session of these rows.
+    `rows` has the rows of all records, in the form of a micro-batch. `spark` is the session of these rows. Raises
+    `Refused` if the function fails.
     """
 
     stage: Stage
@@ -39,7 +40,7 @@ class Rerun:
     inputs: Sequence[DataFrame]
     """Records of each input, in the order of the function's arguments, with their numbers in the column `RECORD`."""
     output: str = ""
-    """Output whose rows to compute, if a stage without state returns a DataFrame for each output; empty for all."""
+    """Output to compute, if a stage without state returns a DataFrame for each output; empty for all outputs."""
 
     def __post_init__(self) -> None:
         self._feeds = [analysed_plan(frame) for frame in self.inputs]
@@ -52,7 +53,7 @@ class Rerun:
 
     @cached_property
     def numbered_rows(self) -> DataFrame | None:
-        """Rows of the function, with record numbers in the column `RECORD`; None if the function mixes records."""
+        """The function's rows, with record numbers in the column `RECORD`; None if the function mixes records."""
         located = [with_record_numbers(frame, self._visible_inputs) for frame in self._frames]
         numbered = [frame for frame in located if frame is not None]
         return union_tagged(numbered, (*self.schemas.key, RECORD)) if len(numbered) == len(located) else None
@@ -69,7 +70,7 @@ class Rerun:
         )
 
     def to_arrow(self) -> tuple[pa.Table, bool]:
-        """Compute all needed columns in one Spark job. Returns them, and True if they include `RECORD`."""
+        """Compute the needed columns in one Spark job. Returns the rows, and True if they include `RECORD`."""
         return self.select_needed_columns(
             self.rows if self.numbered_rows is None else self.numbered_rows
         ).toArrow(), self.numbered_rows is not None
@@ -80,7 +81,10 @@ class Rerun:
         return np.sort(np.concatenate(parts))
 
     def rows_of_keys(self, keys: Collection[int], without: Collection[int]) -> DataFrame | None:
-        """Return numbered rows with these key hashes, except for records `without`; None if rows have no numbers."""
+        """Return the rows whose key hash is in `keys`, except rows of the records `without`.
+
+        Returns None if the function mixes records, so that rows have no record numbers.
+        """
         if self.numbered_rows is None:
             return None
         hashes = ", ".join(f"{key}L" for key in keys)
@@ -95,7 +99,7 @@ class Rerun:
         )
 
     def rows_of_records(self, rows: DataFrame, chosen: RecordNumbers) -> DataFrame:
-        """Return the function's rows for the records `chosen`, an ascending subset of `numbers`."""
+        """Return the rows that come from the records `chosen`, an ascending array of record numbers."""
         indexes = np.searchsorted(self.numbers, chosen)
         begins = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
         ends = np.append(begins[1:], len(indexes)) - 1
@@ -122,9 +126,9 @@ class Rerun:
 def numbered_records_frame(
     spark: SparkSession, rows: pa.Table, numbers: RecordNumbers, path: Path, batch_rows: int = _BATCH_ROWS
 ) -> DataFrame:
-    """Write records and their numbers to a file, and return a DataFrame that reads the file in parallel.
+    """Write records and their numbers to the file `path`, and return a DataFrame that reads the file.
 
-    Spark has at most one task for each core, and for each `batch_rows` rows of the file.
+    The DataFrame has one partition for each `batch_rows` rows, but at most one for each core.
     """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:

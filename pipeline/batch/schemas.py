@@ -54,7 +54,7 @@ class StageSchemas:
         emits: Schema of the rows that are written to the stage's outputs, by the output's name.
         key: Key columns of the state; empty without state.
         table: The stage's table; None without state.
-        bound: The state, with the columns of the function's rows that it needs; None without state.
+        bound: The state, bound to the columns that it needs from the function's rows; None without state.
         output_schemas: Without state: schema of each output's rows; empty if all outputs get equal rows.
         watermarks: Watermarks that the function declares.
         inputs_with_watermark: Inputs whose watermark is declared by this stage, or by the stage that writes the input.
@@ -93,8 +93,7 @@ def derive_schemas(app: App, spark: SparkSession) -> dict[str, StageSchemas]:
     """Return the schemas of all stages of an app, by name, upstream first.
 
     Raises `NotFound` if a key or a state names a column that the function does not return; `Refused` if a function
-    fails, returns no DataFrame, or keeps state of its own; and `Usage` if a key column has different types in the
-    inputs.
+    fails, returns no DataFrame, or keeps state in Spark; and `Usage` if a key column has different types in the inputs.
     """
     result: dict[str, StageSchemas] = {}
     clear_latest_schemas()
@@ -134,7 +133,6 @@ def derive_schemas(app: App, spark: SparkSession) -> dict[str, StageSchemas]:
 def _lineage(
     stage: Stage, shape: StageSchemas, applied: AppliedFunction, streams: Mapping[str, DataFrame]
 ) -> dict[str, Lineage]:
-    """Return the source fields of each channel's columns, by channel, and of the table's key, under an empty name."""
     topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
     lineages = [trace_sources(frame, streams, topics) for frame in applied.frames]
     rows = merge_lineages(lineages)
@@ -290,9 +288,10 @@ def _check_key(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType]
 
 
 def _session_state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
-    """Return the stage's state, changed to a state of sessions if the key has a session window.
+    """Return `state`, converted to a state of sessions if the key has a session window (`F.session_window`).
 
-    Raises `Refused` for sessions that cannot be stored, or whose rows cannot be final.
+    Raises `Refused` if the key has several session windows or no other column, or if sessions are emitted before they
+    end.
     """
     sessions = list(
         dict.fromkeys(name for name in key for schema in rows if _SESSION_METADATA in schema[name].metadata)
@@ -328,7 +327,10 @@ def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
 
 
 def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
-    """Return each output's schema. Raises `Refused` unless the state declares one for all outputs, or one for each."""
+    """Return the schema of each output's rows, by output.
+
+    Raises `Refused` if the state declares several schemas, but not one for each output.
+    """
     if len(bound.emitted_schemas) > 1 and len(bound.emitted_schemas) != len(stage.emits_to):
         raise Refused(
             f"stage {stage.name!r}: its state emits rows for {len(bound.emitted_schemas)} outputs, but writes= has "

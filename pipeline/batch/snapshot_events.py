@@ -1,7 +1,7 @@
-"""The snapshot protocol's part of a batch: events of its commit, and the markers and captures that result.
+"""Effects of one batch on snapshots: markers to send, and records in flight to capture (Chandy-Lamport).
 
-Pure functions of the head and the positions of the inputs before and after the batch. Nothing is kept between batches,
-so that a batch that does not commit leaves no trace.
+Computed only from the head and from the input positions before and after the batch. Nothing is kept between batches, so
+a batch that is not committed leaves no trace.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,10 +17,11 @@ from ...store.versions.manifest import Manifest, VersionSpan
 def compute_outcome(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> ProtocolOutcome:
-    """Return the protocol's outcome of a batch that moves its inputs, by declared name, from `before` to `after`.
+    """Return the effects on snapshots of a batch that reads its inputs from `before` to `after`.
 
-    Both mappings are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are deleted.
-    Raises `Corruption` if the batch does not continue where the head's captures end.
+    `before` and `after` have positions by the input's declared name, and are empty for a batch that reads nothing.
+    `closed` are snapshots in `head.recorded` whose requests are deleted. Raises `Corruption` if the batch skips or
+    repeats versions of a channel that is being captured.
     """
     channels = frozenset(name for name, source in head.inputs.items() if source.upstream)
     awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}
@@ -57,7 +58,7 @@ def compute_outcome(
 def _protocol_events(
     channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], recorded: set[str]
 ) -> Iterator[cl.Event]:
-    """Yield the events in the protocol's order: all events for batches before all events for markers."""
+    """Yield the events of a batch in the protocol's order: first arrivals of rows, then markers and requests."""
     for name in sorted(channels & after.keys()):
         if after[name].version > before[name].version:
             yield cl.BatchArrived(name, VersionSpan(before[name].version, after[name].version))

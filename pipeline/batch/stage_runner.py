@@ -47,7 +47,7 @@ class StageRunner:
 
     Args:
         claimed: Manifest of the claim, which is the stage's head.
-        access: Returns the workers' access to the store; called for each batch because credentials may be temporary.
+        access: Returns S3 credentials for the workers; called for each batch because credentials may be temporary.
         on_commit: Called with the report of each committed batch.
         on_move: Called with the newest committed and the newest acknowledged version when either changes.
     """
@@ -238,10 +238,10 @@ class StageRunner:
         self._submit(base, ends, outcome, written, times, started, stall_seconds, with_rows=with_rows)
 
     def retry_rejected(self) -> None:
-        """Process the waiting rejected records as a separate batch between two batches of the query.
+        """Retry the waiting rejected records in a separate batch, between two batches of the query.
 
-        Its version changes the table, the channels and the table of rejected records atomically. Raises what a batch
-        raises, which ends the stage.
+        The version of this batch changes the table, the channels and the table of rejected records atomically. Raises
+        the errors of a batch; an error ends the stage.
         """
         with self._batch_lock:
             base, retry = self.tip, self._config.retry_rejected
@@ -264,8 +264,8 @@ class StageRunner:
     def apply_edit(self, store: ObjectStore, request: EditRequest) -> None:
         """Apply a requested edit of rows between two batches, as a separate version, unless it is applied already.
 
-        If an edit cannot be applied, the reason is written to its request. Raises what a commit raises, which ends the
-        stage.
+        If an edit cannot be applied, the reason is written to its request. Raises the errors of a commit; an error ends
+        the stage.
         """
         with self._batch_lock:
             base, job = self.tip, self._job
@@ -337,7 +337,7 @@ class StageRunner:
         stall_seconds: float = 0.0,
         rejected: tuple[str, ...] = (),
     ) -> None:
-        """Submit the version after `base` for commit. `results` are the reports of its tasks.
+        """Submit the version after `base` for commit. `results` are the reports of the batch's tasks.
 
         `rejected` has the trace contexts of the records that the batch left out.
         """

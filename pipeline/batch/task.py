@@ -1,7 +1,7 @@
 """Spark tasks of a micro-batch, in Python workers: merge rows into the state, and send rows to Kafka.
 
-A task takes effect when the driver commits a manifest that names its attempt. A retried or speculative attempt that no
-manifest names leaves only orphans.
+The output of a task counts once the driver commits a manifest that names the task's attempt. Output of all other
+attempts (retried, speculative) is ignored.
 """
 
 from abc import ABC, abstractmethod
@@ -50,7 +50,7 @@ Partitions = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class OutputTopic:
-    """The Kafka topic to which tasks write a channel or a sink. If `topic` is empty, nothing is written."""
+    """Kafka topic to which tasks write the rows of a channel or a sink. If `topic` is empty, nothing is written."""
 
     name: str
     topic: str
@@ -93,7 +93,7 @@ _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
 def separate_too_large(
     kafka: Kafka, target: OutputTopic, records: pa.Table, version: int
 ) -> tuple[pa.Table, tuple[OversizedRecord, ...]]:
-    """Separate a sink's records that fit into its topic from records that are too large.
+    """Split a sink's records into records that fit into its topic and records that are too large.
 
     Raises `BadRecord` for the first record that is too large, unless the sink rejects such records.
     """
@@ -234,12 +234,15 @@ class WriteTask(Task):
 
 
 IS_PROBE = "_is_mark"
-"""Column that is True in a probe row: no record, but a request to look for due rows in its hash range."""
+"""Column that is True in probe rows, which are not records, but make a task look for due rows in their hash range."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTask(Task):
-    """Task of a stage with state. Its rows have `_hash`, and all rows of a hash range are in the same task."""
+    """Task of a stage with state: merges rows into the state.
+
+    Rows have a column `_hash`, and all rows of a hash range are in one task.
+    """
 
     step: Step
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""

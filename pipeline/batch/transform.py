@@ -1,8 +1,8 @@
 """Calls a stage's function on DataFrames: on the streams of its query, or on given records.
 
 Operators that would keep Spark state, which snapshots cannot include, are refused before anything is written. A
-`withWatermark` in the function is a node of Spark's plan and metadata of its column. The stage keeps the watermark;
-Spark's query needs none.
+watermark that the function declares by `withWatermark` is read from Spark's plan and from the metadata of its column.
+The stage itself keeps the watermark; Spark's query has none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class AppliedFunction:
     """DataFrames that a stage's function returned, and the watermark that each DataFrame declares."""
 
     frames: tuple[DataFrame, ...]
-    """With state: one DataFrame, or one for each input. Without: one, or one for each output, using each input once."""
+    """Returned DataFrames. With state: one, or one for each input. Without state: one, or one for each output."""
     sources: tuple[str, ...]
     """Names of the inputs, in the order in which Spark numbers the query's sources."""
     watermarks: tuple[DeclaredWatermark | None, ...] = ()
@@ -167,7 +167,10 @@ def _source_order(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[D
 
 
 def union_tagged(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
-    """Unite DataFrames, and tag each row with the position of its DataFrame. Types of key columns must be equal."""
+    """Return the union of DataFrames. Each row is tagged with the position of its DataFrame in `frames`.
+
+    The types of key columns must be equal in all DataFrames.
+    """
     if len(frames) == 1:
         return frames[0]
     tagged = []
@@ -193,7 +196,7 @@ def select_batch_columns(
 
 
 def _declared_watermark(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:
-    """Return the watermark of a returned DataFrame, or None. Raises `Refused` for a watermark that cannot be kept."""
+    """Return the watermark of a returned DataFrame, or None. Raises `Refused` if the watermark is unusable."""
     watermarks = [node for node in nodes(plan) if class_name(node) == _WATERMARK]
     if not watermarks:
         return None

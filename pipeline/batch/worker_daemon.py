@@ -1,9 +1,10 @@
 """Spark's daemon of Python workers, which imports the modules of slackwater's tasks before it forks the workers.
 
-Spark starts this module by its setting `spark.python.daemon.module`. Without it, each worker imports the same modules,
-which takes half a second of a core before its first batch, and memory of its own. These imports start threads of
-OpenBLAS and jemalloc, which are libraries that handle forks. The daemon and its workers ignore SIGTERM, which a service
-manager sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard input.
+Spark starts this module by its setting `spark.python.daemon.module`. Without this module, each worker would import the
+same modules itself, which costs memory, and half a second of CPU time before its first batch. These imports start
+threads of OpenBLAS and jemalloc, but both libraries support forks. The daemon and its workers ignore SIGTERM, which a
+service manager sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard
+input.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Prerequisites of servers on Java: Java itself, and jars, which Maven downloads once into the user's cache folder."""
+"""Finds Java, and downloads the jars of Java servers with Maven, once, into the user's cache folder."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """Program on Java: a Maven project lists its jars."""
+    """Jars of a Java program; a Maven project file, `pom`, lists them."""
 
     name: str
     folder_name: str

@@ -1,6 +1,6 @@
-"""Java servers for development, the demo and tests: a process on a port of this machine; start, wait, stop, release.
+"""Java servers for development, the demo and tests: starts and stops them, or lets them outlive this process.
 
-This process supervises the server until it releases the server; a released server is found by its tag.
+A server ends with this process, unless it is released. A released server is found again by its tag.
 """
 
 import os
@@ -74,7 +74,7 @@ class SupervisedProcess:
 
 
 def find_process(pid: int, tag: str) -> psutil.Process | None:
-    """Return the process of that id if `tag` is among its arguments, because the id may have been reused."""
+    """Return the process with this id if `tag` is among its arguments, else None: the id may have been reused."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE and tag in process.cmdline():
@@ -166,7 +166,7 @@ JVM_FLAGS = (
 
 
 class EmbeddedServer(ABC):
-    """Server in a folder, on a port of 127.0.0.1 that stays unchanged after a restart.
+    """Base class of a Java server with a data folder and a port of 127.0.0.1, which stays the same after restarts.
 
     As a context manager, kills the server at the end, which is quick and loses no acknowledged data. The server ends
     with this process, even if this process is killed, unless `release` was called.
@@ -186,9 +186,8 @@ class EmbeddedServer(ABC):
     ) -> None:
         """Configure a server in `folder`, which holds its data and settings and is created at the first start.
 
-        Without a `port`, a free one is chosen, and another one if a program takes it before the server listens. The
-        server's output is appended to `log`, by default `server.log` in the folder. `report` receives progress
-        messages, such as the number of files downloaded at the first start.
+        Without a `port`, any free port is used. The server's output is appended to `log`, by default `server.log` in
+        the folder. `report` receives progress messages, such as the number of files downloaded at the first start.
         """
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port

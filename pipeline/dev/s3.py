@@ -20,7 +20,7 @@ from .jvm_server import HOST, EmbeddedServer
 
 BUCKET = "slackwater"
 ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches
-"""The only credentials that the server accepts."""
+"""Access key and secret key of the server, which accepts no other credentials."""
 _ID_BUCKET = "slackwater-dev"
 """Bucket with a single object, whose name identifies the folder's server."""
 

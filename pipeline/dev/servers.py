@@ -46,7 +46,7 @@ ServerState = Literal["running", "silent", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """Current status of a server."""
+    """State, address, process and data folder of a development server."""
 
     name: str
     state: ServerState
@@ -61,7 +61,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PurgedFolder:
-    """Folder that a purge deletes."""
+    """Folder that a purge deletes, and the size of its files."""
 
     path: str
     bytes: int
@@ -183,9 +183,9 @@ class DevServers:
         return kind(self.folder / key, port=port, log=self._control_folder / f"{key}.log", report=self._report)
 
     def _server_on_port(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
-        """Return the server with the port on which it runs, else with the port to start on.
+        """Return a server with its port set: the port on which it runs, or else the port for its start.
 
-        Raises `Refused` if it runs on another port than `port`, or if `port` is taken.
+        Raises `Refused` if the server runs on another port than `port`, or if `port` is taken.
         """
         recorded = self._recorded_server(kind)
         if self._running_record(recorded):

@@ -1,4 +1,4 @@
-"""Kafka access: the interface (`protocol`, `open`), implementations by librdkafka and in memory, encodings, channels.
+"""Access to Kafka: the interface, implementations with librdkafka and in memory, encodings, repartition topics.
 
 Only `librdkafka` and `process_clients` import confluent-kafka, apart from the servers for development.
 """

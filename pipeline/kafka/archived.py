@@ -1,8 +1,8 @@
-"""`ArchivedKafka`: a Kafka client that also reads an app's input archive, so that readers ignore where records are.
+"""`ArchivedKafka`: a Kafka client that reads records from Kafka or from an app's input archive.
 
-Reads of the past try the archive first: an archive has columns, and costs the brokers nothing. Other reads try Kafka
+Reads of the past try the archive first, because it is columnar and puts no load on the brokers. Other reads try Kafka
 first, and then the archive for records that Kafka has deleted. If a topic was deleted and created again, its offsets
-name other records. Then the past is read only from the archive, which knows the topic's id.
+refer to different records. Then the past is read only from the archive, which stores the topic's id.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ArchivedKafka(Kafka):
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     archive_first: bool = True
-    """True to read archives first and to check the topic's id; False to read only records that Kafka lacks.
+    """True to read archives first and check the topic's id; False to read only records that Kafka has deleted.
 
-    Old offsets may belong to a topic that was deleted since.
+    Use True for old offsets, because the topic may have been deleted and created again since.
     """
     columns: Sequence[str] = tuple(SCHEMA.names)
-    """Archive columns to read into messages, besides `offset`. Fewer columns halve the read time."""
+    """Archive columns to read into messages, `offset` among them. Reading fewer columns takes half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     properties = _kafka_member("properties")
@@ -65,10 +65,7 @@ class ArchivedKafka(Kafka):
     delete_groups = _kafka_member("delete_groups")
 
     def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        """Return a topic's state.
-
-        The earliest offsets are the archive's if there is no gap between archive and Kafka.
-        """
+        """Return a topic's state, with the earliest offsets of the archive if no records after the archive are lost."""
         current = self.kafka.topic_state(topic, timeout_s=timeout_s)
         archive = self._archive(topic) if any(current.earliest) else None
         if archive is None or self._has_other_id(topic, archive):
@@ -87,7 +84,7 @@ class ArchivedKafka(Kafka):
         )
 
     def earliest_archived(self, topic: str, topic_id: str, ends: Offsets) -> Offsets:
-        """Return, for each partition, the first offset from which archives have all records up to `ends`.
+        """Return the first offset of each partition from which archives have all records up to `ends`.
 
         Returns an empty tuple if the topic with this id has no archive.
         """
@@ -201,9 +198,10 @@ class ArchivedKafka(Kafka):
         return is_other_topic(archive.topic_id, self._id(topic))
 
     def _first_in_kafka(self, topic: str, partition: int, end: int, error: Refused) -> int:
-        """Return Kafka's earliest offset, at most `end`, after a refused read; `end` if the partition does not exist.
+        """Return Kafka's earliest offset, at most `end`, after a read failed with `error`.
 
-        Raises `error` again if the partition exists and the error is not `Gone`.
+        Returns `end` if the partition does not exist. Raises `error` again if the partition exists and the error is not
+        `Gone`.
         """
         if self.kafka.partition_counts().get(topic, 0) <= partition:
             return end

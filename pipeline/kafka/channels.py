@@ -1,6 +1,6 @@
-"""Kafka operations for `snapshot` and `operations`: offsets, in-flight records, and consumer groups that show lag.
+"""Kafka operations for the packages `snapshot` and `operations`: offsets, in-flight records, consumer groups.
 
-Kafka's own tools show by consumer group how far an app has read. For such monitoring, each stage has a group,
+Kafka's own tools show the lag of consumer groups. For this kind of monitoring, each stage has a consumer group,
 `slackwater-<app>-<stage>`, whose offsets follow the stage's commits. slackwater never reads these offsets back, since
 manifests hold the stages' positions.
 """
@@ -40,7 +40,7 @@ from .open import end_offsets
 from .protocol import UNLIMITED_RETENTION, Kafka, Message, Offsets, topic_recreated_error
 
 _OFFSETS_PER_RECORD = 4
-"""Number of offsets to read at first for each wanted record; many have control records or compacted records."""
+"""Number of offsets to read at first for each wanted record, because some offsets have no record."""
 _STATE_TIMEOUT_S = 5.0
 
 
@@ -94,7 +94,10 @@ class KafkaChannels:
             yield pa.Table.from_batches([MessageColumns(chunk).to_archive_batch()])
 
     def held(self) -> RemainingOf:
-        """Return a function that finds the earliest existing offsets of an input. It caches requests by topic."""
+        """Return a function from an input to the earliest offsets that still exist in Kafka, else in an archive.
+
+        The function caches the state of each topic.
+        """
         state = cache(self.state)
 
         def held_of(source: Input) -> Remaining:
@@ -215,7 +218,7 @@ class GroupOffsetCommitter:
 
 
 OffsetSync = tuple[int, int]
-"""Offset in the source topic, and offset of the corresponding record in the mirrored topic."""
+"""Pair of an offset in the source topic and the corresponding offset in the mirrored topic."""
 
 
 def parse_offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, OffsetSync] | None:

@@ -64,7 +64,7 @@ _CONSUMER_PROPERTIES = {
 
 
 class Clients:
-    """Kafka clients of one process that have equal properties. A client is created on its first use."""
+    """Kafka clients of one process that share their properties. Each client is created on its first use."""
 
     def __init__(self, kafka: Properties) -> None:
         self._properties: dict[str, object] = {**QUIET_PROPERTIES, **kafka}
@@ -84,15 +84,15 @@ class Clients:
         return self._producers[patience_s]
 
     def discard_producer(self, patience_s: float) -> None:
-        """Drop a producer after an error: an idempotent producer may refuse all later writes."""
+        """Drop the producer after an error, because an idempotent producer may refuse all later writes."""
         self._producers.pop(patience_s, None)
 
     @contextmanager
     def consumer(self) -> Iterator[Consumer]:
         """Lend a consumer for exclusive use during the context. An idle consumer has no assignment and fetches nothing.
 
-        With an assignment, it would prefetch records that usually another worker reads, and a fetch that waits at the
-        end of one partition would delay the first fetch of the next partition.
+        With an assignment, an idle consumer would prefetch records that usually another worker reads, and a fetch that
+        waits at the end of one partition would delay the first fetch of the next partition.
         """
         try:
             consumer = self._idle.pop()
@@ -216,9 +216,9 @@ def read_range(
 def _skip_deleted(
     consumer: Consumer, position: TopicPartition, at: int, end: int, deletion_errors: list[Gone] | None
 ) -> int:
-    """Assign the consumer to the first existing offset and return that offset.
+    """Assign the consumer to the first existing offset, and return that offset.
 
-    The deletion is appended as an error to the list `deletion_errors`, or raised as `Gone` if there is no list.
+    Appends an error to the list `deletion_errors`, or raises the error (`Gone`) if there is no list.
     """
     try:
         first = int(consumer.get_watermark_offsets(position, timeout=10)[0])
@@ -239,7 +239,7 @@ _OPEN_TIMEOUT_S = 10.0
 _FLUSH_S = 0.005
 _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
-"""Seconds up to which a commit's requests were certainly sent only once, so that no duplicate is in flight.
+"""Duration of a commit, in seconds, up to which librdkafka has certainly sent each request only once.
 
 librdkafka resends EndTxn after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
 """
@@ -330,12 +330,12 @@ class LibrdKafkaProducer:
             producer.poll(0)
 
     def commit(self, offset: int, text: str) -> None:
-        """Commit the transaction, and remember it if a duplicate of its requests may still be in flight.
+        """Commit the transaction; remember the commit if a duplicate of its requests may still be in flight.
 
-        librdkafka sends a request again if no answer comes. If the first copy arrives during the next transaction, the
-        broker cannot tell it from a request of that transaction, since both have the same epoch: EndTxn would end the
-        transaction half-way, and TxnOffsetCommit would move the published position back. So after a commit that took
-        long enough for such a second copy, the next transaction begins under a new epoch.
+        librdkafka resends a request that gets no answer. If the first copy arrives during the next transaction, the
+        broker cannot tell it from a request of that transaction, because both have the same epoch: EndTxn would end the
+        transaction too early, and TxnOffsetCommit would move the published position back. So after a slow commit, which
+        may have been sent twice, the next transaction begins under a new epoch.
         """
         producer = self._open_producer
         with self._translated_errors():

@@ -41,8 +41,8 @@ class MessageColumns:
     ) -> pa.RecordBatch:
         """Return one row per message. `schema` has the columns of Spark's Kafka source, with or without `headers`.
 
-        Columns that `needed` does not name are null, which saves up to a third of a read's time; None needs all
-        columns.
+        Columns that `needed` does not name are null, which saves up to a third of a read's time; with None, no column
+        is null.
         """
         count = len(self._messages)
         columns = [
@@ -149,7 +149,7 @@ class ArchivedMessage:
 
 
 class ArchivedMessages(Sequence[Message]):
-    """Archived records as a sequence of messages. `MessageColumns` takes their columns without building messages."""
+    """Archived records as a sequence of messages. `MessageColumns` uses the columns without creating messages."""
 
     def __init__(self, records: pa.Table) -> None:
         self.records = records

@@ -1,4 +1,7 @@
-"""`Kafka` by librdkafka: topics, offsets, writes and consumer groups; `process_clients` has reads and transactions."""
+"""Implementation of `Kafka` with librdkafka: topics, offsets, writes and consumer groups.
+
+Reads and transactions are in `clients`.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ _Answer = TypeVar("_Answer")
 class LibrdKafka(Kafka):
     """Implements `Kafka` with confluent-kafka.
 
-    Holds only properties: `process_clients` has the process's connections.
+    An instance has only properties; the connections of the process are in `process_clients`.
     """
 
     properties: Properties = field(repr=False)

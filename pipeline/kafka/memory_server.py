@@ -27,7 +27,7 @@ _HOST = "127.0.0.1"
 
 @contextmanager
 def serve(kafka: MemoryKafka) -> Iterator[Properties]:
-    """Serve this Kafka to other processes during the context. Yields the properties for their calls of `open_kafka`."""
+    """Serve this Kafka to other processes during the context. Yields the properties to open it with `open_kafka`."""
     key, closed = secrets.token_bytes(16), threading.Event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
@@ -69,9 +69,9 @@ def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: threadin
 
 
 def _serve_connection(connection: Connection[Any, Any], kafka: MemoryKafka) -> None:
-    """Answer each call, a tuple of object, method, arguments and keywords, with a pair of result and error.
+    """Answer each call (object number, method, arguments, keywords) with a pair of result and error.
 
-    Object 0 is the Kafka; other numbers are the transactional producers that this client has made.
+    Object 0 is the `MemoryKafka`. Other numbers are the transactional producers that this client has created.
     """
     objects: list[MemoryKafka | MemoryTransactionalProducer] = [kafka]
     with connection, suppress(EOFError, OSError):

@@ -79,7 +79,7 @@ def send_messages(
 ) -> dict[int, int]:
     """Write (partition, value) messages with slackwater's header. Return the end offset of each written partition.
 
-    After an error, readers skip the messages already written, because no manifest names their attempt. Raises
+    If the call fails, readers skip the messages already written, because no manifest names their attempt. Raises
     `Refused`, `SendFailed` or `Unavailable`.
     """
     records = (Record(value, partition, headers=((HEADER_NAME, header),)) for partition, value in messages)
@@ -144,9 +144,9 @@ def decode_rows(messages: Sequence[Message], attempts: frozenset[str], schema: p
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """Yield the rows that these attempts wrote, with their original columns and the `ADDRESS_COLUMNS`.
+    """Yield the rows that these attempts wrote, with each row's Kafka partition, offset and position in its message.
 
-    Raises `Corruption` for messages that are not an Arrow stream.
+    The other columns are as sent. Raises `Corruption` for messages that are not an Arrow stream.
     """
     for message in filter_by_attempts(messages, attempts):
         rows = rows_of(message)
@@ -173,9 +173,9 @@ def read_rows(
     patience_s: float,
     topic_id: str = "",
 ) -> Iterator[_Rows]:
-    """Yield decoded rows of a range of a repartition topic.
+    """Read a range of offsets of a repartition topic, and yield the decoded rows.
 
-    `decode_chunk` converts a chunk of messages to batches. With a `topic_id`, the topic's id must match. Deleted
+    `decode_chunk` converts a chunk of messages to batches. If `topic_id` is given, the topic must have this id. Deleted
     offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows differs from the
     expected number, if that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
     """
@@ -207,10 +207,10 @@ def _record_location(message: Message) -> str:
 
 
 def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Sequence[Gone]) -> None:
-    """Check that a range held as many rows as its writers' manifests say, if they say it.
+    """Check that a range had as many rows as its writers' manifests say, if manifests state the number.
 
-    If not, raises the last of `deletion_errors` that is no `KeysForgotten`, else `Corruption`. Fewer rows are accepted
-    if all errors are `KeysForgotten`.
+    If the number differs, raises the last of `deletion_errors` that is not `KeysForgotten`, else `Corruption`. Fewer
+    rows are accepted if all of the errors are `KeysForgotten`.
     """
     sent = part.rows
     if sent is None or num_rows == sent:

@@ -35,9 +35,9 @@ def is_in_memory(properties: Mapping[str, str]) -> bool:
 
 @contextmanager
 def served_to_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield properties by which other processes of this machine can open the given Kafka during the context.
+    """Yield properties with which other processes of this machine can open this Kafka during the context.
 
-    Raises `Refused` for an in-memory Kafka without topics, since other processes cannot create any.
+    Raises `Refused` for an in-memory Kafka without topics, because other processes could not create any.
     """
     if not is_in_memory(properties):
         yield properties
@@ -84,7 +84,7 @@ class EndOffsets:
     timeout_s: float = field(kw_only=True)
     timeout_message: str = ""
     missing_reasons: dict[str, str] = field(default_factory=dict)
-    """Reason, by topic, why it has no end offsets: it does not exist, or was created again since it was read."""
+    """Reasons for missing end offsets, by topic: the topic does not exist, or was created again since it was read."""
     _states: dict[str, TopicState] = field(default_factory=dict)
 
     def __call__(self, source: Input) -> Offsets | None:

@@ -22,7 +22,7 @@ Offsets = tuple[int, ...]
 
 HEADER_NAME = "slackwater"
 UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-"""Properties of a sink's internal topic: only the publisher deletes records from it, Kafka itself deletes none."""
+"""Properties of a sink's internal topic: Kafka deletes no records, because the publisher deletes published records."""
 
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -31,7 +31,7 @@ MAX_RECORD_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 
 
 class Record(NamedTuple):
-    """Record to send. Without a partition, the key determines it; without a time, the time is now."""
+    """Record to send. The key determines a missing partition; a missing time is the current time."""
 
     value: bytes | None
     partition: int | None = None
@@ -85,7 +85,7 @@ class ProducerFenced(Exception):
 
 
 class TransactionFailed(Exception):
-    """A transaction failed with unknown outcome. The next `open` tells if it was committed.
+    """A transaction failed, and may or may not be committed. The next `open` tells if it is committed.
 
     `error` is the error to show if retries keep failing; None if the brokers do not answer.
     """
@@ -116,7 +116,7 @@ class TransactionalProducer(Protocol):
     """
 
     def open(self) -> tuple[int, str] | None:
-        """Fence earlier producers with this id. Return the last published position's offset and text, or None."""
+        """Fence earlier producers with this id. Return offset and text of the last published position, or None."""
 
     def begin(self) -> None: ...
 
@@ -126,7 +126,7 @@ class TransactionalProducer(Protocol):
         """Write records, which consumers with `read_committed` see only after `commit`."""
 
     def commit(self, offset: int, text: str) -> None:
-        """Commit the records written since `begin`, together with the published position's offset and text."""
+        """Commit the records written since `begin`, together with the offset and text of the published position."""
 
     def close(self) -> None:
         """Close the producer without aborting its open transaction: the next producer, or a timeout, aborts it."""
@@ -150,15 +150,15 @@ class Kafka(Protocol):
     def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's id, and the earliest offset and the `read_committed` end offset of each partition.
 
-        Raises `NotFound`.
+        Raises `NotFound` if the topic does not exist.
         """
 
     def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        """Return the earliest and the end offset of each partition. Raises `NotFound`."""
+        """Return two tuples: the earliest and the end offset of each partition. Raises `NotFound`."""
         return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        """Return, for each partition, the offset of the first record of its time (ms since 1970) or later, or -1."""
+        """Return the offset of each partition's first record at or after a time (ms since 1970), or -1 without one."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the ids of existing topics, in one request. Ids are empty if the brokers do not support them."""
@@ -207,15 +207,16 @@ class Kafka(Protocol):
 
         Raises `Gone` if Kafka has deleted the first of the records. With a list `deletion_errors`, the error is
         appended to that list instead, and the remaining records are read: the deleted ones may be markers or output of
-        failed attempts, which no reader needs. Raises `Refused`; and `Unavailable` if the broker, for longer than
-        `patience_s`, does not answer or returns no record.
+        failed attempts, which no reader needs. Raises `Refused` if the broker denies access, and `Unavailable` if the
+        broker does not answer, or returns no record, for longer than `patience_s`.
         """
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         """Write records durably and in order, outside of transactions. Return the end offset of each written partition.
 
-        Raises `Refused`; `SendFailed` if the broker rejects a record or does not acknowledge all of them within
-        `patience_s`; and `Unavailable` if the broker does not answer for longer than `patience_s`.
+        Raises `Refused` if the broker denies access, `SendFailed` if the broker rejects a record or does not
+        acknowledge all of them within `patience_s`, and `Unavailable` if the broker does not answer for longer than
+        `patience_s`.
         """
 
     def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer: ...
@@ -279,7 +280,7 @@ class Patience:
         self._since, self._warned = None, False
 
     def record_silence(self, reason: str = "") -> None:
-        """Note that a request got no answer. Raises `Unavailable` once the server has been silent for `limit_s`."""
+        """Record that a request got no answer. Raises `Unavailable` after `limit_s` seconds of silence."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

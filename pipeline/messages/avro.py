@@ -1,7 +1,7 @@
-"""Avro messages as Arrow arrays, read by DataFusion's Avro reader, which is the one of arrow-rs.
+"""Decodes Avro messages to Arrow arrays, with the Avro reader of arrow-rs, which DataFusion provides.
 
-That reader takes files. So a batch of messages is written as one object container file with one block. The five bytes
-of a message's header are replaced by the message's number in the batch, which is read as an extra first field. If a
+The reader takes files. So a batch of messages is written as one object container file with one block. The five bytes of
+a message's header are replaced by the message's number in the batch, which is read as an extra first field. If a
 message has more or fewer bytes than its schema says, the number of the next message is wrong, which shows the error.
 """
 
@@ -92,7 +92,7 @@ def _null_branch() -> pa.Field:
 
 
 def _decode_records(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
-    """Decode records, each preceded by `HEADER_BYTES` bytes with its number, to columns `head` and `value`.
+    """Decode records to columns `head` and `value`. Each record begins with `HEADER_BYTES` bytes, its number.
 
     The records are written to a temporary object container file. There is no column `value` if the values have no
     bytes. https://avro.apache.org/docs/1.12.0/specification/#object-container-files
@@ -189,13 +189,13 @@ _PROMOTIONS: _Conversions = _PROMOTED
 _ALL_CONVERSIONS: _Conversions = {
     kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)
 }
-"""Types to which each type may be converted: those of Avro's promotions, and narrower ones."""
+"""Types to which values of each type may be converted: Avro's promotions, and conversions to narrower types."""
 
 
 def _is_readable_as(
     written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False
 ) -> bool:
-    """Return True if the outermost types and names of two schemas let values of `written` be read as `read`."""
+    """Return True if values of `written` can be read as `read`, by the outermost types and names of the schemas."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):

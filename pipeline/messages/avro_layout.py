@@ -1,7 +1,7 @@
 """Avro layouts: schemas under which arrow-rs reads a writer's messages, and the Arrow types that it returns.
 
-A layout has the same bytes as the writer's schema, but expresses in another way what arrow-rs cannot read. Names and
-symbols are replaced by plain ones. Logical types other than decimals are omitted, and so are fields without bytes
+A layout describes the same bytes as the writer's schema, but without features that arrow-rs cannot read. Names and
+symbols are replaced by plain names. Logical types other than decimals are omitted, and so are fields without bytes
 (null, empty records). A union with a single branch becomes a record with the branch's number and value. See the
 specification of Avro 1.12, "Binary encoding".
 """
@@ -38,7 +38,10 @@ def has_bytes(node: Node) -> bool:
 
 
 def is_numbered_union(node: Node) -> bool:
-    """Return True if the union's layout is a record with a branch number: one branch, or no branch that has bytes."""
+    """Return True if a union's layout is a record with a branch number.
+
+    This is the case for a union with one branch, and for a union in which no branch has bytes.
+    """
     choices = node["branches"]
     return len(choices) == 1 or not any(map(has_bytes, choices))
 

@@ -57,7 +57,7 @@ def parse_schema(schema: Schema) -> Node:
 
 
 def branches(node: Node) -> list[Node]:
-    """Return the non-null branches of a union; for a node that is no union, the node itself unless it is null."""
+    """Return the non-null branches of a union. Any other node is returned as the only branch, unless it is null."""
     choices = node["branches"] if node["type"] == "union" else [node]
     return [choice for choice in choices if choice["type"] != "null"]
 
@@ -192,8 +192,8 @@ def _logical_entries(kind: str, part: Any, size: int) -> dict[str, Any]:
 def is_one_value(node: Node, data: bytes, at: int) -> bool:
     """Return True if the bytes from `at` to the end are exactly one value of the schema.
 
-    The batch reader reports that a batch has a bad message, but not which one, and would take a millisecond for each
-    message alone. This check takes microseconds, and runs only on batches with a bad message.
+    The batch reader reports only that a batch has a bad message, and takes a millisecond to read a single message. This
+    check takes microseconds, and is used only for batches with a bad message.
     https://avro.apache.org/docs/1.12.0/specification/#binary-serialization-encoding
     """
     try:

@@ -76,8 +76,8 @@ def decode(
         subject: The schema's subject. Empty means the name of the stage's only topic with `-value` or `-key`.
         version: The subject's version; None for the newest at the start.
         message: Protobuf only: full name of the message type. Empty means the schema's first.
-        mode: `FAILFAST` stops the stage at a message that cannot be decoded, and nothing is lost. `PERMISSIVE` returns
-            null for the message. Case-insensitive, as in Spark.
+        mode: `FAILFAST` stops the stage at a message that cannot be decoded, and nothing is lost. `PERMISSIVE` decodes
+            the message to null. Case-insensitive, as in Spark.
         reason: `PERMISSIVE` only: name of an extra string field with the error of a message that cannot be decoded,
             whose other fields are null then. Empty means no such field.
         patience_s: Maximum time that a registry may be unavailable before the stage stops.
@@ -155,7 +155,7 @@ def add_reason_field(kind: pa.DataType, reason: str) -> pa.DataType:
 
 
 def add_reasons(values: pa.Array, bad: Sequence[BadRow], reason: str) -> pa.Array:
-    """Add the reasons of bad messages to decoded values, in the field called `reason`, unless `reason` is empty."""
+    """Add a string field to decoded values, with the errors of bad messages; no-op if its name, `reason`, is empty."""
     if not reason:
         return values
     reasons_by_row = {bad_message.row: bad_message.why for bad_message in bad}
@@ -222,7 +222,7 @@ class BadRow:
 def read_batch(
     messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, find_all: bool = True
 ) -> tuple[pa.Array, tuple[BadRow, ...]]:
-    """Decode all messages of a batch. Return the values, which are null for null and bad messages, and the bad ones.
+    """Decode all messages of a batch. Return the values (null for null and bad messages), and the bad messages.
 
     Args:
         messages: Binary array of the messages as they came from Kafka.
@@ -238,7 +238,7 @@ def read_batch(
 
 @dataclass(slots=True)
 class _BatchDecoder:
-    """Decodes a batch, one writer's schema at a time. Arguments as for `read_batch`."""
+    """Decodes a batch for `read_batch`, one writer's schema at a time."""
 
     messages: pa.BinaryArray
     reader: Reader
@@ -330,7 +330,7 @@ class RegistryDecoder:
     patience_s: float = 10.0
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Return the decoded values in parts, each with its row numbers, and the reasons of errors by row.
+        """Return decoded values in parts, each with its row numbers, and error messages by row number.
 
         `how` is the JSON of `decode`'s arguments. If it has no subject, each message is decoded by the schema with the
         id in its header.

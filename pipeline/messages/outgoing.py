@@ -1,6 +1,6 @@
 """Encoding of the records that a sink publishes, from whole Arrow tables: key, value and headers as bytes.
 
-For Avro values, also the registry schema of a table's rows. Each column is encoded to a column of bytes, and these are
+Also derives and registers the schema of Avro values. Each column is encoded to a column of bytes, and these columns are
 joined: numpy encodes the variable-length integers, Arrow's kernels do the rest. See the specification of Avro 1.12,
 "Binary Encoding".
 """
@@ -123,7 +123,6 @@ def single_batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _prefixed_sizes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the size of each text together with its length prefix; a null has only the prefix, which is -1."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
     return np.asarray(varint_sizes(lengths) + np.maximum(lengths, 0), np.int64)
 
@@ -179,7 +178,7 @@ def avro_schema_of(name: str, schema: pa.Schema) -> str:
 
 @lru_cache(maxsize=64)
 def register_columns(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
-    """Return the id of the columns' schema under a subject, after registering the schema if it is new.
+    """Register the Avro schema of these columns under a subject, if it is new. Return the schema's id.
 
     Raises `Refused` if the registry rejects the schema, and `Unavailable` after `patience_s` without an answer.
     """
@@ -263,7 +262,7 @@ def _prefix_lengths(column: pa.Array) -> pa.Array:
 
 
 def _encode_lists(column: pa.Array) -> pa.Array:
-    """Encode lists: one block with the number of items and the items, then the empty block that ends a list."""
+    """Encode each list in Avro: a block with the number of items and the items, then an empty block as the end."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     items = pc.binary_join(pa.ListArray.from_arrays(offsets, _encode_nullable(column.flatten())), b"")

@@ -1,11 +1,11 @@
-"""Protobuf messages as Arrow arrays, by ptars; schemas are compiled by protoc.
+"""Decodes Protobuf messages to Arrow arrays, with ptars. Schemas are compiled with protoc.
 
 Messages are read by the reader's schema. By Protobuf's rules, fields unknown to the reader are ignored, and fields
 unknown to the writer get defaults. The writer's schema is needed to find the message type of a message.
 
-ptars reads a type's messages by its layout, a simpler type with the same bytes. All its fields are optional, so that
-fields on the wire can be told from missing ones; enums are numbers, maps are lists of entries, and well-known types are
-plain messages. These are converted with whole Arrow arrays, by Protobuf's rules:
+ptars reads the messages of a type by the type's layout, a simpler message type with the same bytes. All fields of a
+layout are optional, so that missing fields can be recognised. Enums are numbers, maps are lists of entries, and
+well-known types are plain messages. The result is converted as whole Arrow arrays, by Protobuf's rules:
 https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -73,7 +73,7 @@ class ProtobufReader(Reader):
         return values
 
     def _read_columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """Return the messages' columns, and the rows that Protobuf's own parser must read again.
+        """Return the columns of the messages, and the row numbers of messages to read again with Protobuf's own parser.
 
         Raises `BadMessage` for bytes that do not match the schema.
         """
@@ -169,7 +169,7 @@ _WRAPPERS = tuple(
 )
 _MICROS_PER_SECOND, _NANOS_PER_MICRO = 1_000_000, 1_000
 _MAX_SECONDS = (1 << 63) // _MICROS_PER_SECOND - 4
-"""Maximum seconds of a time that fits into 64 bits as microseconds; leaves 3 s for 32-bit nanoseconds."""
+"""Maximum time, in seconds, that fits into 64 bits as microseconds, less 3 s for the nanoseconds."""
 _UNSIGNED_64 = pa.decimal128(20, 0)
 """The smallest Spark type that holds every unsigned 64-bit integer."""
 
@@ -193,7 +193,7 @@ def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
 
 
 def build_layout(message: Any) -> Any:
-    """Return the `FileDescriptorProto` of a message type's layout. The layout is the first message in it."""
+    """Return a `FileDescriptorProto` whose first message is the layout of a message type."""
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto2")
@@ -218,14 +218,15 @@ def build_layout(message: Any) -> Any:
 
 
 def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
-    """Convert messages, as ptars read them by the layout of their type, to `column_type`.
+    """Convert messages, which ptars has read by the layout of their type, to `column_type`.
 
     Args:
         values: The messages.
         message: Descriptor of the messages' type.
         rows: For each message, its row in the batch.
-        doubtful: Gets the rows that need Protobuf's own parser, since the result depends on the order on the wire:
-            several fields of a oneof, unknown numbers of a closed enum, map entries without a message.
+        doubtful: List to which the rows are added that must be read again with Protobuf's own parser, because the
+            result depends on the order on the wire: several fields of a oneof, unknown numbers of a closed enum, map
+            entries without a message.
 
     Raises:
         BadMessage: A time is out of range.

@@ -51,14 +51,14 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """Decode messages of one writer's schema to one value of `type` each. They are not null and have headers.
+        """Decode messages of one writer's schema, each to a value of `type`. All messages must have headers.
 
         Raises `BadMessage` if a message is invalid, and `Refused` if the writer's schema cannot be converted to the
         reader's.
         """
 
     def may_be_valid(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """Return, for each message, False if it is certainly bad: a quick check for batches with bad messages.
+        """Return False for each message that is certainly bad: a quick check after `read` has failed.
 
         The default is True for all messages, for formats in which a check is no faster than a read.
         """
@@ -139,7 +139,7 @@ _RETRY_PAUSE_S = 0.5
 _MAX_DEPTH = 32
 _NOT_FOUND_STATUS = 404
 _NOT_FOUND_CODES = (40401, 40402, 40403)
-"""Registry error codes for a missing subject, version or schema; the 404 of a proxy has none of them."""
+"""Registry error codes for a missing subject, version or schema. A proxy's own 404 answer has none of these codes."""
 _RETRIED_STATUSES = (408, 429)
 _FORBIDDEN_STATUSES = (401, 403)
 _INCOMPATIBLE_STATUSES = (409, 422)

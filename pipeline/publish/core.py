@@ -2,8 +2,8 @@
 
 A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
 manifests name. So the content is fixed before anything is published, and a publisher only needs to store its position.
-Rows and the position after them must be published atomically. The target ensures that: Kafka by a transaction, a
-function's receiver by the version number.
+Rows and the position after them must be published atomically. A Kafka target ensures this by a transaction; a function
+can ensure it by the version number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERSIONS_PER_READ = 100
 
 
 class PublishRange(NamedTuple):
-    """Next range of messages of the internal topic to publish."""
+    """Range of the internal topic to publish next, the attempts whose messages count, and the position after it."""
 
     start: int
     end: int
@@ -35,17 +35,17 @@ class PublishRange(NamedTuple):
 
 
 class Target(Protocol):
-    """Destination of rows and of the publisher's position after them.
+    """Destination of a sink's rows. Also stores the publisher's position, together with the rows.
 
     Methods raise a `SlackwaterError` for permanent failures.
     """
 
     @property
     def max_rows(self) -> int:
-        """Approximate maximum number of rows of a transaction over several versions; 0 for one version at a time."""
+        """Approximate maximum number of rows in a transaction of several versions; 0 to publish versions one by one."""
 
     def open(self) -> PublishedPosition:
-        """Fence the previous publisher, and return the position that it stored last. Raises `TransactionFailed`."""
+        """Fence the previous publisher, and return the last stored position. Raises `TransactionFailed`."""
 
     def begin(self, version: int) -> None:
         """Begin to publish rows up to and including this version. Raises `ProducerFenced` or `TransactionFailed`."""
@@ -54,7 +54,7 @@ class Target(Protocol):
         """Add rows, which readers do not see before `commit`. Raises `ProducerFenced` or `TransactionFailed`."""
 
     def commit(self, place: PublishedPosition) -> None:
-        """Publish the added rows and store the position after them, atomically.
+        """Publish the added rows and store the position `place` after them, atomically.
 
         Raises `ProducerFenced` or `TransactionFailed`.
         """
@@ -68,7 +68,7 @@ ReadRows = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 
 
 class Backlog:
-    """Committed versions of a sink that are not published yet. `after` reads the versions after a given one."""
+    """Committed versions of a sink that are not published yet. `after` reads the versions after a given version."""
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
@@ -87,7 +87,7 @@ class Backlog:
         self._offered.append((committed.version, committed.sinks.get(self._sink)))
 
     def next_range(self, place: PublishedPosition, max_rows: int) -> PublishRange | None:
-        """Return the range to publish after a position; None if all committed rows are published."""
+        """Return the range to publish after the position `place`; None if all committed rows are published."""
         while self._offered:
             version, sink = self._offered.popleft()
             self._newest = max(self._newest, version)
@@ -121,7 +121,7 @@ class Backlog:
 
 
 class Publisher:
-    """Publishes one sink, in one transaction for each step. The published position is known after `open`."""
+    """Publishes the rows of one sink, step by step, in transactions. `position` is valid after `open`."""
 
     def __init__(self, name: str, backlog: Backlog, target: Target, read: ReadRows) -> None:
         self.position = PublishedPosition(1, 0, 0)
@@ -137,8 +137,8 @@ class Publisher:
     def publish_next(self) -> bool:
         """Publish the next range; return False if all committed rows are published.
 
-        After `ProducerFenced` or `TransactionFailed`, the step had no effect or its whole effect; `open` tells which.
-        Raises `Corruption` if the internal topic does not have the rows that manifests name, and another
+        After `ProducerFenced` or `TransactionFailed`, the last transaction may or may not be committed; `open` finds
+        the position. Raises `Corruption` if the internal topic does not have the rows that manifests name, and another
         `SlackwaterError` if the rows cannot be read or published.
         """
         share = self._backlog.next_range(self.position, self._target.max_rows)

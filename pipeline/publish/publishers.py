@@ -38,8 +38,8 @@ _JOIN_TIMEOUT_S = 5.0
 class SinkThread(threading.Thread):
     """Publishes the committed rows of one sink, from the thread's start until `stop`.
 
-    `accept_loss`: True to continue without rows that Kafka has lost. `patience_s`: seconds for which Kafka, or a
-    function, may fail.
+    `accept_loss`: True to continue without rows that Kafka has lost. `patience_s`: seconds after which the thread gives
+    up if Kafka or the sink's function keeps failing.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class SinkThread(threading.Thread):
 
     @property
     def is_done(self) -> bool:
-        """True if all committed rows are published, or if none will be because the sink's promotion was withdrawn."""
+        """True if no rows are left to publish: all are published, or the sink's promotion was withdrawn."""
         place = self.position
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
     def set_prompt_storing(self, *, enabled: bool) -> None:
-        """If `enabled`, store the position after each step, for somebody who waits for it; else every few seconds."""
+        """Store the published position after each step if `enabled`, else only every few seconds."""
         with self._changed:
             self._store_promptly = enabled
             self._changed.notify()
@@ -197,10 +197,11 @@ class SinkThread(threading.Thread):
 
 
 class Publishers(Listener):
-    """Publishes the sinks of the claimed stages. `info` may be None if no stage has a sink; `claimed` is by stage.
+    """Publishes the sinks of the claimed stages, with one thread for each sink.
 
-    `accept_loss`: True to continue without rows that Kafka has lost, and without rows that may or may not be
-    published. `patience_s`: seconds for which Kafka, or a function, may fail.
+    `claimed` has the claims by stage. `info` may be None if no stage has a sink. `accept_loss`: True to continue
+    without rows that Kafka has lost, and without rows that may or may not be published. `patience_s`: seconds after
+    which a thread gives up if Kafka or the sink's function keeps failing.
     """
 
     def __init__(
@@ -243,9 +244,9 @@ class Publishers(Listener):
                 thread.start()
 
     def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
-        """Create and stop threads so that each sink of these newest versions has one; True if any changed.
+        """Create and stop threads so that each sink in `heads` has a thread. Return True if any thread changed.
 
-        A sink that began anew gets a new thread. New threads are not started yet.
+        A sink that started over gets a new thread. New threads are not started yet.
         """
         threads = {(thread.stage, thread.sink): thread for thread in self._threads}
         for stage, sink in self._sinks:

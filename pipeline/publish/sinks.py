@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 
 
 def published_sinks(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
-    """Yield the sinks that a stage writes: all, or, in a clone, only the sinks that the clone was told to publish."""
+    """Yield the sinks that a stage publishes: all sinks, or in a clone only the sinks in `publishes`."""
     return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
 
 
@@ -36,9 +36,9 @@ def check_targets(
 ) -> None:
     """Check that the sinks of the stages to run can be published.
 
-    `reads` has the topics that the app reads under another name, by the declared name. `publishes` has the topic of
-    each sink of a clone; it is None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may
-    not be written or that the app reads.
+    `reads` maps declared topics to the topics that the app reads instead. `publishes` maps the sinks of a clone to
+    their topics; None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be written
+    or that the app reads.
     """
     targets = {
         (publishes or {}).get(sink.name, sink.name): stage.name
@@ -91,8 +91,8 @@ def claim_sinks(
 ) -> dict[str, Sink]:
     """Return the sinks of a claim: existing sinks continue, and new sinks begin with the claim.
 
-    Sinks of a withdrawn promotion are dropped, because their rows must not be published. Raises `Refused` if the
-    program no longer has a sink of which some rows are not published; with `accept_loss`, that sink is dropped.
+    Sinks of a withdrawn promotion are dropped, because their rows must not be published. Raises `Refused` if a sink
+    with unpublished rows is missing in the program; with `accept_loss`, that sink is dropped.
     """
     declared = {sink.name: sink for sink in published_sinks(stage, publishes)}
     sinks, promotion = {}, draft.promotion
@@ -132,9 +132,10 @@ def check_internal_topics(
 
 
 def _continue_sink(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
-    """Return a continuing sink; None if it has to start anew because its internal topic was created again.
+    """Return an existing sink for the next claim; None if the sink has to start over.
 
-    Raises `AnotherTopic` for a topic that was created again, unless loss is accepted.
+    A sink starts over if its internal topic was created again and loss is accepted. Raises `AnotherTopic` if loss is
+    not accepted.
     """
     try:
         now = kafka.topic_state(sink.topic)

@@ -1,4 +1,4 @@
-"""Targets of a sink, which store rows and the publisher's position: a Kafka topic, or a user's function.
+"""Destinations of a sink's rows and of the publisher's position: a Kafka topic, or a user's function.
 
 Rows are written to a topic in transactions that also commit the position: the offset of the stage's consumer group on
 the internal topic. The offset's metadata has the version and the app's id, because an app that was removed and created
@@ -25,7 +25,7 @@ from ..spark.user_errors import as_user_error
 
 @dataclass(slots=True)
 class SinkProgress:
-    """Access to the published position, the promotion and the epoch of a sink of a claimed stage, in the store."""
+    """Reads and writes the published position of one sink in the store. Also reads the sink's promotion and epoch."""
 
     store: ObjectStore
     claimed: Manifest
@@ -41,7 +41,7 @@ class SinkProgress:
         return f"sink {self.name!r} of stage {self.claimed.stage!r}"
 
     def first_position(self) -> PublishedPosition:
-        """Return the position where the sink began.
+        """Return the position at which publishing of the sink began.
 
         The version of that position is not garbage collected before all rows are published.
         """
@@ -83,11 +83,11 @@ class TopicTarget:
     producer: TransactionalProducer
     progress: SinkProgress
     app_id: int
-    """Number that distinguishes this app from other apps that had its name."""
+    """Number that distinguishes this app from earlier apps of the same name."""
     accept_loss: bool = False
 
     def open(self) -> PublishedPosition:
-        """Fence the previous publisher, and return its last position. Raises `Refused` if that is unknown."""
+        """Fence the previous publisher, and return the last published position. Raises `Refused` if it is unknown."""
         try:
             committed = self.producer.open()
             place, stored = self._parse_position(*committed) if committed else None, self.progress.read_position()
@@ -113,8 +113,8 @@ class TopicTarget:
     def _choose_first_position(self, stored: PublishedPosition | None) -> PublishedPosition:
         """Choose the first position of a sink that has none in Kafka, and write it to Kafka and the store.
 
-        It is the position in the store, or the sink's beginning if the store has none. If rows may have been published
-        after it, raises `Refused`; with `accept_loss`, returns the position of the claim instead.
+        The result is the position in the store, or the sink's beginning if the store has none. If rows may have been
+        published after that position, raises `Refused`; with `accept_loss`, returns the position of the claim instead.
         """
         begin, sink = self.progress.first_position() if stored is None else stored, self.progress.sink
         if stored is not None and stored.rows < sink.sent:

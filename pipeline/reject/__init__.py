@@ -1,4 +1,4 @@
-"""Poison records: attributes a batch's error to records, and computes the batch again without those records.
+"""Rejection of bad records: finds the records that make a batch fail, and computes the batch without these records.
 
 Path of a bad record: `pipeline/batch/job.py` (the batch fails), `rejecter.py` (`rescue`), `blame.py` (record or
 environment), `state/failing.py` (which records to try next), `table.py` (the table of rejected records). A retry:

@@ -1,4 +1,4 @@
-"""Attributes a batch's error to its records or to the environment, from the error text that Spark passes on."""
+"""Decides if a batch failed because of its records or of the environment, by the error text that Spark passes on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_STACK, _CHUNK = 16_000, 4_000
 
 
 def record_failure(error: BaseException) -> Failure | None:
-    """Return an error as a record's failure; None if the store, Kafka, Spark or a machine failed.
+    """Convert an error to a record's failure; return None if the store, Kafka, Spark or a machine failed.
 
     Errors of a user's function are attributed to records, whatever their class and text. Errors of slackwater's code in
     tasks are tagged (`source.worker`). If the result is None, the batch fails without a search for records.
@@ -59,7 +59,7 @@ def record_failure(error: BaseException) -> Failure | None:
 
 
 def java_record_failure(spark: SparkSession, error: Any) -> Failure:
-    """Return a Java error of a Spark expression as a record's failure.
+    """Convert a Java error of a Spark expression to a record's failure.
 
     Raises `error` as a `Py4JJavaError` if no record causes it.
     """
@@ -89,7 +89,7 @@ def _first_raised(text: str) -> tuple[str, str] | None:
 def java_error_of_call(target: Any, method: str, *arguments: Any) -> Any:
     """Call a Java method, and return the error that it raises, as a JVM object; None if the call succeeds.
 
-    PySpark would convert the Java error to a Python error, which takes some fifty calls more.
+    This avoids PySpark's conversion of the error to a Python error, which takes some fifty more calls of the JVM.
     """
     client = target._gateway_client
     encoded_arguments = "".join(

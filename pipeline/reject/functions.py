@@ -1,7 +1,7 @@
 """Trials of users' Python functions in Spark tasks, to find the rows for which a function fails.
 
-Each class replaces functions of one of Spark's kinds, and returns a `Failure` as JSON for each row for which the
-function fails. The function is given as Spark's own serialized command.
+Each class replaces one kind of Spark's Python functions, and returns a `Failure` as JSON for each row for which the
+function fails. The user's function is given in Spark's serialized form.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _load_function(command: bytes) -> Callable[..., Any]:
 
 
 class _RowTrial(_Trial):
-    """Replaces a function that takes the values of one row."""
+    """Trial of a Python function that takes the values of one row."""
 
     def __call__(self, *values: Any, **keywords: Any) -> str | None:
         function = self.function
@@ -81,7 +81,7 @@ class _RowTrial(_Trial):
 
 
 class _ColumnTrial(_Trial):
-    """Replaces a pandas or Arrow function that takes columns."""
+    """Trial of a pandas or Arrow function that takes columns."""
 
     def __call__(self, *columns: Any, **keywords: Any) -> Any:
         inputs = [*columns, *keywords.values()]
@@ -95,7 +95,7 @@ class _ColumnTrial(_Trial):
 
 
 class _BatchTrial(_Trial):
-    """Replaces a pandas or Arrow function that takes an iterator over batches of columns."""
+    """Trial of a pandas or Arrow function that takes an iterator over batches of columns."""
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -109,9 +109,9 @@ class _BatchTrial(_Trial):
 
 
 class _FrameTrial(_Trial):
-    """Replaces the function of `mapInPandas` or `mapInArrow`, and returns the records for which the function fails.
+    """Trial of a function of `mapInPandas` or `mapInArrow`. Returns the records for which the function fails.
 
-    Batches have `RECORD` as their last column.
+    The last column of each batch is `RECORD`.
     """
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:

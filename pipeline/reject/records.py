@@ -1,4 +1,4 @@
-"""Numbers of a batch's records; reads of all records in Spark tasks, and of rejected records on the driver."""
+"""Numbers the records of a batch, and reads them again: in Spark tasks, or rejected records on the driver."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def split_record_number(number: int) -> tuple[int, int]:
 
 
 _GAP = 2_000
-"""Maximum number of unneeded messages that one read passes over. More of them would cost more than a second read."""
+"""Maximum number of unneeded messages in one read. Skipping more messages would take longer than a second read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class DeadLetterReader:
     patience_s: float
 
     def read(self, failures: Mapping[int, Failure]) -> list[DeadLetter]:
-        """Return the failed records as dead letters, in order of record number. Raises `Gone` for a lost message."""
+        """Return the failed records as dead letters, by record number. Raises `Gone` if a message no longer exists."""
         numbers_by_offset: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(failures):
             name, partition, offset = self.numbering.locate(split_record_number(number)[0])
@@ -144,7 +144,7 @@ def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class NumberedRangeReader:
-    """Function for `mapInArrow`: takes indices of offset ranges, and returns their records with numbers."""
+    """Function for `mapInArrow`: gets indices into `ranges`, and yields the records there with record numbers."""
 
     resources: WorkerResources = field(repr=False)
     topic: str

@@ -1,7 +1,7 @@
 """Computes a failed batch again without the records that cause the failure, and stores and sends these records.
 
-A state function reports keys, and an operator of Spark's plan reports records (`operators.py`); for any other failure,
-groups of records are tried (`state/failing.py`).
+The failing records are found by the keys that a state function reports, by trials of the operators of Spark's plan
+(`operators.py`), or else by trials of groups of records (`state/failing.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROUNDS = 100
-"""Maximum number of attempts at a batch. Each attempt leaves out at least one more record than the one before."""
+"""Maximum number of attempts at a batch. Each attempt leaves out at least one record more than the attempt before."""
 _PARALLEL_JOBS = 4
 _LOG_INTERVAL_S = 5.0
 """Seconds between log lines about the progress of a search. A search that ends earlier logs nothing."""
@@ -177,7 +177,7 @@ def _run_query(rows: DataFrame) -> None:
 
 @dataclass(frozen=True)
 class BatchRejecter:
-    """Computes batches without the records that fail. `rescue` and `retry` raise what computing the batch raises."""
+    """Computes batches without the records that fail. `rescue` and `retry` also raise the errors of the batch."""
 
     spark: SparkSession
     stage: Stage
@@ -189,8 +189,8 @@ class BatchRejecter:
     def rescue(self, batch: Batch, error: Exception) -> BatchResult:
         """Compute a failed batch without the records that fail, and store them in the table of rejected records.
 
-        Raises `Refused` if too many records fail, or if the topic for rejected records refuses them; and `error` if no
-        record causes it.
+        Raises `Refused` if too many records fail, or if the topic for rejected records refuses a record. Raises `error`
+        if no record causes it.
         """
         if record_failure(error) is None:
             raise error

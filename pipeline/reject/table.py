@@ -126,7 +126,7 @@ class DeadLetter:
     time_ms: int = 0
 
     def message_headers(self) -> list[tuple[str, bytes | None]]:
-        """Return the record's headers, and headers of KIP-1034 with error and location, as text."""
+        """Return the record's own headers, and headers of KIP-1034 with the error and the record's location."""
         fields = {
             "exception": self.error,
             "stacktrace": self.stack,
@@ -140,7 +140,7 @@ class DeadLetter:
 
 
 def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
-    """Write rejected records durably, at least once: a retry of a batch that was not committed writes them again.
+    """Write rejected records durably, at least once: a batch that is retried before its commit writes them again.
 
     Raises `Refused` if the broker rejects a record: the topic is missing, full, or not writable for this user. Raises
     `Unavailable` if the broker does not answer for longer than `patience_s`.

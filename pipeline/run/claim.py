@@ -83,10 +83,10 @@ def reconcile_table(app: App, stage: Stage, table: Table | None, head: Manifest 
 
 
 def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table | None:
-    """Return the table with the number of tasks that its batches get: as declared, else for the session's cores.
+    """Return the table with the number of tasks of a batch: `declared`, else a default for the session's `cores`.
 
-    The default is a power of two, so that each hash range of fewer tasks consists of whole ranges of more tasks. Then
-    a merge cuts an SST only if the number of tasks has grown since it was written.
+    The default is a power of two, so that a change of the number joins or splits whole hash ranges. Then a merge has to
+    cut an SST only if the number of tasks has grown since the SST was written.
     """
     if table is None:
         return None
@@ -95,9 +95,9 @@ def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table |
 
 
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
-    """Raise `Refused` for a key or state that cannot fit the stored table, whatever columns the stage's rows have.
+    """Raise `Refused` if the declared key or state cannot fit the stored table, whatever the rows' columns are.
 
-    Without Spark, columns that a state itself declares are assumed to be the stored ones.
+    Without Spark, the columns that a state declares are assumed to equal the stored columns.
     """
     if stored is None or stage.state is None:
         fit = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
@@ -167,7 +167,7 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
 
 
 def union_lineage(stored: Mapping[str, Lineage], current: Mapping[str, Lineage]) -> dict[str, Lineage]:
-    """Return the union of stored and current lineage, because records of every program so far may be stored."""
+    """Return the union of stored and current lineage, because stored records may come from any earlier program."""
     names = dict.fromkeys((*stored, *current))
     return {name: merge_lineages([stored.get(name, {}), current.get(name, {})]) for name in names}
 
@@ -187,9 +187,9 @@ class Claimer:
     by: str
     accept_loss: bool
     migration: int = 0
-    """Number of the app's newest migration, which is complete in all of its stages."""
+    """Number of the app's newest migration; 0 for none. The migration is complete in all stages."""
     publishes: Mapping[str, str] | None = None
-    """Topic of each sink of a clone, by its declared name; None if topics are as declared."""
+    """Topic of each sink of a clone, by the sink's declared name; None if topics are as declared."""
     promotion: int = 0
     """Number of the newest promotion of the app, on which `publishes` is based; 0 for none."""
 
@@ -287,7 +287,7 @@ class Claimer:
         return amend(self.store, names, change, writer=self.writer, by=self.by, now_ms=now_ms).manifest
 
     def build_outputs(self, stage: Stage, head: Manifest, shape: StageSchemas) -> dict[str, Output]:
-        """Return the channels with which a stage's next version begins. `head` is its newest version, or a draft."""
+        """Return the outputs of a stage's next version, by channel. `head` is the newest version, or a draft."""
         outputs = {}
         for channel in stage.repartitions:
             output = head.outputs.get(channel.name)
@@ -300,9 +300,10 @@ class Claimer:
         return outputs
 
     def _continue_channel(self, stage: Stage, output: Output) -> Output:
-        """Return a channel with the id of Kafka's topic. Raises `AnotherTopic` if the topic was created again.
+        """Return a channel with the topic id that Kafka reports now.
 
-        If loss is accepted, the channel continues at the end of the new topic. Also raises the errors of `check_stage`.
+        Raises `AnotherTopic` if the topic was created again. If loss is accepted, the channel continues at the end of
+        the new topic instead. Also raises the errors of `check_stage`.
         """
         count = len(output.ends)
         now = self._topic_state(stage, output.topic)
@@ -316,7 +317,7 @@ class Claimer:
         return replace(output, topic_id=id_to_store(output.topic_id, now.id))
 
     def position_of_new_input(self, stage: Stage, name: str) -> Input:
-        """Return the position at which a stage that has versions starts to read an input that is new to it.
+        """Return the start position of an input that the program adds to a stage with versions.
 
         An input that the stage read earlier resumes where the stage stopped. A channel that its writer has not written
         yet is read from its beginning. Any other input starts as the program declares. Raises the errors of
@@ -425,8 +426,8 @@ def program_of(app: App) -> Program | None:
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
     """Raise `Refused` for a program that a promotion has replaced. `heads` are the app's newest versions.
 
-    A supervisor may restart the replaced program, which would take over the promoted app, or migrate it back.
-    Costs no request for an app without promotions.
+    Otherwise a service manager that restarts the replaced program would take over the promoted app, or migrate its
+    state back. Costs no request for an app without promotions.
     """
     manifests, program = tuple(heads), program_of(app)
     promotion = newest_promotion(manifests)

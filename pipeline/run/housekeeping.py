@@ -1,9 +1,8 @@
 """A runner's background work: reports lags and heartbeats, watches topics, and collects garbage.
 
-Stages' reasons to wait, as their runner knows them, are in its heartbeats, where `status` reads them. A topic that was
-deleted and created again under its name is detected while the app runs: planners of users' topics notice that
-themselves (`source.planner`); offsets of repartition topics and of sinks' internal topics are not read while an app
-runs, so their ids are checked together now and then, and after failures.
+Heartbeats also state for what each stage waits; the command `status` shows this. A topic that is deleted and created
+again while the app runs is detected. For users' topics, the planners do this (`source.planner`). For repartition topics
+and sinks' internal topics, the topic ids are compared at intervals and after failures.
 """
 
 import logging
@@ -150,9 +149,9 @@ class LagReporter:
 class Collector:
     """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
 
-    The store records the app's last collection by any process. Among several runners of an app, the owner of the first
-    running stage collects; that stage's epoch identifies its owner. If that runner misses its turn, another one
-    collects. Two concurrent collections do no harm.
+    The store records the app's last collection by any process. Among several runners of an app, the runner of the first
+    running stage collects; that stage's epoch identifies the runner. If that runner does not collect in time, another
+    runner does. Two concurrent collections do no harm.
     """
 
     store: ObjectStore
@@ -167,8 +166,8 @@ class Collector:
     def run(self, stopping: threading.Event) -> None:
         """Collect garbage when due, until `stopping` is set.
 
-        Does not begin at once, because first batches need the cores. A collection under way at the end is abandoned,
-        and the next one continues it.
+        Does not begin at once, because first batches need the cores. A collection that runs at the end is abandoned,
+        and the next collection continues its work.
         """
         while not stopping.wait(min(_COLLECTION_POLL_S, self.every_ms / 4_000)):
             # A failure must not end the run or later collections.
@@ -209,7 +208,7 @@ class Collector:
 
 
 def wait_reason(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
-    """Return the thing that a stage waits for, as a phrase; empty if the stage works, or if the thing is unknown.
+    """Return the reason why a stage waits, as a phrase; empty if the stage works or the reason is unknown.
 
     `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
     promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
@@ -259,7 +258,7 @@ class TopicWatch:
             self.check(user_topics=False)
 
     def check(self, *, user_topics: bool = True) -> AnotherTopic | None:
-        """Return the error of a topic that was created again; None if there is none, or if Kafka does not answer."""
+        """Return an error if a topic was created again; None if no topic was, or if Kafka does not answer."""
         topics = {
             entry[0]: entry
             for runner in self.runners
@@ -282,7 +281,6 @@ class TopicWatch:
         return self.error
 
     def _known_topics(self, runner: StageRunner) -> Iterator[tuple[str, str, str, str, str]]:
-        """Yield each topic with a known id: topic, id, kind (empty for a user's topic), hint and stage."""
         head = runner.head
         entries = [
             *(

@@ -1,13 +1,13 @@
 """Monitoring of a runner: Prometheus metrics, and liveness and readiness for probes.
 
 The metrics are one registry, updated by the events that the terminal also shows. Names follow Prometheus' conventions
-(base units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (bytes
-written by batches and by compactions, to be divided).
+(base units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (exported as
+two counters of bytes, written by batches and by compactions).
 
 A run is live while it makes progress on pending work. Waiting for records, or for a broker or a store within its
-timeout, is healthy: a restart would not help. These hang: a JVM that does not answer, a driver loop that does not come
-round, a batch in which no Spark task ends, and a stage that starts no batch although records are there. Times are
-seconds of a monotonic clock.
+timeout, is healthy: a restart would not help. The following count as hanging: a JVM that does not answer, a driver loop
+that does not complete a round, a batch in which no Spark task ends, and a stage that starts no batch although records
+are there. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HANG_AFTER_S = 600.0
 """Minimum seconds without progress after which pending work counts as hanging."""
 _HANG_FACTOR = 10
-"""Allowed time without progress, as a multiple of the longest of a stage's recent batches."""
+"""Allowed time without progress, as a multiple of the duration of a stage's longest recent batch."""
 _JVM_SILENCE_S = 60.0
 _MAX_LOOP_S = 60.0
 """Maximum seconds of one round of the driver's loop, in addition to the timeout of store and broker."""
@@ -294,7 +294,7 @@ class Metrics(Listener):
 def serve_metrics(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
     """Serve `GET /metrics` on a port of all network interfaces until the process ends. Return the port.
 
-    Port 0 chooses a free one. A probe without problems is answered with 200, otherwise with 503 and the problems.
+    Port 0 chooses a free port. A probe without problems is answered with 200, otherwise with 503 and the problems.
     Raises `Refused` if the port is taken.
     """
     try:

@@ -1,4 +1,4 @@
-"""`Options`: the options of a run, as values."""
+"""The options of a run: the class `Options`, with checks of its values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ class Options:
     stages: tuple[str, ...] = ()
     """Stages to run; empty for all."""
     until_caught_up: bool = False
-    """Stop once all records present at the start are read, and also the rows that they cause in later stages."""
+    """True to stop once all records present at the start, and the rows that they cause in later stages, are read."""
     max_records: int | None = None
     """Maximum number of records of each input per batch; None for the program's setting."""
     trigger_ms: int | None = None
     max_unflushed: int | None = None
-    """Maximum number of versions of a stage after its last commit; 0 for none, None for the program's setting."""
+    """Maximum number of unflushed versions of a stage; 0 for none, None for the program's setting."""
     accept_loss: bool = False
     master: str | None = None
     """Spark's master URL; None for Spark's own configuration."""
@@ -39,20 +39,20 @@ class Options:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
     cache_bytes: int = 10 << 30
     prefetch: bool = True
-    """Download whole SSTs in the background; otherwise read byte ranges from the store."""
+    """True to download whole SSTs in the background; False to read byte ranges from the store."""
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     py_files: tuple[str, ...] = ()
     compaction_threads: int = 1
     """Maximum concurrent merges of a stage, in the background; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
-    """Returns the retention rules of an app, by its name; garbage collection deletes history that they do not keep."""
+    """Returns an app's retention rules, by the app's name. Garbage collection deletes history outside these rules."""
     archive: bool = True
     gc_every_ms: int | None = 3_600_000
     """Interval between garbage collections; None if this runner does not collect."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """End offsets of users' topics, by name; other topics are read to their ends."""
     publishes: bool = True
-    """Publish the rows of sinks. If False, rows stay in the sinks' internal topics."""
+    """True to publish the rows of sinks; False to leave the rows in the sinks' internal topics."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:
@@ -65,7 +65,7 @@ class Options:
 
 
 def parse_gc_interval(name: str, text: str) -> int | None:
-    """Parse the interval between garbage collections, at least a minute; `off` gives None. Raises `Usage`."""
+    """Return the interval between garbage collections in ms, at least a minute; None for `off`. Raises `Usage`."""
     if text == "off":
         return None
     every_ms = parse_ms(name, text)

@@ -60,18 +60,18 @@ class PreflightResult:
     heartbeats: CountingStore
     """Store with a short timeout, for heartbeats."""
     claimer: Claimer
-    """Claims stages of the app. New stages read topics from the offsets at which the app was created."""
+    """Claims stages of the app. New stages start at offsets stored when the app was created, if any."""
     access: Callable[[], S3Access | None]
     is_new: bool
     is_clone: bool
-    """True for a clone or a replaced app: neither sends records to the topics of the original."""
+    """True for a clone or a replaced app, which sends no records to the topics of the original."""
 
     def claimer_of(self, stage: Stage) -> Claimer:
         return replace(self.claimer, store=self.stores[stage.name])
 
 
 def preflight(app: App, options: Options, listener: Listener) -> PreflightResult:
-    """Wait for Kafka and run all checks that need no Spark. Raises `NotFound`, `Refused` and `Usage`."""
+    """Wait for Kafka, and run all checks that need no Spark. Raises `NotFound`, `Refused` or `Usage` if one fails."""
     limits = {stage.name: limits_of(stage, options) for stage in app.select_stages(options.stages)}
     check_can_start(options.master, options.spark_conf)
     kafka = open_kafka(options.kafka)
@@ -180,7 +180,10 @@ def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
 
 
 def limits_of(stage: Stage, options: Options) -> BatchLimits:
-    """Return the limits of a stage's batches. The run's options take precedence over the program's. Raises `Usage`."""
+    """Return the limits of a stage's batches. The run's options take precedence over the program's.
+
+    Raises `Usage` for an invalid interval.
+    """
     declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return BatchLimits(
         stage.max_records if options.max_records is None else options.max_records,
@@ -194,8 +197,8 @@ def limits_of(stage: Stage, options: Options) -> BatchLimits:
 def _check_absent_stages(store: ObjectStore, app: App) -> None:
     """Log the stages of the stored app that the program lacks. Snapshots and garbage collection wait for them.
 
-    Raises `Refused` if such a stage seems to have another name in the program, because the renamed stage would start
-    empty, and if such a stage has the state of a Spark query that slackwater is attached to.
+    Raises `Refused` if the program seems to have renamed a stage, because the renamed stage would start empty. Also
+    raises `Refused` if a missing stage has the state of a Spark query to which slackwater is attached.
     """
     names = stages_missing_from_program(store, app.name, app.stages.keys())
     if not names:
@@ -223,7 +226,7 @@ def _check_absent_stages(store: ObjectStore, app: App) -> None:
 
 
 def _may_be_renamed(app: App, stage: Stage, head: Manifest) -> bool:
-    """Return True if the program's stage may be the stored one under another name, as far as known without Spark."""
+    """Return True if the program's stage may be the stored stage under another name, as far as known without Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
     key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])

@@ -23,10 +23,10 @@ from .stopping import StopEvent
 
 
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
-    """Return the app that a Python file declares. With a `name`, give it that name, such as that of a clone.
+    """Return the app that a Python file declares, renamed to `name` if given, for example for a clone.
 
-    With a `store`, replace the name by that of the app's folder in the store. Raises the errors of `import_program`,
-    and `Usage` for a file with no app, with several apps, or with an app that has no stage.
+    With a `store`, the app gets the name of its folder in the store instead. Raises the errors of `import_program`, and
+    `Usage` for a file with no app, with several apps, or with an app that has no stage.
     """
     module = import_program(path)
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}

@@ -67,9 +67,10 @@ class StartFinder:
     """Returns, for each partition, the offset of the first record of a time (ms since 1970) or later; -1 for none."""
 
     def start_on_topic(self, name: str, topic: str, begin: ChooseStartOffsets | None) -> StartPosition:
-        """Return the start on a user's topic. A new stage starts at the result of `begin`, or at the earliest.
+        """Return the start position on a user's topic. A new stage starts at the offsets that `begin` returns.
 
-        Raises `Refused`, and the errors of `topic_state` and `begin`.
+        Without `begin`, a new stage starts at the earliest offsets. Raises `Refused` if records are lost, unless loss
+        is accepted, and the errors of `topic_state` and `begin`.
         """
         earliest, ends, topic_id = now = self.topic_state(topic)
         if self.head is None:
@@ -113,7 +114,7 @@ class StartFinder:
         return StartPosition(replace(source, offsets=offsets, lost=total), LostRecords(topic, at, offsets), ends=ends)
 
     def _younger_reason(self, topic: str, source: Input, now: TopicState) -> str:
-        """Return the reason to assume, by its records' times, that a topic was created again; empty for none.
+        """Return a reason to assume that a topic was created again, by the times of its records; empty for none.
 
         Used for topics without a known id.
         """
@@ -132,7 +133,10 @@ class StartFinder:
         )
 
     def start_on_channel(self, name: str, topic: str, upstream: str) -> StartPosition:
-        """Return the start on a repartition topic that the stage `upstream` writes. Raises as `start_on_topic` does."""
+        """Return the start position on the repartition topic that the stage `upstream` writes.
+
+        Raises `Refused` if rows are lost, unless loss is accepted, and the errors of `topic_state`.
+        """
         # Read the topic before the sender's versions: records deleted later must not be judged by older versions.
         now = self.topic_state(topic)
         sender = history.head(self.store, self.app, upstream)
@@ -194,9 +198,9 @@ class StartFinder:
         return StartPosition(replace(at, offsets=begins if first else earliest))
 
     def _start_on_recreated(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
-        """Return the start on a channel whose topic was created again: the offsets where the sender began to use it.
+        """Return the start position on a re-created repartition topic: where its writer began to use it.
 
-        Rows that the stage had not read from the former topic are skipped.
+        Rows of the former topic that the stage had not read are skipped.
         """
         markers: set[str] = set()
         for version in history.iter_after(self.store, self.app, at.upstream, at.version):
@@ -267,7 +271,7 @@ def recreated_channel_hint(app: str) -> str:
 def with_start_positions(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
     """Return the claim `draft` with these start positions, by the inputs' declared names.
 
-    First withdraws the snapshots that cannot complete because of lost records, so that nobody waits for them for ever.
+    First withdraws the snapshots that cannot complete because records are lost.
     """
     broken = frozenset(name for start in starts.values() for name in start.broken_snapshots)
     for request in stored.open_requests(store, draft.app) if broken else ():

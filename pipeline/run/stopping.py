@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an event, for an orderly stop. Few imports, because the command line uses it, too."""
+"""Turns Ctrl-C and SIGTERM into an event, for an orderly stop. Has few imports, for a fast command line."""
 
 import signal
 import socket
@@ -41,8 +41,8 @@ class StopEvent(threading.Event):
     def uninterrupted(self) -> Iterator[None]:
         """Run the block to its end despite a stop request; then raise `StopRequested`, also if the block failed.
 
-        A signal may be sent to all processes of the run. So this process may see a failure that the signal caused
-        elsewhere before it gets the signal itself.
+        A signal to all processes of the run may make the block fail before this process gets the signal. So after a
+        failure, this method waits a moment for the signal.
         """
         previous, self._is_interruptible = self._is_interruptible, False
         try:
@@ -67,7 +67,7 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
     """Yield an event that SIGINT and SIGTERM set. If this is not the main thread, nothing sets it.
 
     `StopRequested` ends the block and is not raised further. `on_stop` is called with the event when the event is set,
-    and when its `immediate` is set: at once, on a separate thread, whatever the main thread does.
+    and again when its `immediate` is set. It is called at once, on a separate thread, even if the main thread is busy.
     """
     stop = StopEvent()
     if threading.current_thread() is not threading.main_thread():

@@ -100,7 +100,7 @@ class SnapshotCompleter:
     _completion: Future[None] | None = None
 
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
-        """Complete, in the background, the snapshots that may be complete with these heads.
+        """Begin to complete, in the background, the snapshots that all stages in `heads` have recorded.
 
         Returns the snapshots that are recorded in the heads and whose requests no longer exist.
         """
@@ -153,16 +153,16 @@ class CatchUp:
     """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
     Later records may be read as well, but are not waited for. A stage is done when three things are true: it has read
-    its topics up to their ends at the start; it has read its channels up to the version with which their writers were
-    done; and no row is left that falls due at its watermark. A writer that does not run here counts as done at
-    its newest version at the start.
+    its topics up to their ends at the start; it has read its channels up to the version at which the writing stage was
+    done; and no row is left that falls due at its watermark. A writer that does not run here counts as done at its
+    newest version at the start.
     """
 
     store: ObjectStore
     app: str
     ends: Mapping[str, Sequence[int]]
     own_watermarks: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Inputs whose watermark the stage declares itself, by stage. For these, no upstream watermark is waited for."""
+    """Inputs whose watermark the stage itself declares, by stage. No upstream watermark is awaited for these inputs."""
     _done_versions: dict[str, int] = field(default_factory=dict)
 
     def is_done(self, heads: Mapping[str, Manifest]) -> bool:
@@ -311,7 +311,7 @@ class Supervisor:
         return {stage: {read.topic: read.offsets for read in inputs} for stage, inputs in heads}
 
     def _stop_queries(self) -> None:
-        """Wait a while until running batches have ended and are committed, then drop uncommitted versions."""
+        """Wait a while until running batches are committed, then drop uncommitted versions and stop the queries."""
         for runner in self.runners:
             runner.stop()
         deadline = time.monotonic() + _BATCH_END_TIMEOUT_S
@@ -332,7 +332,7 @@ class Supervisor:
     def _raise_failures(self, *, halted: bool = False) -> None:
         """Raise the failure of a stage or a sink. With `halted`, ignore that the queries have ended.
 
-        If a topic was created again, raises that error instead, as the cause of any other failure.
+        If a topic was created again, raises `AnotherTopic` instead, because that causes other failures.
         """
         if self.topic_watch.error is not None:
             raise self.topic_watch.error

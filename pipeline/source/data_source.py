@@ -48,13 +48,14 @@ _register_lock = Lock()
 def open_stream(
     spark: SparkSession, options: SourceOptions, private: PrivateOptions, schema: StructType | None = None
 ) -> DataFrame:
-    """Open a stream of a source, with `private` values that Spark does not show.
+    """Open a stream of `InputSource`, without showing the values in `private` in Spark's plans, UI or logs.
 
-    Rows have the columns of `schema`; None for those of a plain topic.
+    Rows have the columns of `schema`; with None, the columns of a user's topic without headers.
 
-    Spark pickles a source's class when it is registered, and constructs the source when the stream is opened. So for
-    that moment a class is registered that has the values. Spark keeps the values in memory as pickled bytes, sends them
-    to tasks like functions, and shows them nowhere. If Spark were given a schema, it would construct the source later.
+    Spark pickles a source's class when the class is registered, and constructs the source when the stream is opened. So
+    a subclass that has the private values is registered during this call. Spark keeps the values as pickled bytes, and
+    sends them to tasks like functions. The schema is part of the subclass, because Spark would construct the source
+    later if it were given the schema.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _register_lock:

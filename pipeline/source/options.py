@@ -1,4 +1,4 @@
-"""Options of a Structured Streaming source, and its private values. Values only.
+"""Options of a Structured Streaming source, and private values, which Spark must not show.
 
 Spark shows options in its plans, UI and event log. So the Kafka client's properties, which have passwords, are passed
 to a source in another way (`data_source.open_stream`).
@@ -43,9 +43,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     planner_folder: str = ""
     """Folder of `PlannerFiles`; empty if no runner writes any."""
     starts_woken_batches: bool = False
-    """True if this input's planner starts the batches for which the runner wakes the stage."""
+    """True if this input's planner starts batches when the runner wakes the stage because rows fall due."""
     starts_snapshot_batches: bool = False
-    """True if this input's planner starts batches for requested snapshots; False if markers announce them."""
+    """True if this input's planner starts batches for snapshot requests; False if markers announce snapshots."""
     handled_snapshots: tuple[str, ...] = ()
     """Ids of the snapshots for which a batch of this input has already ended."""
     end_offsets: tuple[int, ...] | None = None
@@ -65,12 +65,12 @@ class PrivateOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScratchCheckpoint:
-    """Spark's checkpoint of one query, in a scratch folder. Written from a version before each start."""
+    """Spark's checkpoint of one query, in a scratch folder. Created from a version before each start of the query."""
 
     folder: Path
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
-        """Make Spark start with batch `version` + 1 at these positions: one for each source of the plan, in order."""
+        """Make Spark start with batch `version` + 1 at these positions, one for each source, in the plan's order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))

@@ -92,11 +92,11 @@ class TopicPlanner:
     end_offsets: tuple[int, ...] | None = None
     """End offsets up to which to read, by partition; None to read to the topic's end."""
     wake_version: Callable[[int], int] = lambda _handled: 0
-    """Returns a version, newer than the given version, after which a batch without records is due; 0 for none."""
+    """Returns a version after which a batch without records is due, if newer than the given version; else 0."""
     hold_offsets: Callable[[], tuple[int, ...] | None] = lambda: None
-    """Returns the end offsets at which a promotion holds the app, by partition; None for no hold.
+    """Returns the offsets, by partition, at which reading stops during a promotion; None for no limit.
 
-    Partitions without an end offset are not read.
+    Partitions without an offset are not read.
     """
     topic_id: str = ""
     _seen_ms: int = field(default_factory=instants.now_ms, init=False)
@@ -174,7 +174,6 @@ class ChannelPlanner:
     _unread: list[Manifest] = field(default_factory=list, init=False)
     _poll: _IntervalGate = field(default_factory=lambda: _IntervalGate(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)
-    """Time when a new version was last found; before that, time of the first poll."""
     _read_after: int = field(default=0, init=False)
 
     def plan_end(self, start: Position) -> Position:

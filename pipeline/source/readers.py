@@ -63,7 +63,7 @@ class _SourceReader(DataSourceStreamReader):
     """Common part of the readers of topics and channels."""
 
     _planner: TopicPlanner | ChannelPlanner
-    """Planner, created on first use: a reader is also pickled to workers, which plan nothing."""
+    """Planner, created on first use. Workers, to which readers are pickled, create no planner."""
     _needed_columns: frozenset[str] | None = None
 
     def __init__(self, options: SourceOptions, schema: StructType, private: PrivateOptions) -> None:
@@ -94,7 +94,7 @@ class _SourceReader(DataSourceStreamReader):
             yield from self._read(partition, arrow_schema_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges to read. Remembers `end` for a restarted query, which needs it on Spark before 4.2."""
+        """Return the ranges to read. Stores `end`, which a restarted query needs on Spark before 4.2."""
         self._last_end = end
         first, last = Position.from_json(start), Position.from_json(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
@@ -106,9 +106,9 @@ class _SourceReader(DataSourceStreamReader):
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
     def stop(self) -> None:
-        """End the planning process without output if Spark has hung up at a query's end.
+        """End the planner process without output if Spark closed the connection when the query ended.
 
-        Otherwise pyspark's loop would report the error over the same broken connection, and print that it cannot.
+        Otherwise pyspark would try to send the error over the closed connection, and would print a second error.
         """
         error = sys.exception()
         if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
@@ -226,7 +226,7 @@ class TopicSourceReader(_SourceReader):
 
 
 def _combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in fewer, larger batches: for Spark, a batch of a few rows costs as much as one of thousands."""
+    """Yield the rows in fewer, larger batches: each batch has a fixed cost in Spark, whatever its size."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)

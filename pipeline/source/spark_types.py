@@ -1,4 +1,4 @@
-"""Conversions between Spark's types and Arrow's, with zoned times in UTC: pyspark functions that differ by version."""
+"""Converts between Spark's types and Arrow's, with times in UTC. Hides differences between pyspark versions."""
 
 from inspect import signature
 

@@ -36,7 +36,10 @@ class SpooledFile:
     path: Path
 
     def read_records(self, part: Extent) -> Iterator[pa.Table]:
-        """Yield the records of a part of the range, with the columns of the archive's `SCHEMA`. Raises `OSError`."""
+        """Yield the records of a part of the range, with the columns of the archive's `SCHEMA`.
+
+        Raises `OSError` if the file cannot be read.
+        """
         try:
             with pa.memory_map(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
                 for batch in reader:
@@ -65,7 +68,7 @@ class InputSpool:
 
     @contextmanager
     def open_writer(self, topic: str, extent: Extent) -> Iterator[SpoolWriter | None]:
-        """Yield a writer for the records of a range; None if too many records are waiting already.
+        """Yield a writer for the records of a range of offsets; None if too many records wait for the archiver.
 
         The file appears after the block, unless the block fails.
         """

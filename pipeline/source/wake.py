@@ -1,4 +1,4 @@
-"""A runner's messages to the planner processes of its inputs, in files; backpressure; and polls for requests."""
+"""A runner's messages to its planner processes, in files; backpressure between stages; polls for requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUSY_S = 0.25
 _IDLE_S = 1.5
 """Seconds between polls of an idle app. Long, because these reads are most of an idle app's cost."""
 _LIST_S = 300.0
-"""Interval of listings without an announcement: a requester may die before it announces its request."""
+"""Seconds between listings without an announcement, because a requester may die before it announces its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class PlannerFiles:
         return version
 
     def write_needed_columns(self, stage: str, columns: Mapping[str, Collection[str]]) -> None:
-        """Send the columns of users' topics that a stage needs, by input. Inputs that are left out need all columns."""
+        """Send the columns of users' topics that a stage needs, by input. Other inputs need all columns."""
         self._write(f"needed/{stage}", {name: sorted(names) for name, names in columns.items()})
 
     def needed_columns(self, stage: str, name: str) -> frozenset[str] | None:
@@ -56,7 +56,7 @@ class PlannerFiles:
         return None if needed is None else frozenset(needed)
 
     def write_key_shares(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
-        """Send the shares of keys that a stage needs, by input. Inputs that are left out need all rows."""
+        """Send the fraction of keys (by hash) that a stage reads from each input. Other inputs are read entirely."""
         self._write(f"chosen/{stage}", {name: [share.columns, share.parts] for name, share in shares.items()})
 
     def key_share(self, stage: str, name: str) -> KeyShare | None:
@@ -119,9 +119,9 @@ class PlannerFiles:
 class Backpressure(Listener):
     """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
 
-    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot and is in
-    flight in every instant cut. If more than one batch of a reader with an admission limit is waiting, its writer
-    starts no batch. Readers without a limit read all there is.
+    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot, and is in
+    flight in every instant snapshot. If a reader with a limit on its batch size has more than one batch of unread rows,
+    the stage that writes these rows starts no batch. Readers without a limit read all rows at once.
     """
 
     planners: PlannerFiles
@@ -132,10 +132,10 @@ class Backpressure(Listener):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_version(self, head: Manifest, tip: Manifest) -> None:
-        """Record a stage's versions; hold the writers whose readers lag, release others, and notify its readers.
+        """Record a stage's versions, and notify its readers. Hold stages whose readers lag; release all others.
 
-        `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
-        counts as having read its input.
+        `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, whose
+        input counts as read.
         """
         with self._lock:
             self._heads[head.stage], self._tips[tip.stage] = head, tip
@@ -157,10 +157,11 @@ class Backpressure(Listener):
 
 @dataclass(slots=True)
 class RequestWatch:
-    """Polls the store for one runner, and sends its planners the requested snapshots and the end offsets of a hold.
+    """Polls the store for requests to one runner, and tells its planners about snapshots and holds.
 
-    A listing costs twelve times a read, so requests are listed only after an announcement of new requests. A hold is
-    read after an announcement, and while the hold lasts. `clock` returns monotonic seconds.
+    A hold stops reading at given end offsets during a promotion. It is read after an announcement, and as long as it
+    lasts. A listing costs twelve times as much as a read, so requests are listed only after an announcement of new
+    requests. `clock` returns monotonic seconds.
     """
 
     store: ObjectStore

@@ -25,7 +25,7 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class ErrorTag:
-    """Tag on errors of slackwater's own code in tasks. As a note, it leaves an error's class and traceback unchanged.
+    """Tag on errors of slackwater's own code in tasks. A tag is a note on the exception.
 
     The tag is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
     log, so no record, and no text that a user's function quotes from a record, can contain it.
@@ -51,7 +51,7 @@ class ErrorTag:
         return marked
 
     def tagged_causes(self, text: str) -> tuple[str | None, ...]:
-        """Return the bad record's message of each tagged error in a text; None for an error that no record causes."""
+        """Return the bad record's message for each tagged error in a text; None for an error without a bad record."""
         # Spark may append text to the note's line.
         notes = text.split(f"{self.token} ")[1:]
         return tuple(json.JSONDecoder().raw_decode(note)[0] for note in notes)
@@ -76,7 +76,7 @@ def configure_worker() -> None:
     parent ends this worker in time. Spark's workers run a full collection after every task, which costs more than a
     small task if it visits every module.
 
-    Does nothing in other processes, which may read like a worker but should react to Ctrl-C.
+    Does nothing in processes other than Spark's workers, because they should react to Ctrl-C.
     """
     if TaskContext.get() is None:
         return

@@ -27,7 +27,7 @@ _DATETIME = datetime.datetime
 
 
 class _StandInType(type):
-    """Metaclass of a stand-in for a class: instances of that class count as instances of the stand-in."""
+    """Metaclass of a stand-in for a class. Instances of the original class count as instances of the stand-in."""
 
     stands_for: type
 
@@ -144,7 +144,10 @@ class Impurities:
 
 
 def find_impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Find the impure functions in a DataFrame's plan, except in the plans of its inputs, `feeds`."""
+    """Find the functions in a DataFrame's plan that may be nondeterministic, except in the plans of `feeds`.
+
+    `feeds` are the plans of the DataFrame's inputs.
+    """
     names: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
     for expression in _expressions(analysed_plan(frame), feeds):
         if class_name(expression) in _CLOCK_EXPRESSIONS:
@@ -181,15 +184,15 @@ def with_time_literals(frame: DataFrame, at_ms: int) -> DataFrame:
 
 
 _SEPARATE_WORKERS = "SLACKWATER_OTHER_WORKERS"
-"""Environment variable that keeps workers apart: functions with it run in other processes. No code reads it."""
+"""Environment variable that keeps workers apart: Spark shares no worker between different environments."""
 
 
 @contextmanager
 def workers_stopped_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
-    """Run the DataFrame's Python functions in workers with clocks stopped at a time, during the block.
+    """During the block, stop the clocks of the workers that run the DataFrame's Python functions.
 
-    With `separate`, the workers are other processes than those used without it. Requires slackwater's own worker daemon
-    (`pipeline.batch.worker_daemon`).
+    Clocks stop at a time in ms since 1970 UTC. With `separate`, Spark uses other worker processes than for calls
+    without `separate`. Requires slackwater's own worker daemon (`pipeline.batch.worker_daemon`).
     """
     expressions = _expressions(analysed_plan(frame), feeds)
     environments = [expression.func().envVars() for expression in expressions if _is_python(expression)]

@@ -100,7 +100,7 @@ def start(settings: dict[str, str]) -> SparkContext:
 
 
 def exit_phrase(context: SparkContext) -> str:
-    """Return a phrase for how the context's JVM ended; empty if it runs, or was not started by this process."""
+    """Return a phrase about the end of the context's JVM; empty if the JVM runs or was not started by this process."""
     process = getattr(context._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
         return ""
@@ -122,9 +122,9 @@ def python_interpreter(*, on_this_machine: bool, configured: str = "", starts_se
     """Set `PYSPARK_PYTHON`, the Python that Spark starts, during the block, unless it is set already.
 
     The value is this process's Python, which has slackwater and its dependencies, or the `configured` Python. With
-    `on_this_machine`, Spark starts Python only on this machine, so the value can be a script that removes the zips from
-    the path. With `starts_session`, a session starts in the block, and planners are forked from a server that has their
-    imports.
+    `on_this_machine`, Spark starts Python only on this machine, so the value can be a script that removes Spark's zips
+    from the module path. With `starts_session`, a session starts in the block, and planners are forked from a server
+    that has imported their modules.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
@@ -174,8 +174,8 @@ def silence_error_logs() -> Iterator[None]:
 def silence_jvm_loss(context: SparkContext) -> None:
     """Suppress tracebacks about the end of the JVM, which the run itself reports once.
 
-    pyspark's accumulator server would print a traceback. py4j logs each failing call by the root logger's functions,
-    which install a handler if there is none; py4j's own logger has a silent one.
+    pyspark's accumulator server would print a traceback. py4j logs each failing call with the root logger, which gets a
+    handler if it has none. So py4j is made to use its own logger, which has a silent handler.
     """
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger

@@ -1,12 +1,12 @@
-"""Moves rows to their partitions, and tasks to the executor that had their partition in the previous batch.
+"""Moves rows to numbered partitions, and runs each partition on the executor that ran it in the last batch.
 
-Spark moves rows to the partition of a given number from 4.1 on. Spark 4.0 can only partition by a hash; there, the
-number of a partition is replaced by a number that hashes to it.
+From version 4.1 on, Spark can move rows to a partition by its number. Spark 4.0 can only partition by a hash; there,
+the number of a partition is replaced by a number that hashes to the partition.
 
-The machine of the executor of the batch before has the SSTs. Spark schedules a task on the executor with the cached
-partition that it reads. So each hash range has a home: one cached row, on the executor that first computed it. A
-batch's rows are joined with the homes, partition by partition, without a shuffle. If an executor is lost, Spark
-recomputes its homes on others.
+The executor that ran a hash range in the last batch has the SSTs of the range on its machine. Spark runs a task on the
+executor that caches the task's input. So each hash range has a home: one cached row, on the executor that first
+computed the row. The rows of a batch are joined with the homes, partition by partition, without a shuffle. If an
+executor is lost, Spark computes its homes again on other executors.
 """
 
 from collections import Counter
@@ -24,14 +24,18 @@ _SEED = 42
 
 
 def address_column(spark: SparkSession, partition: Column, count: int) -> Column:
-    """Return the column for `repartition_by_address`. `partition` is an int from 0 to `count` - 1, never null."""
+    """Return the column of partition addresses that `repartition_by_address` takes.
+
+    The address is the number in `partition`, an int from 0 to `count` - 1, never null; on Spark 4.0, it is a number
+    that hashes to that partition.
+    """
     if _HAS_REPARTITION_BY_ID:
         return partition
     return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
 
 
 def repartition_by_address(frame: DataFrame, address: Column, count: int) -> DataFrame:
-    """Return the rows in `count` partitions. `address` is a result of `address_column`, or a column that holds one."""
+    """Return the rows in `count` partitions, by a column with the addresses of `address_column`."""
     return frame.repartitionById(count, address) if _HAS_REPARTITION_BY_ID else frame.repartition(count, address)
 
 
@@ -61,7 +65,7 @@ _WAIT_ALL_MS = 1_000
 
 
 class Homes:
-    """Remembers the executor of each partition of one stage's batches. Call `place` from one thread only."""
+    """Remembers which executor runs each partition of a stage's batches. Call `place` from one thread only."""
 
     def __init__(self) -> None:
         self._homes: DataFrame | None = None
@@ -70,7 +74,7 @@ class Homes:
         self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
-        """Return the rows of a micro-batch in `count` partitions, each on the executor that had it in the last batch.
+        """Return the rows of a batch in `count` partitions, each on the executor that ran it in the last batch.
 
         `partition` is the number of a row's partition, an int that is never null.
         """
@@ -88,7 +92,7 @@ class Homes:
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     def run_at_homes(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
-        """Run a function on the executor of each partition; no-op before the first batch. Thread-safe.
+        """Run a function on the executor of each partition; does nothing before the first batch. Thread-safe.
 
         `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
         closed, and `PySparkException` if the function failed.
@@ -126,7 +130,7 @@ def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
 
 
 def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
-    """Return one cached row for each partition, and the largest number of these rows on one executor.
+    """Return a DataFrame with one cached row for each partition, and the maximum number of these rows on one executor.
 
     Each task that computes a row waits for `wait_ms`.
     """

@@ -1,4 +1,4 @@
-"""Replacement for one of Spark's planner processes: asks a server to fork the process, or becomes the process.
+"""Script that Spark runs in place of a planner: asks a server to fork the planner, or executes the planner itself.
 
 The server is `planner_server.py`. A script with minimal imports: `python -IS planner_client.py SOCKET PYTHON -m MODULE
 WORD...`.
@@ -10,7 +10,10 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Have the server at `address` fork the command's process, and wait for its end; without a server, execute it."""
+    """Let the server at `address` fork a process for the given command, and wait for the end of that process.
+
+    Without a server, execute the command in this process.
+    """
     arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]
     with socket.socket(socket.AF_UNIX) as server:

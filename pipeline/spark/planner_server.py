@@ -1,11 +1,11 @@
-"""Forks Spark's Python planner processes from a server that has their imports.
+"""Server that imports the modules of Spark's Python planners once, and then forks each planner process.
 
-Spark starts a planner process for each source of each stage, and a daemon of processes for each kind of one-time
-question about a source. All have the same imports, which take half a second of a core before the first batch, and
-memory of their own. So the script that Spark runs as Python (`jvm.python_interpreter`) runs `planner_client.py`, which
-asks a server to fork the process, and represents it to Spark until it ends. If no server answers, the client becomes
-the process itself. The forked process has the arguments, environment and streams of the client, and ends when the
-client would: when Spark hangs up.
+Spark starts a planner process for each source of each stage, and a daemon for each kind of one-time question about a
+source. All of them import the same modules, which costs memory, and half a second of CPU time before the first batch.
+So the script that Spark runs as Python (`jvm.python_interpreter`) runs `planner_client.py`, which asks a server to fork
+the process, and represents it to Spark until it ends. If no server answers, the client becomes the process itself. The
+forked process has the arguments, environment and streams of the client, and ends when the client would: when Spark
+hangs up.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Reads and rewrites Spark's query plans from Python: needed columns, shared streams, and rows by record.
+"""Reads and rewrites Spark's query plans: finds needed columns, shares streams, traces rows to records.
 
 Spark reads a source again for each branch of a plan that leads to it: two DataFrames of one stream are two reads of
 every record, and their common part is computed twice. So an exchange is inserted where the branches part. Spark
@@ -54,7 +54,7 @@ def to_scala_seq(spark: SparkSession, items: Iterable[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Counts the records that the current batch of a streaming query reads. Each job of the batch reads them again."""
+    """Counts the records that the current batch of a streaming query reads. Each job of the batch adds its reads."""
 
     scans: tuple[tuple[str, Any], ...]
 
@@ -103,7 +103,7 @@ def optimised_stream_paths(frame: DataFrame) -> list[list[Any]]:
 
 
 def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[str]]:
-    """Return the names of the needed columns of each stream, by the stream's `first_column_id`.
+    """Return the columns that are needed from each stream, by the stream's `first_column_id`.
 
     `optimised` is the result of `optimised_stream_paths`. A stream whose needed columns are unknown is left out.
     """
@@ -139,7 +139,7 @@ def rebuild(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) 
 def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """Return DataFrames with the same rows as `frames`, whose union reads each stream once.
 
-    Each DataFrame uses a stream at most once. A computation is shared only if DataFrames derive from one DataFrame.
+    Each DataFrame may use a stream at most once. A computation is shared only if DataFrames derive from one DataFrame.
     """
     plans = [analysed_plan(frame) for frame in frames]
     parting = _branch_points(plans)
@@ -159,7 +159,7 @@ def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def _branch_points(plans: Sequence[Any]) -> list[Any]:
-    """Return, for each stream that several plans use, the node farthest from the stream that these plans share."""
+    """Return, for each stream that several plans use, the last node above the stream that the plans have in common."""
     by_stream: dict[int, list[list[Any]]] = {}
     for path in (path for plan in plans for path in stream_paths(plan)):
         by_stream.setdefault(first_column_id(path[0]), []).append(path)
@@ -217,7 +217,7 @@ def add_record_numbers(
 ) -> Any:
     """Add the column `RECORD` to a plan; None if the plan mixes records, or has an unknown operator.
 
-    `is_feed` tells if a plan is that of an input; `shown` returns the plan of an input with record numbers.
+    `is_feed` returns True for the plan of an input; `shown` returns an input's plan with record numbers.
     """
 
     def passes_on(node: Any) -> bool:
@@ -264,10 +264,10 @@ def filter_by_share(frame: DataFrame, share: KeyShare) -> DataFrame:
 
 
 def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
-    """Return the share of keys that each stream needs, by the stream's `first_column_id`.
+    """Return the fraction of keys (by hash) that is needed from each stream, by the stream's `first_column_id`.
 
-    `optimised` is the result of `optimised_stream_paths`. Streams of which all rows are needed are left out. Each
-    stream occurs once, because a repeated use has different column ids.
+    `optimised` is the result of `optimised_stream_paths`. Streams from which all rows are needed are left out. Each
+    stream occurs once, because a second use of a stream has different column ids.
     """
     filters = {
         first_column_id(stream): above[0] for stream, *above in optimised if above and class_name(above[0]) == "Filter"
@@ -277,7 +277,7 @@ def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
 
 
 def _shares_of_condition(condition: Any) -> Iterator[KeyShare]:
-    """Yield the fractions of keys (`xxhash64(key) % granularity < n`) to which a condition restricts a source."""
+    """Yield the fractions of keys (`xxhash64(key) % granularity < n`) to which a filter restricts a source."""
     if class_name(condition) == "And":
         yield from (share for side in children(condition) for share in _shares_of_condition(side))
     elif class_name(condition) == "LessThan":

@@ -49,10 +49,9 @@ def spark_session(
     """Yield a Spark session, and stop it at the end of the block, unless it existed before, as in a notebook.
 
     `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
-    Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that its tasks can
-    import. Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises
-    `Refused` for Spark Connect, if Spark does not start (most often without Java), or if its JVM ended during the
-    block.
+    Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that tasks can import.
+    Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises `Refused`
+    for Spark Connect, if Spark does not start (most often without Java), or if its JVM ended during the block.
     """
     chosen = conf or {}
     check_can_start(master, chosen)
@@ -182,8 +181,8 @@ SUBEXPRESSION_ELIMINATION = "spark.sql.subexpressionElimination.enabled"
 def without_subexpression_elimination(spark: SparkSession) -> SparkSession:
     """Return a copy of the session in which common subexpressions are not evaluated ahead of time.
 
-    Otherwise such a subexpression may fail outside of its `try_` function, or for a row that another part of the filter
-    drops. Cached DataFrames are shared with the original session.
+    Otherwise a common subexpression may fail outside of its `try_` function, or for a row that another part of the
+    filter drops. Cached DataFrames are shared with the original session.
     """
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     session.conf.set(SUBEXPRESSION_ELIMINATION, "false")
@@ -191,9 +190,9 @@ def without_subexpression_elimination(spark: SparkSession) -> SparkSession:
 
 
 def call_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
-    """Call functions in parallel and wait for at most `patience_s`; late calls end with this process.
+    """Call functions in parallel, and wait for at most `patience_s()` seconds.
 
-    Failures are ignored: the JVM no longer runs, or does not end in time.
+    Calls that last longer end with this process. Failures are ignored, because the functions only stop Spark.
     """
     threads = [_run_in_thread(end) for end in ends]
     started = time.monotonic()
@@ -219,8 +218,8 @@ def _is_local(master: str) -> bool:
 def warm_up(spark: SparkSession) -> None:
     """Start Python processes, and load and compile the code of a first batch, while stages are claimed.
 
-    Uses a source that is never started and a job over one row, in threads that nobody waits for. Failures are ignored:
-    the run itself will report their cause better, unless it has ended.
+    Uses a source that is never started and a job over one row, in threads that nobody waits for. Failures are ignored,
+    because the run itself reports the cause better.
     """
 
     def job() -> None:

@@ -1,4 +1,4 @@
-"""Reads a table at one version in Spark: the pickled address of the table, and its data source reader.
+"""Reads a table at one version in Spark: the location of the table, and its data source reader.
 
 There is one task for each non-empty state partition, which reads only needed columns.
 """
@@ -51,7 +51,7 @@ _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """Location of a store, and the driver's access to it. Spark pickles it to other processes."""
+    """Location of a store, with the driver's S3 credentials. Spark pickles it to other processes."""
 
     root: str
     s3_settings: S3Settings
@@ -61,9 +61,9 @@ class StoreLocation:
         return _open(self.root, self.s3_settings, use_s3_access(self.s3))
 
     def with_own_access(self) -> StoreLocation:
-        """Return a copy with this process's access, to send to other processes.
+        """Return a copy with this process's S3 credentials, to send to other processes.
 
-        Call this shortly before the copy is used: credentials may be temporary.
+        Call this shortly before the copy is used, because credentials may be temporary.
         """
         return replace(self, s3=s3_access_for_others(self.open()))
 
@@ -75,7 +75,7 @@ def _open(root: str, settings: S3Settings, place: S3ClientConfig | None) -> Obje
 
 @dataclass(frozen=True, slots=True)
 class VersionedTable:
-    """A table at a version of its stage. Its manifest is read only when needed, because names of SSTs may change."""
+    """A table at a version of its stage. The manifest is read only when needed, because SSTs may be replaced."""
 
     store: StoreLocation
     app: str
@@ -109,16 +109,16 @@ class VersionedTable:
 
     @classmethod
     def from_version(cls, place: StoreLocation, path: str, version: int, clock_ms: int) -> VersionedTable:
-        """Return the table `APP/TABLE` at a version of its stage. Raises what `find` raises."""
+        """Return the table `APP/TABLE` at a version of its stage. Raises the errors of `find`."""
         store, (app, table) = place.open(), _split_path(path)
         folder = replace_name_by_folder(store, app)
         stage = find_owner(table, heads_of(store, folder, possible_owners(table, history.list_stages(store, folder))))
         return cls(place, folder, stage, version, table, clock_ms)
 
     def load(self) -> tuple[ObjectStore, Manifest, Table]:
-        """Return the store, the version's manifest with this table as the main one, and the table.
+        """Return the store, the version's manifest with this table as its main table, and the table.
 
-        Raises `NotFound` if gc has deleted the version, or if it does not have the table.
+        Raises `NotFound` if gc has deleted the version, or if the version does not have the table.
         """
         store = self.store.open()
         manifest = as_main_table(read_version(store, self.app, self.stage, self.version), self.table)
@@ -250,10 +250,10 @@ class FilteringReader(TableReader):
 
 
 def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
-    """Return a reader for this Spark process, which takes filters only if this process pushes filters.
+    """Return a reader for this process. The reader accepts filters only if Spark pushes filters in this process.
 
-    If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that takes filters. Spark
-    pushes filters in a process of its own, which only the process's arguments reveal.
+    If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that accepts filters. Spark
+    pushes filters in a separate process, which is recognised by its command-line arguments.
     """
     asks = any("data_source_pushdown_filters" in word for word in sys.argv)
     return (FilteringReader if asks else TableReader)(at, schema)

@@ -33,8 +33,8 @@ _BEFORE_SPARK = (
 def as_user_error(subject: str, function: object = None) -> Iterator[None]:
     """Turn errors of the user's code in the block into `Refused`, with the prefix `subject`.
 
-    The error names the last line of the user's code on the way to it. An error without such a line, such as a wrong
-    number of arguments, names the line of `function`. slackwater's own errors keep their class and name the stage.
+    The error names the innermost line of the user's code in the traceback. Without such a line, as for a wrong number
+    of arguments, it names the line of `function`. slackwater's own errors keep their class and name the stage.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def _is_before_spark(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error as a phrase that gives a reason within a sentence, with the next step if known."""
+    """Return an error's message for use as a reason within a sentence, with the error's hint if there is one."""
     if isinstance(error, SlackwaterError):
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return _describe(error).partition("\n")[0]
@@ -102,7 +102,7 @@ def _describe(error: Exception) -> str:
 
 
 def _user_line(error: Exception) -> tuple[Path, int] | None:
-    """Return file and line of the last line of the user's code on the way to an error; None if there is none.
+    """Return file and line of the innermost user code in an error's traceback; None if there is none.
 
     A line of the user's code is in no module of slackwater, of Python or of an installed library.
     """
@@ -144,7 +144,6 @@ _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(
 _WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQueryException)\b")
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
-"""Spark's message about a crashed worker, including its class: a record's text may have the other words, too."""
 _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 

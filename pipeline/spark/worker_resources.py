@@ -1,4 +1,4 @@
-"""Addresses of the resources that tasks use, and connections that a worker keeps open between batches."""
+"""Store, Kafka cluster and cache that tasks use, and connections that a worker keeps open between batches."""
 
 import os
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from ..kafka.protocol import Kafka
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """Addresses of the resources that workers use. Pickled to them by Spark."""
+    """Settings with which workers open the store, Kafka and the cache. Spark pickles them to workers."""
 
     app: str
     stage: str
@@ -46,9 +46,9 @@ class WorkerResources:
         return ArchivedKafka(open_kafka(self.kafka), archives, archive_first=False)
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
-        """Return the counter of the stage's requests, the store to use, and the cache.
+        """Return the store that counts the stage's requests, the store to use (a spool, if set), and the cache.
 
-        A worker is reused for many batches, and keeps connections open whatever credentials a batch brings.
+        Connections stay open for all batches of a worker, even if a batch brings new credentials.
         """
         storage = (self.store, use_s3_access(self.s3), self.s3_settings, self.patience_s, self.local_cache())
         counted, cache = _open_counted(self.app, self.stage, *storage)

@@ -1,6 +1,6 @@
 """Lineage for OpenLineage: inputs and outputs of each stage of a run, with versions and offsets.
 
-A stage of a run is a run of a job in OpenLineage, as a streaming query is in Spark's integration. Its events are START,
+In OpenLineage, a stage of a run is a run of a job, like a streaming query in Spark's integration. Its events are START,
 then RUNNING at a minimum interval, and at the end COMPLETE, FAIL, or ABORT if another runner took over or another stage
 failed. A thread sends the events, so that batches do not wait. Rejected events are not sent again, because the next
 event supersedes them. Configured only by the client's own file and variables (`OPENLINEAGE_…`, `openlineage.yml`).
@@ -54,7 +54,7 @@ class DatasetNames:
     brokers: str
     engine: str
     published_topics: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
-    """Returns, by sink, the topics of sinks whose topic differs from the declared one."""
+    """Returns the topics of sinks that are not published under their declared names, by sink."""
 
     def topic(self, topic: str) -> tuple[str, str]:
         return f"kafka://{self.brokers.partition(',')[0].strip()}", topic
@@ -76,7 +76,7 @@ class StageLineage:
     run: str = field(default_factory=lambda: str(uuid4()))
 
     def create_event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
-        """Create an event about the stage's newest version. `failed` is the class of the error that ended the stage."""
+        """Create an event about the version `head`. `failed` is the class of the error that ended the stage."""
         from openlineage.client import event_v2 as ol
         from openlineage.client.facet_v2 import error_message_run, job_type_job, processing_engine_run
 
@@ -150,7 +150,7 @@ def _columns(table: Table) -> list[tuple[str, str]]:
 
 
 def _offset_ranges(start: Input | None, read: Input) -> list[dict[str, int]]:
-    """Return the range read of each Kafka partition since the run's start: `start` to `end` (exclusive)."""
+    """Return the offsets of each Kafka partition read since the run's start: `start` to `end` (exclusive)."""
     begins = start.offsets if start is not None else ()
     return [
         {"partition": number, "start": begins[number] if number < len(begins) else 0, "end": end}
@@ -220,7 +220,10 @@ def configured_lineage(claimed: Mapping[str, Manifest], where: DatasetNames) -> 
 def last_events(
     errors: Mapping[str, BaseException | None], error: BaseException | None
 ) -> dict[str, tuple[Event, str]]:
-    """Return each stage's last event and error class, by the stage's own error, if it has one, and the run's error."""
+    """Return the last event of each stage, with its error class.
+
+    `errors` has the error of each stage, None without one; `error` is the error of the run.
+    """
     if error is None:
         return dict.fromkeys(errors, ("COMPLETE", ""))
     failed_stages = {name for name, own in errors.items() if own is not None} or set(errors)

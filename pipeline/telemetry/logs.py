@@ -29,7 +29,7 @@ def running_app(app: str) -> Iterator[None]:
 
 @contextmanager
 def committing_version(app: str, stage: str, version: int) -> Iterator[None]:
-    """Register, during the block, the version that this thread is about to commit."""
+    """During the block, label this thread's log lines with the version that the thread is about to commit."""
     token = _VERSION_TO_COMMIT.set((app, stage, version))
     try:
         yield

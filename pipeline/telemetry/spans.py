@@ -161,7 +161,7 @@ class BisectSpan:
         self._span = span
 
     def set_first_bad(self, stage: str, version: int, record: Headers = (), location: str = "") -> None:
-        """Add to the span the first bad commit, and location and headers of the record that caused it, if known."""
+        """Add the first bad commit to the span, and if known, location and headers of the record that caused it."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
         if location:
             self._span.set_attribute("slackwater.record", location)
@@ -169,7 +169,10 @@ class BisectSpan:
 
 
 def configured_tracing(environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing with the process's provider, or with one configured by the environment; None without either."""
+    """Return tracing with the process's OpenTelemetry provider, else with one that environment variables configure.
+
+    Returns None if there is neither.
+    """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     api = sys.modules.get("opentelemetry.trace")

@@ -1,8 +1,9 @@
 """Background thread that appends the records read by committed batches to the app's input archive.
 
-Readers leave records in a spool on this machine. Records that are not in it (tasks on other machines, a crash) are read
-from Kafka again. Batches do not wait. Manifests have the offsets read, and the archive's index the offsets archived, so
-the next run archives the difference, as long as Kafka has it.
+Readers leave records in a spool on this machine. Records that are missing in the spool (tasks on other machines, a
+crash) are read from Kafka again. Batches do not wait. Manifests have the offsets that were read, and the archive's
+index has the offsets that are archived. So the next run archives the difference, as long as Kafka still has these
+records.
 """
 
 import logging
@@ -43,7 +44,7 @@ _TOPIC_CHECK_S = 60.0
 _SWEEP_EVERY = 200
 """Number of new indexes after which replaced indexes are deleted."""
 _MERGES_WITHIN = 16
-"""Divisor of the retention: a merged object spans at most that part of it, because it expires as a whole."""
+"""A merged object covers at most the retention divided by this number, because objects expire as a whole."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Background work of a stage with a table: merges of SSTs, prefetching, and write stalls.
 
-Runs a few merges of a stage at a time, in threads of the driver (Arrow releases Python's lock). The next version names
-a merge's result instead of its inputs; a result that no version names is an orphan.
+Runs a few merges of a stage at a time, in threads of the driver (Arrow releases the GIL). The next version names a
+merge's result instead of its inputs; a result that no version names is an orphan.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from ..spark.placement import Homes
 from ..spark.worker_resources import WorkerResources
 
 MergeProgress = Literal["nothing", "under way", "finished"]
-"""Progress of a runner's merges of L0 SSTs; `finished` if results wait for the next batch's version to name them."""
+"""Progress of a runner's merges of L0 SSTs; `finished` if results wait to be named by the next version."""
 
 _POLL_S = 0.1
 _GIVE_UP_S = 60.0
@@ -69,7 +69,7 @@ class WriteStall:
     stage: str
     triggers: StallTriggers
     count_l0: Callable[[], int]
-    """Returns the number of L0 SSTs in the hash range that has the most."""
+    """Returns the largest number of L0 SSTs in one hash range."""
     merge_progress: Callable[[], MergeProgress]
     start_merges: Callable[[], None]
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
@@ -179,10 +179,10 @@ class Upkeep:
     def start_merges(
         self, head: Manifest, offered: Collection[Finished] = (), missed: Iterable[str] | None = None
     ) -> tuple[Compaction, ...]:
-        """Start the merges that a version about to be committed needs, and return them.
+        """Start the merges that a version needs, shortly before its commit, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-        waits. `offered` are the finished merges and folds that were offered to the version: it names their results,
+                waits. `offered` are the finished merges and folds that were offered to the version: it names their results,
         except those that did not fit and were dropped. `missed` are the objects of which the version's batch read byte
         ranges, to prefetch them; None without a batch.
         """
@@ -306,7 +306,7 @@ class Prefetcher:
         self._stopping = threading.Event()
 
     def prefetch_missing(self, head: Manifest, ranged: Iterable[str]) -> None:
-        """Start fetching the SSTs that look-ups in the committed version lack on this machine. Returns at once.
+        """Start fetching the SSTs of `head` that look-ups on this machine lack. Returns at once.
 
         `ranged` are the objects of which the version's tasks read byte ranges.
         """

@@ -28,7 +28,10 @@ _SNAPSHOT_TIMEOUT_S = 30.0
 
 @endpoint("/me", verb=None)
 def me(call: Call) -> object:
-    """Return the caller's `name` (empty without a token), verbs, apps and tables (`*`: all), and what is `hidden`."""
+    """Return the caller's `name` (empty without a token), verbs, apps and tables (`*`: all).
+
+    `hidden` describes what the caller may not read.
+    """
     grant = call.grant
     may = {name: sorted(getattr(grant, name)) for name in ("verbs", "apps", "tables")}
     return {"name": grant.name} | may | {"hidden": grant.hidden}

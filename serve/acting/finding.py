@@ -1,4 +1,4 @@
-"""Long operations of a request: a bisect down to the record, a verification, and the replay of a batch."""
+"""Long operations of a request: a bisect that finds the input record, a verification, and the replay of a batch."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class SearchResult:
 
     verdict: Verdict
     explanation: TracedCause
-    """Cause of the commit; without the app's program on the server, found from the store's data alone."""
+    """Cause of the bad commit. Without the app's program on the server, only stored data is evidence."""
     notes: tuple[str, ...]
 
 

@@ -1,8 +1,8 @@
 """A bisect whose evaluations run in separate processes, because their SQL comes from untrusted clients.
 
-The search itself is the library's and runs in a thread: it reads manifests and has a predicate evaluated at
-moments. Every evaluation is a statement of `serve.sql`: limited in time, memory and rows, without access to the
-machine.
+The search runs in a thread of the server, by the search function of the library, which reads manifests and requests
+evaluations of the predicate. Each evaluation runs as a statement of `serve.sql`: limited in time, memory and rows,
+without access to the machine.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Searcher:
     """Bisects one app for a client that may disconnect. Belongs to one event loop.
 
     Args:
-        statements: Processes that evaluate.
+        statements: Pool of processes that evaluate the predicate.
         bounds: Limits of an evaluation, and the tables that its SQL may read.
         max_rows: Maximum rows of an evaluation.
         who: Name of the client's token.
@@ -127,7 +127,7 @@ class _RemoteWhere(SqlPredicate):
 class EvaluationRequest:
     """Request to evaluate a predicate at a moment in another process.
 
-    Has the fields of a `Context` that the other process does not have.
+    Has those fields of a `Context` that the other process cannot fill by itself.
     """
 
     where: SqlPredicate

@@ -1,7 +1,7 @@
-"""Display of values in answers to agents: the value itself, or a name in its place if values are hidden.
+"""Display of values in answers to agents: the value, or a pseudonym if values are hidden.
 
-Equal values have the same name in every table and answer. A name can be used as a key in place of its value; SQL sees
-only names (`snapshot.query.hidden`).
+Equal values have equal pseudonyms in every table and answer. A pseudonym can be used as a key in place of the value.
+SQL sees only pseudonyms (`snapshot.query.hidden`).
 """
 
 import re
@@ -46,11 +46,11 @@ class Masking:
         return b"" if self.show else self.names.secret
 
     def value(self, value: object) -> object:
-        """Return a value of a row or a key; if values are hidden, its name."""
+        """Return a value of a row or a key; if values are hidden, the value's pseudonym."""
         return self.sql_value(value) if self.show else self.names.pseudonym(value)
 
     def sql_value(self, value: object) -> object:
-        """Return a value from a SQL result, shortened and JSON-safe. SQL sees names in place of hidden values."""
+        """Return a value of a SQL result, or the pseudonym that SQL returned, shortened and JSON-safe."""
         value = bytes_to_hex(value)
         return shorten(value, _MAX_TEXT) if isinstance(value, str) else value
 
@@ -63,7 +63,7 @@ class Masking:
         return self.value(text if text is None or self.show else text.removeprefix(NOT_TEXT))
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
-        """Parse a key from its text, or from names if values are hidden. Raises `Usage` and `NotFound`."""
+        """Parse a key from its text, or from pseudonyms if values are hidden. Raises `Usage` and `NotFound`."""
         values = tuple(parse_key_text(table, declared, text))
         if self.show:
             return values

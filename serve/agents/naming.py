@@ -1,8 +1,8 @@
-"""Names of hidden values: the secrets that names are derived from, and the value of each shown name.
+"""Pseudonyms of hidden values: the daily secrets that they are computed with, and the value of each pseudonym.
 
-A name is made from the value with a secret of the day and the caller's name. The day's secret is in the store, so
-all instances give equal values the same name. Without access to the store, a client cannot guess values by their
-names. The secret is deleted after the day, and then nobody can guess them.
+A pseudonym is computed from the value, the secret of the day, and the caller's name. The day's secret is in the store,
+so all instances give equal values the same pseudonym. Without access to the store, a client cannot guess values by
+their pseudonyms. The secret is deleted after the day, and then nobody can guess the values.
 """
 
 import secrets
@@ -26,7 +26,7 @@ _MAX_CALLERS = 100
 
 
 class DaySecret(Struct, frozen=True):
-    """Secret of one day in UTC, which names of values are derived from."""
+    """Secret of one day in UTC, with which pseudonyms are computed."""
 
     day: limits.Id
     secret: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="32 bytes, as 64 hexadecimal digits")]
@@ -36,7 +36,7 @@ SECRETS = JsonFolder(DaySecret, lambda: keys.NAMING, lambda secret: secret.day)
 
 
 class ValueNaming:
-    """Names of hidden values by caller, in one server instance."""
+    """Pseudonyms of hidden values, by caller, in one server instance."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class ValueNaming:
         self._lock = Lock()
 
     def names_for(self, who: str) -> Pseudonyms | None:
-        """Return a caller's names; None until `load_day_secret` has loaded today's secret."""
+        """Return a caller's pseudonyms; None until `load_day_secret` has loaded today's secret."""
         with self._lock:
             day_secret = self._day_secret
             if day_secret is None or day_secret.day != _today():
@@ -59,7 +59,7 @@ class ValueNaming:
     def load_day_secret(self) -> None:
         """Load today's secret from the store, or create it there.
 
-        Uses a secret of this instance alone if the store is read-only. Raises as `JsonFolder.find`.
+        If the store is read-only, uses a secret of this instance alone. Raises the errors of `JsonFolder.find`.
         """
         new_secret = DaySecret(_today(), secrets.token_hex(32))
         stored = SECRETS.find(self._store, new_secret.day)

@@ -49,7 +49,7 @@ class AgentServer:
 
     Args:
         service: The instance's service.
-        door: Doorkeeper that admits HTTP clients; or, over standard streams, the grant of the only client.
+        door: `Authenticator` of HTTP clients; or, over standard streams, the grant of the only client.
     """
 
     def __init__(self, service: Service, door: Authenticator | Grant) -> None:

@@ -28,8 +28,8 @@ from .declared import AppOrNone, ColumnNames, KeyText, KeyTexts, Ref, ResultLimi
 async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
     """List the apps; or, of one app, its stages, tables and columns.
 
-    Also the newest versions, how far the app has read its topics, snapshots, and which input is archived. Begin here:
-    other tools take these names.
+    For one app, also returns the newest versions, the offsets read from each topic, the snapshots, and the archived
+    input. Begin here: other tools take these names.
     """
     request, client = call.request, call.request.service.client
     if not app:
@@ -73,9 +73,9 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
 async def log(call: ToolCall, app: AppName, limit: ResultLimit = 20, stage: Stage = "") -> ToolAnswer:
     """The newest commits of an app, or of one stage.
 
-    For each: time, kind (batch, edit, migration, rewind …), number of rows, offsets read, and deploys of another
-    program. Use it to see what happened around a time; then `diff` two moments, or `bisect` to find the commit that
-    introduced an error.
+    Returns, for each commit, its time, kind (batch, edit, migration, rewind …), number of rows, offsets read, and
+    deploys of another program. Use it to see what happened around a time; then `diff` two moments, or `bisect` to find
+    the commit that introduced an error.
     """
     call.request.grant.check_all_tables("the log of an app")
 
@@ -128,8 +128,8 @@ async def get(
 ) -> ToolAnswer:
     """Rows of a table by key at a moment, null for a key without a row.
 
-    With the version, and how far it has read. Use it to look at known keys at several moments; `history` returns all
-    changes of one key.
+    Also returns the version, and the offsets that it has read. Use it to look at known keys at several moments;
+    `history` returns all changes of one key.
     """
     request, masking = call.request, call.masking
     reading = await request.moment(app, ref, table=table)
@@ -158,8 +158,9 @@ async def diff(
 ) -> ToolAnswer:
     """Rows that differ between two moments of an app, of one table or of all.
 
-    The numbers of added, removed and changed rows, the columns that differ, and the first such rows. Use it with a
-    moment before and one after an error; it reads only what changed. Then use `history` of a key, or `bisect`.
+    Returns the numbers of added, removed and changed rows, the columns that differ, and the first differing rows. Use
+    it with a moment before and one after an error; it reads only what changed. Then use `history` of a key, or
+    `bisect`.
     """
     call.request.grant.check_table(options["table"] or "*")
 
@@ -175,8 +176,8 @@ async def diff(
 async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limit: ResultLimit = 20) -> ToolAnswer:
     """Changes of one key's row, newest first.
 
-    For each: the version, the row before and after it, and the offsets that the version read. Use it when a known key
-    has a wrong row; pass the version that made the row wrong to `replay`.
+    Returns, for each change, the version, the row before and after the change, and the offsets that the version read.
+    Use it when a known key has a wrong row; pass the version that made the row wrong to `replay`.
     """
     call.request.grant.check_table(table)
 

@@ -1,4 +1,4 @@
-"""Watch on the store: if the store does not answer for two seconds, requests that wait for it get 503.
+"""Watch on the store: if the store does not answer for two seconds, requests that need the store get 503.
 
 The store client's own timeout, a minute, suits batches, which must not be lost; an HTTP client can retry.
 """
@@ -88,7 +88,7 @@ class StoreWatch:
 
     @asynccontextmanager
     async def limit_request(self, limit_s: float, hint: str = "") -> AsyncIterator[None]:
-        """Limit the duration of the request in the context; cancel the request if the store is unavailable.
+        """Cancel the request that runs in this context after `limit_s`, or if the store is unavailable.
 
         Raises `TooMuch` and `Unavailable`.
         """

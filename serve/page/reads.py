@@ -41,7 +41,7 @@ Against = Annotated[
 
 @endpoint("/apps/{app}/timeline")
 def timeline(call: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0, to_ms: TimeMs = 0) -> object:
-    """Return commits between two times, thinned out if there are many, and marks such as snapshots and deploys."""
+    """Return commits between two times, thinned out if many, with annotations such as snapshots and deploys."""
     result = call.app(app, "the timeline of an app").timeline(points, from_ms=from_ms, to_ms=to_ms)
     points_of = [attributes(point, "stage", "version", "time_ms", "kind", "rows") for point in result.points]
     return attributes(result, "app", "commits", "marks", points=points_of, is_whole=result.is_whole)
@@ -49,7 +49,10 @@ def timeline(call: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0
 
 @endpoint("/apps/{app}/at/{ref}/stages")
 async def stages(call: Call, app: AppName, ref: Moment, stage: Stage = "") -> object:
-    """Return the stages at a moment: lag, watermark, sinks, rejected and late records; at `now` also open snapshots."""
+    """Return each stage's status at a moment: lag, watermark, sinks, rejected and late records, snapshot requests.
+
+    Snapshot requests are present only at `now`.
+    """
     call.grant.check_all_tables("the status of an app")
     reading = await call.moment(app, ref, stage)
     stored_app, cut = call.app(app), reading.moment.cut

@@ -1,5 +1,6 @@
-"""Rows by key of a moment: data that all answers about a table share, and look-ups inline or in threads.
+"""Look-ups of rows by key at a moment: inline or in threads, with data shared by all answers about a table.
 
-Path of one key: `serve/reads.py` (route), `serve/service.py` (cached moment), `serve/passing.py` (which instance),
-`look_ups.py`, `store/read/multi_get.py`. How a row is found, which instance answers, and routes do not belong here.
+Modules on the path of a request for one key: `serve/reads.py` (route), `serve/service.py` (cached moment),
+`serve/passing.py` (which instance), `look_ups.py`, `store/read/multi_get.py`. How a row is found, which instance
+answers, and routes do not belong here.
 """

@@ -1,4 +1,4 @@
-"""A cached moment that answers are made from, with its freshness, and with data shared by a table's answers."""
+"""A cached moment, with the freshness fields of answers about it, and data shared by all answers about a table."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ class CachedMoment:
         return tables in self._cached
 
     def offsets(self, *tables: str) -> Offsets:
-        """Return the next offsets of users' topics that these tables, or all, will read.
+        """Return the next offsets of users' topics that the given tables will read; without arguments, all tables.
 
         Cached; the first call may read the store.
         """

@@ -1,8 +1,8 @@
-"""Look-ups by key: inline if all SSTs are open in this process, otherwise in threads, for many requests at once.
+"""Look-ups by key: in the event loop if all SSTs are open, otherwise in threads, for many requests at once.
 
-For answers in Arrow, a look-up costs much for the first key and little for each further one. So while a look-up is in
-progress, requests for the same columns of a table at a moment are queued, and form the next one. If a look-up waits
-for the store, the next one starts soon without it.
+In a look-up for answers in Arrow, the first key costs much, and each further key little. So while a look-up is in
+progress, requests for the same columns of a table at a moment are queued, and form the next look-up. If a look-up
+waits for the store, the next look-up starts soon, without waiting for it.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class LookUpResult:
 def look_up_inline(
     answers: TableAnswers, keys: Sequence[Key], columns: Sequence[str], seen_ms: int
 ) -> LookUpResult | None:
-    """Return the rows of keys inline; None if an SST of these keys is not open, or there are too many keys.
+    """Return the rows of keys without a thread; None if an SST of these keys is not open, or there are too many keys.
 
     Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """

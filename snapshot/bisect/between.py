@@ -1,4 +1,4 @@
-"""The range of moments that bisect searches, and the cached evaluation of a predicate at these moments.
+"""Range of moments that bisect searches, with cached evaluations of the predicate at these moments.
 
 Moments with equal rows are evaluated once.
 """
@@ -28,18 +28,18 @@ from .verdict import Answer, Evaluation
 PROBES = 2
 
 Skips = Mapping[str, Collection[int]]
-"""Versions to skip, by stage: the predicate cannot judge the moments that end with them."""
+"""Skipped versions by stage: the predicate cannot judge the moments that end with these versions."""
 
 
 @dataclass(frozen=True)
 class SearchRange:
     """Search range: the moments of a line after `low`, up to and including `high`.
 
-    Each moment is a prefix of the line and is named by its last commit. If versions were collected, the range has only
-    the remaining moments.
+    Each moment is a prefix of the line and is named by its last commit. If garbage collection deleted versions, the
+    range has only the remaining moments.
 
-    Two moments differ if a table of a stage in `watched` has different content, or, with `watches_channels`, if the
-    consumed or sent offsets of such a stage differ.
+    Two moments differ if the tables of a stage in `watched` have different content. With `watches_channels`, two
+    moments also differ if the consumed or sent offsets of such a stage differ.
     """
 
     full_line: Line
@@ -50,7 +50,7 @@ class SearchRange:
 
     @cached_property
     def line(self) -> Line:
-        """Line without the commits up to `low` if no version after `low` was collected; else the whole line."""
+        """Part of the line after `low`; the whole line if versions after `low` were collected."""
         return self.full_line.above(self.low) if self.is_gapless else self.full_line
 
     @cached_property
@@ -78,7 +78,7 @@ class SearchRange:
         )
 
     def evaluations_left(self) -> int:
-        """Return how many more evaluations the search needs at most, if no moment is skipped."""
+        """Return the maximum number of evaluations that the search still needs if no moment is skipped."""
         if not self.is_gapless:
             return len(self.full_line.kept_between(self.low, self.high)).bit_length()
         differing = self.differing_stages()
@@ -90,11 +90,11 @@ class SearchRange:
         return tuple(self._stage_content(cut, stage) for stage in sorted(self.watched))
 
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
-        """Return a moment between `low` and `high` that halves the search; None if no moment is left to judge.
+        """Return the moment to evaluate next, which halves the range; None if all moments were evaluated or skipped.
 
-        The moment halves the longest version range of a watched table. If no range has more than one version, the
-        moment ends with the middle one of these versions. Moments in `skips` are never returned: the ranges between
-        skipped versions are halved instead, first the ranges with a judged moment at one end.
+        The moment lies in the middle of the longest range of versions of a watched stage. If every watched stage has
+        only one version left, the moment ends with the middle one of these versions. Versions in `skips` split the
+        ranges, and ranges with an evaluated moment at one end come first.
         """
         if not self.is_gapless:
             moments = self.full_line.kept_between(self.low, self.high)
@@ -112,7 +112,7 @@ class SearchRange:
         return self.line.prefix_up_to(nearest) if nearest is not None else None
 
     def _unskipped_ranges(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
-        """Yield ranges between skipped versions, each as (one end was judged, length, version before, stage)."""
+        """Yield the gaps between skipped versions of a stage: (True if an end was evaluated, length, start, stage)."""
         low, high = self.low_version(stage), self.high.stages[stage].version
         bounds = (low, *sorted(version for version in skipped if low < version < high), high)
         for start, end in pairwise(bounds):
@@ -124,13 +124,13 @@ class SearchRange:
         return next((self.high.stages[stage] for stage in stages if self.num_versions(stage) <= 1), None)
 
     def low_version(self, stage: str) -> int:
-        """Return the stage's version in `low`; if `low` lacks the stage, the number before its first version."""
+        """Return the stage's version in `low`. If `low` lacks the stage, return the number before its first version."""
         return self.low.stages[stage].version if stage in self.low.stages else self.full_line.first_version(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """Return the SSTs and schema of a stage's tables, and with `watches_channels` its offsets.
+        """Return the SSTs and schema of a stage's tables; with `watches_channels`, also the stage's offsets.
 
-        Equal sets mean equal rows. Different sets may also have equal rows, for example after a compaction.
+        Equal results mean equal rows. Different results may also have equal rows, for example after a compaction.
         """
         if stage not in cut.stages:
             return frozenset()
@@ -146,7 +146,7 @@ class SearchRange:
 
 
 def line_position(prefix: Cut) -> int:
-    """Return the number of commits up to a cut: the sum of its stages' versions."""
+    """Return the position of a prefix on the line: its number of commits."""
     return sum(prefix.versions.values())
 
 
@@ -163,15 +163,15 @@ class Evaluator:
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """Evaluations by content fingerprint, in the order in which they were made."""
     missing_column_errors: dict[object, str] = field(default_factory=dict)
-    """Error messages for missing columns, by the columns that the tables had in the failed evaluation."""
+    """Errors of evaluations that failed for a missing column, by the columns that the tables had."""
     working_columns: set[object] = field(default_factory=set)
-    """Columns that the tables had in each successful evaluation."""
+    """Columns of the tables in each successful evaluation."""
 
     def evaluate(self, cut: Cut, remaining: int) -> Evaluation:
-        """Evaluate the predicate at a moment. `remaining` is the estimated number of later evaluations.
+        """Return the evaluation of the predicate at a cut, from the cache if possible.
 
-        An error of the predicate at the first moment, the bad end, is raised. At later moments it makes the answer
-        `skip`.
+        `remaining` is the estimated number of evaluations that follow. An error of the predicate is raised in the first
+        evaluation, which is that of the bad end. In later evaluations, the error makes the answer `skip`.
         """
         content = self.search_range.content_fingerprint(cut)
         if content in self.evaluated:

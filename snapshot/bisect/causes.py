@@ -1,9 +1,9 @@
-"""Causes of a bad commit: the cause classes, and the causes that the store shows without a replay.
+"""Causes of a bad commit in a bisect report: classes of causes, and detection of causes that need no replay.
 
-A cause is proved, by a replay or by the store, or it is marked as a guess. A cause names a record only if the fault
-lies in that record. Other causes name a change and its author, or the time since which records are missing. Program
-changes are detected by the program checksum in the manifests. Records count as missing if the commit wrote none of the
-bad keys, so that rows of other keys made them wrong.
+A cause is proved by a replay or by stored objects, or it is marked as a guess. Some classes name the input record at
+fault. Other classes name a change and its author, or the time since which records are missing. A program change is
+detected by the program's checksum in manifests. Records are missing if the commit wrote none of the keys that turned
+bad, so that rows of other keys made them bad.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ CauseKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CauseClass:
-    """Class of causes, with the evidence that it allows."""
+    """Class of causes: its noun in messages, and the evidence that a cause of this class may have."""
 
     noun: str
     names_record: bool
@@ -60,20 +60,20 @@ CLASSES: Mapping[CauseKind, CauseClass] = {
 
 
 NOTE = "note"
-"""Evidence key that every class allows, for a remark such as "the program changed, but is not the cause"."""
+"""Key that the evidence of every class may have, for a remark such as "the program changed, but is not the cause"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a bad commit. Raises `ValueError` for a record or evidence that the class does not allow."""
+    """Cause of a bad commit. Raises `ValueError` if the cause's class does not allow the record or the evidence."""
 
     kind: CauseKind
     proved: bool
     sentence: str
     record: RecordLocation | None = None
-    """Record at fault, or the first of several; None if the class names no record."""
+    """Record at fault, or the first of several records at fault; None if the class names no record."""
     one_of: int | None = None
-    """Number of tied records, any of which may be the first bad record; None without a tie."""
+    """Number of records with equal times, any of which may be the first bad record; None if only one may be."""
     records: tuple[RecordLocation, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class TracedCause:
 
     @property
     def named_record_path(self) -> RecordPath | None:
-        """Path to the record that the cause names; None if the class of the cause names no record."""
+        """Path to the record that the cause names; None if causes of this class name no record."""
         if self.cause.kind != "unknown" and not CLASSES[self.cause.kind].names_record:
             return None
         return self.record_path
@@ -110,9 +110,9 @@ _CLOCK_SLACK_MS = 3_600_000
 
 
 def find_operation_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the cause "an operation made the bad commit"; None if the commit is a batch.
+    """Return the operation that made the bad commit, as its cause; None for a batch, or with several candidates.
 
-    Costs one listing, and one read for each later operation. Raises `Corruption` and `Unavailable`.
+    Makes one list request, and one read for each later operation. Raises `Corruption` and `Unavailable`.
     """
     if verdict.candidates:
         return None
@@ -120,9 +120,9 @@ def find_operation_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def operation_cause(store: ObjectStore, commit: Manifest, *, suffix: str = "") -> Cause | None:
-    """Return the cause "an operation made this version"; None if the version is a batch.
+    """Return the operation that made the version `commit`, as its cause; None if the version is a batch.
 
-    `suffix` is appended to the cause's sentence. Raises the errors of `find_operation_cause`.
+    `suffix` is appended to the sentence of the cause. Raises the errors of `find_operation_cause`.
     """
     if not commit.traits.verbs:
         return None
@@ -171,7 +171,7 @@ class ProgramChange:
 
     stage: str
     version: int
-    """First version of the new program: the claim by its first run."""
+    """First version that the new program committed: the claim at the start of its first run."""
     time_ms: int
     before: Program
     after: Program
@@ -217,9 +217,9 @@ def _change_between(earlier: Manifest, later: Manifest, batches: int) -> Program
 
 
 def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
-    """Yield program changes whose first batch is this commit or an upstream commit that it read, nearest first.
+    """Yield program changes whose first batch is this commit or an upstream commit that this commit read.
 
-    Raises the errors of `last_program_change`.
+    The nearest change comes first. Raises the errors of `last_program_change`.
     """
     change = last_program_change(store, commit)
     if change is not None and not change.batches:
@@ -235,7 +235,7 @@ def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Itera
 
 
 def guess_deploy_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the guess "the program changed" if the bad or an upstream commit is a new program's first batch.
+    """Return the guess "the program changed" if the bad or an upstream commit is the first batch of a new program.
 
     Needs no replay. Raises the errors of `last_program_change`.
     """
@@ -252,10 +252,10 @@ def guess_deploy_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
 def deploy_cause(
     change: ProgramChange, *, how: str, proved: bool, suffix: str, old_program: Program | None = None
 ) -> Cause:
-    """Return the cause "the program changed". `suffix` is appended to the cause's sentence.
+    """Return the cause "the program changed". `suffix` is appended to the sentence of the cause.
 
-    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. `old_program` is the
-    program with which the user could prove the cause by a replay (`--code`); None if no such replay is needed.
+    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. If `old_program` is
+    given, the sentence suggests a replay with this program (`--code`), which would prove the cause.
     """
     first = f"{change.stage}@v{change.version}"
     sentence = f"the program changed at {first}, from {change.before} to {change.after}{suffix}"
@@ -279,7 +279,7 @@ def deploy_cause(
 
 MAX_LISTED_KEYS = 20
 _MAX_VERSION_LAG = 64
-"""Maximum by which the version of a batch may exceed the `_seq` of its rows; compactions cause the difference."""
+"""Largest expected difference between a batch's version and the `_seq` of the batch's rows, due to compactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +291,9 @@ class UntouchedKeys:
 
 
 def find_untouched_keys(store: ObjectStore, cache: SstCache, verdict: Verdict) -> UntouchedKeys | None:
-    """Return the bad keys if the commit wrote none of them; None if it wrote one, or if the keys are unknown.
+    """Return the keys that turned bad if the commit wrote none of them, so that other rows made them bad; else None.
 
-    Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
+    Also returns None if the keys are unknown. Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
     """
     keys, commit = verdict.keys, verdict.bad.stages[verdict.stage]
     if keys is None or not keys.from_predicate or not len(keys) or len(keys.changed()):
@@ -314,7 +314,7 @@ def find_untouched_keys(store: ObjectStore, cache: SstCache, verdict: Verdict) -
 def absence_cause(
     store: ObjectStore, verdict: Verdict, untouched: UntouchedKeys, *, proved: bool, suffix: str
 ) -> Cause:
-    """Return the cause "no record of these keys arrived". `suffix` is appended to the cause's sentence.
+    """Return the cause "no record of these keys arrived". `suffix` is appended to the sentence of the cause.
 
     Reads one manifest for each upstream channel. Raises `Corruption` and `Unavailable`.
     """

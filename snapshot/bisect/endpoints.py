@@ -1,4 +1,4 @@
-"""Good and bad end of a search: resolves two refs to moments of an app's line, and checks their order."""
+"""Ends of a bisect search: resolves the refs of the good and the bad end, checks their order, and evaluates both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,22 +20,22 @@ BEGINNING = "beginning"
 
 @dataclass(frozen=True, slots=True)
 class SearchEnds:
-    """Good and bad end of a search."""
+    """Good and bad end of a search, with the range of moments between them."""
 
     search_range: SearchRange
     gapless_start: Cut
-    """Moment since which all versions exist. The good end if no version was collected, or if all were."""
+    """First moment from which on all versions exist; the good end if the range has no such moment."""
     good: str | None
     bad: str | None
     resolved: Mapping[str, Cut]
     gapless_start_ref: str
-    """Ref of `gapless_start` if the search also covers older, thinned-out history; else empty."""
+    """Ref of `gapless_start`, if the search also covers older history that was thinned out; else empty."""
 
     def narrowed_by_answers(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "SearchEnds":
         """Add known answers to the evaluator, and return the ends narrowed by these answers.
 
         Raises:
-            Refused: a moment known to be good is not before a moment known to be bad.
+            Refused: a moment answered good is not before a moment answered bad, or two answers contradict each other.
         """
         between, line = self.search_range, self.search_range.full_line
         good, bad = [self.gapless_start], list[Cut]()
@@ -60,10 +60,12 @@ class SearchEnds:
         return replace(self, search_range=replace(between, low=low, high=high), gapless_start=begin)
 
     def evaluate_ends(self, evaluator: Evaluator) -> SearchRange:
-        """Evaluate the ends, and return the range to search. It starts at `gapless_start` if that moment is good.
+        """Evaluate the predicate at both ends, and return the range to search.
+
+        The range starts at `gapless_start` if the predicate finds that moment good.
 
         Raises:
-            Refused: the good end is already bad, or the bad end is good.
+            Refused: the good end is already bad; or the bad end is good, or cannot be judged.
         """
         low, high, begin = self.search_range.low, self.search_range.high, self.gapless_start
         to_come = replace(self.search_range, low=begin).evaluations_left() + evaluator.max_probes
@@ -119,9 +121,8 @@ def find_ends(
 ) -> SearchEnds:
     """Return the ends of a search between two refs.
 
-    An end that is no consistent cut is replaced by the nearest one outside the range.
-
-    `good` may be `beginning`, which is the default for None.
+    If a ref names a cut that is not a prefix of the line, such as a snapshot, the end is the nearest prefix outside the
+    range. `good` may be `beginning`; None also stands for the beginning of the app's history.
 
     Raises:
         Usage: a ref is malformed, or the bad end is the beginning.
@@ -190,9 +191,9 @@ def _check_order(between: SearchRange, begin: Cut, good: str | None, bad: str | 
 
 
 def stable_ref(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
-    """Return a stable ref to the moment that a search uses for `ref`; `ref` itself if that moment was collected.
+    """Return a ref by version, such as `app/stage@v42`, to the moment that a search uses for `ref`.
 
-    Raises the errors of `find_ends`.
+    Returns `ref` itself if garbage collection removed versions around the moment. Raises the errors of `find_ends`.
     """
     _check_app(app, ref, now_ms)
     line = read_line(store, app)

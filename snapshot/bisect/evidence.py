@@ -39,7 +39,7 @@ class AffectedStage:
     first: Manifest
     newest: int
     rows: int
-    """Number of rows that version `first` read from the bad stage and other affected stages; some may be correct."""
+    """Number of rows that the version `first` read from the bad stage and other affected stages, bad or not."""
     keys: KeyChanges | None
 
 
@@ -49,7 +49,7 @@ class VerdictEvidence:
 
     commits: tuple[Manifest, ...]
     wrong_row_counts: Mapping[str, int]
-    """By ref of a bad moment: number of wrong rows, at most `MAX_COUNTED`; empty unless the predicate is SQL."""
+    """Number of wrong rows by ref of a bad moment, at most `MAX_COUNTED`; empty if the predicate is not SQL."""
     snapshots: tuple[Snapshot, ...]
     affected_stages: tuple[AffectedStage, ...]
     audit: Report
@@ -82,7 +82,7 @@ def collect_evidence(
 
 
 def commits_from_bad(verdict: Verdict, versions: Mapping[str, int]) -> int:
-    """Return how many commits after the first bad commit a prefix of the line ends; negative if it ends before."""
+    """Return the number of commits from the first bad commit to the end of a prefix; negative if it ends earlier."""
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 

@@ -1,9 +1,9 @@
-"""Find all versions at which a row-local predicate changed, in one pass over the written rows.
+"""Find all versions at which a predicate turned bad or good, by one pass over the rows that the versions wrote.
 
-A row-local query judges each row of one table by itself. A wrong row stays wrong until its key is written again, or
-until the row expires. So the predicate is not evaluated at each version: the rows that each version wrote (`_seq`)
-are checked once, and a running count of wrong keys is kept. The cost is proportional to the rows written, not to the
-size of the state. The result shows if the history went from good to bad only once.
+The predicate must be row-local: a query that judges each row of one table by itself. A wrong row stays wrong until its
+key is written again, or until the row expires. So each written row (`_seq` tells by which version) is judged once, and
+the number of wrong keys is counted version by version. The cost is proportional to the rows written, not to the size of
+the state. The result shows if the history turned from good to bad only once.
 """
 
 import json
@@ -64,7 +64,7 @@ def parse_row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
 
 
 def matching_row_numbers(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Run a query from `parse_row_local`, and return the distinct row numbers in ascending order.
+    """Run a query that `parse_row_local` returned over these rows; return the distinct row numbers, ascending.
 
     `rows` has the columns of the table and `ROW_NUMBER`. Raises `Usage` (DuckDB cannot run the query).
     """
@@ -118,17 +118,17 @@ _WRONG_KEY_DELTAS = f"""
     FROM (SELECT version, 1 AS delta FROM ends UNION ALL SELECT until, -1 FROM ends WHERE until IS NOT NULL)
     GROUP BY version ORDER BY version
 """
-"""SQL for the change in the number of wrong keys at each version.
+"""SQL query for the change in the number of wrong keys at each version.
 
 A wrong row counts until its key is written again, or until the row expires.
 """
 
 
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: SearchRange) -> Flips | None:
-    """Return all versions in the range at which a row-local predicate turned bad or good; None if expensive.
+    """Return all versions of a range at which a row-local predicate turned bad or good; None if a scan is too costly.
 
-    Returns None if the predicate is not row-local, if versions are missing or one is a rewind, or if the scan would
-    read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
+    Also returns None if the predicate is not row-local, or if versions are missing or one is a rewind. A scan is too
+    costly if it would read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
     """
     watched = between.watched & between.high.stages.keys()
     # With resource limits for untrusted users, nothing but the evaluations may run.
@@ -188,12 +188,12 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Se
 
 @dataclass(frozen=True, slots=True)
 class _WrittenRows:
-    """Rows that one version wrote, in one SST."""
+    """Rows of one SST that one version wrote."""
 
     sst: Sst
     version: int
     seq: int | None
-    """`_seq` of these rows; None for all rows of the SST."""
+    """`_seq` of the rows that the version wrote; None if the version wrote all rows of the SST."""
 
 
 def _written_rows(manifests: Iterable[Manifest]) -> Iterator[_WrittenRows]:
@@ -210,9 +210,9 @@ def _create_views(
     sources: Sequence[_WrittenRows],
     paths: Mapping[str, Path],
 ) -> None:
-    """Create the view `_written` of rows with the version that wrote them, and a view of the table without tombstones.
+    """Create the view `_written` of rows with the versions that wrote them, and a view of the table without tombstones.
 
-    Rows that the first version stores count as written by it. All rows get the columns of `high`.
+    Rows of the first version count as written by that version. All rows get the columns of the version `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it
     schema = pa.schema([("path", pa.string()), ("version", pa.int64()), ("seq", pa.int64())])

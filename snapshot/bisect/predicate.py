@@ -32,14 +32,14 @@ class Context:
     cache: SstCache
     cut: Cut
     later: Mapping[str, Manifest] = field(default_factory=dict)
-    """Later versions of stages. Tables and channels that only these versions have are shown as empty."""
+    """Newer versions, by stage. Tables and channels that only these versions have are shown as empty."""
     only: Collection[str] | None = None
     reader: KafkaTopics | None = None
     ref: str = ""
 
 
 class Predicate(Protocol):
-    """Predicate that returns the wrong rows at a cut. Equal rows give equal answers."""
+    """Predicate of a search: returns the wrong rows at a cut. The result may depend only on the rows of the cut."""
 
     @property
     def text(self) -> str:
@@ -73,7 +73,7 @@ class Predicate(Protocol):
 
 
 class Skip(Exception):
-    """Error of a predicate that cannot judge a cut, although the search request is valid."""
+    """Error raised by a predicate that cannot judge a cut, although the search request is valid."""
 
     def __init__(self, why: str, *, is_column_missing: bool = False) -> None:
         super().__init__(why)
@@ -81,9 +81,9 @@ class Skip(Exception):
 
 
 class AnswerNeeded(Exception):
-    """Error of a search that needs a person's answer. `ref` names the moment; empty before the first commit.
+    """Error raised when a person has to judge the moment `ref` before the search can continue.
 
-    `left` is the estimated number of moments to judge after this one.
+    `ref` is empty for the moment before the first commit. `left` is the estimated number of further moments to judge.
     """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
@@ -93,7 +93,7 @@ class AnswerNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnyTablePredicate:
-    """Base of predicates that may read any table: those that run the user's code, and those that a person answers."""
+    """Base of predicates that may read any table: a person or the user's code judges each moment."""
 
     text: str
     sql: ClassVar[str] = ""
@@ -108,7 +108,7 @@ class AnyTablePredicate:
 
 @dataclass(frozen=True, slots=True)
 class ManualPredicate(AnyTablePredicate):
-    """Predicate of a person who judges each moment from the rows of all stages and the in-flight records."""
+    """Predicate for a person, who judges each moment from the rows of all stages and the in-flight records."""
 
     text: str = "by hand"
     reads_channels: ClassVar[bool] = True
@@ -124,7 +124,7 @@ class SqlPredicate:
     sql: str
     typed: str = ""
     bounds: Bounds | None = None
-    """Limits on the query's resources and visible columns; None for a trusted user."""
+    """Limits on the resources and the visible columns of the query; None for a trusted user."""
 
     @property
     def text(self) -> str:
@@ -158,11 +158,11 @@ class SqlPredicate:
 
 _CONDITION_WITHOUT_TABLE = "SELECT ({condition}) AS holds"
 _CONDITION_ON_TABLE = _CONDITION_WITHOUT_TABLE + " FROM {table}"
-"""SQL that evaluates a condition: an aggregate gives one row, another condition one row for each row of the table."""
+"""SQL that evaluates a condition on a table: one result row for an aggregate, else one for each row of the table."""
 _SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
 _SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _NEGATIONS = {"check": "NOT ", "where": ""}
-"""Prefix that turns a condition into the test for wrong rows: a `check` must hold, a `where` must not."""
+"""SQL prefix, by option, that turns a condition into a test for wrong rows: a wrong row fails a `check`."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -260,7 +260,6 @@ def _standalone_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | N
 
 
 def _check_is_condition(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
-    """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if its result is not one BOOLEAN."""
     if len(con.extract_statements(query)) != 1:
         raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")
     types = [str(column_type) for column_type in con.sql(query).types]

@@ -1,9 +1,9 @@
 """Bisect: binary search over an app's line for the commit at which a predicate turned bad.
 
-The predicate is evaluated at moments of the line (`cut.line`), which are consistent cuts with a ref. So a wrong answer
-means wrong state, never an inconsistent view of a running app, and anyone can query the same moment by its ref. As in
-git's bisect, a moment that cannot be judged is replaced by a different one, until no moment remains between the last
-good and the first bad one. Unlike git, the search then prefers version ranges next to a judged moment (see
+The predicate is evaluated at moments of the line (`cut.line`). Each moment is a consistent cut, so a wrong answer is
+never the effect of reading a running app, and anyone can query the moment again by its ref. As in git's bisect, a
+moment that cannot be judged is skipped, and a different moment is evaluated, until none remains between the last good
+and the first bad moment. Unlike git, the search then prefers version ranges next to a judged moment (see
 `SearchRange.middle`): this finds the version that added a column in a few steps.
 """
 
@@ -137,18 +137,21 @@ def _is_exhaustive(evaluator: Evaluator, searched: SearchRange) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _NarrowedRange:
-    """Result of narrowing a range of moments."""
+    """Range to which a search has narrowed, with the good and the bad moments that were evaluated on the way."""
 
     search_range: SearchRange
-    """Range from a good moment to a bad one, with no moment in between that can be judged."""
+    """Range from a good moment to a bad one. No moment in between can be judged."""
     good: tuple[Cut, ...]
     bad: tuple[Cut, ...]
     certain: bool
-    """True if only one commit remains that can be the first bad one."""
+    """True if only one commit can be the first bad one."""
 
 
 def _narrow(evaluator: Evaluator, between: SearchRange) -> _NarrowedRange:
-    """Halve a range with judged ends until no moment is left to judge. Raises the errors of `Predicate.rows`."""
+    """Halve a range until no moment between its ends is left to judge; both ends are judged already.
+
+    Raises the errors of `Predicate.rows`.
+    """
     good, bad = [between.low], [between.high]
     skips: defaultdict[str, set[int]] = defaultdict(set)
     lacking: defaultdict[str, list[int]] = defaultdict(list)
@@ -170,7 +173,7 @@ def _narrow(evaluator: Evaluator, between: SearchRange) -> _NarrowedRange:
 
 
 def _probe(evaluator: Evaluator, narrowed: _NarrowedRange) -> None:
-    """Evaluate moments in the widest ranges that the search jumped over, since the history may not be monotone."""
+    """Evaluate more moments, in the widest ranges without one, in case the predicate changed more than once."""
     cuts: list[Cut] = []
     for chain in (narrowed.good, narrowed.bad[::-1]):
         gaps = [replace(evaluator.search_range, low=low, high=high) for low, high in pairwise(chain)]
@@ -201,7 +204,7 @@ def _is_certain(evaluator: Evaluator, between: SearchRange) -> bool:
 
 
 def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Add a version to `skips`. If it lacks a column, also add all versions between it and its neighbours in `lacking`.
+    """Add a version to `skips`. All versions between two versions that lack a column are taken to lack it too.
 
     `lacking` has the versions already found to lack the column, ascending.
     """
@@ -214,7 +217,7 @@ def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool)
 
 
 def _range_towards(edge: Edge, evaluator: Evaluator, narrowed: _NarrowedRange) -> SearchRange | None:
-    """Return another range from good to bad, nearer to the requested `edge`; None if none is known."""
+    """Return another range from good to bad, nearer to `edge` (first or last change); None if none is known."""
     low, high = line_position(narrowed.search_range.low), line_position(narrowed.search_range.high)
     steps = sorted(evaluator.evaluated.values(), key=lambda step: line_position(step.cut))
     if edge == "first":
@@ -293,7 +296,7 @@ def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
 def _changed_keys(
     evaluator: Evaluator, previous: Manifest | None, commit: Manifest, rows: pa.Table
 ) -> KeyChanges | None:
-    """Return the keys that turned bad at the commit, in the first table of its stage that the predicate names."""
+    """Return the keys that turned bad at the commit, in the first of the stage's tables that the predicate names."""
     named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names_table(table))
     table = next(named, commit.stage)
     earlier = as_main_table(previous, table) if previous is not None else None

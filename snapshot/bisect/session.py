@@ -1,7 +1,7 @@
 """Bisect sessions: JSON files with a search request and its answers, which a user can read, correct and resume.
 
-Each app has one session, which every search saves. As with git, the session's log is a list of commands that
-replay the session.
+Each app has one session, in which every search saves its request and answers. As with git, the session's log is a list
+of commands that replay the session.
 
 Also contains predicates that are programs: a Python function, or a command that receives the moment as a file.
 """
@@ -38,20 +38,20 @@ from .search import Edge
 from .verdict import Answer, Evaluation
 
 PredicateFunction = Callable[[duckdb.DuckDBPyConnection], object]
-"""Function of a connection whose views are the moment's tables. Returns True if the moment is good."""
+"""Function that takes a DuckDB connection with the moment's tables as views; returns True if the moment is good."""
 
 _SKIP_EXIT_CODE = 125
 _STOP_EXIT_CODE = 128
-"""Exit codes as in `git bisect run`: 0 good, 125 skip, others below 128 bad; from 128 on, the search stops."""
+"""Exit code from which on the search stops. As in `git bisect run`: 0 good, 125 skip, other lower codes bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonPredicate(AnyTablePredicate):
     """Predicate that calls a function with a DuckDB connection, whose views are the moment's tables.
 
-    A falsy return value or an AssertionError means bad. None means good, so a function made of `assert`s works. A
-    missing table or column, or `unittest.SkipTest`, means skip. Tables that the function creates are in memory and
-    are discarded. Any other exception ends the search as `SlackwaterError`.
+    A true value or None means good, so a function made of `assert`s works. Another false value, or an AssertionError,
+    means bad. A missing table or column, or `unittest.SkipTest`, means skip. Tables that the function creates are in
+    memory and are discarded. Any other exception ends the search as `SlackwaterError`.
     """
 
     function: PredicateFunction
@@ -108,7 +108,7 @@ class CommandPredicate(AnyTablePredicate):
 
 
 def load_python_predicate(text: str) -> PythonPredicate:
-    """Return the predicate for `FILE:function`. Imports of the file are first looked up in the file's folder.
+    """Load the predicate `FILE:function` from a Python file, whose folder is searched first for its imports.
 
     Raises `Usage` if the file or function does not exist, and `SlackwaterError` if the file raises an exception.
     """
@@ -166,7 +166,7 @@ class SearchRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     edge: Edge = ""
 
     def make_predicate(self, store: ObjectStore) -> Predicate:
-        """Return the predicate of the request. Raises `Usage` if several are given, and the errors of `parse_check`."""
+        """Return the predicate of the request. Raises `Usage` for several ones, and the errors of `parse_check`."""
         given_options = [name for name in _PREDICATE_OPTIONS if getattr(self, name)]
         if len(given_options) > 1:
             raise Usage(f"--{given_options[0]} and --{given_options[1]} exclude each other: give one of them")
@@ -196,14 +196,14 @@ class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
-    """Saved state of a search."""
+    """Saved state of a search: the request, the answers, and the result."""
 
     store: str
     asked: SearchRequest
     marks: tuple[KnownAnswer, ...] = ()
     """Answers in the order given. If a moment has several answers, the last one counts."""
     wanted: str | None = None
-    """Ref of the moment that a person has to judge; None if there is none."""
+    """Ref of the moment that a person has to judge next; None if there is none."""
     found: str = ""
     format: Literal[1] = FORMAT
 
@@ -212,7 +212,7 @@ class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
         return {answer.ref: answer.answer for answer in self.marks}
 
     def with_step(self, step: Evaluation) -> "SearchSession":
-        """Return the session with an evaluation added. The first two evaluations replace the ends by fixed refs."""
+        """Return a copy with an evaluation added. The first two evaluations replace the ends by fixed refs."""
         request = self.asked
         if not self.marks:
             request = replace(request, bad=step.ref)
@@ -221,7 +221,7 @@ class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self.with_answers(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=request)
 
     def with_answers(self, *answers: KnownAnswer) -> "SearchSession":
-        """Return the session with these answers added and the search result cleared."""
+        """Return a copy with these answers added, and without the previous search result."""
         refs = {answer.ref for answer in answers}
         previous = (answer for answer in self.marks if answer.ref not in refs)
         return replace(self, marks=(*previous, *answers), wanted=None, found="")
@@ -274,7 +274,7 @@ def format_log(session: SearchSession) -> Iterator[str]:
 
 
 def parse_log(text: str, store: str) -> SearchSession:
-    """Parse a log into a session, with its answers marked as given by a person. Raises `Usage`."""
+    """Parse a log into a session, whose answers count as given by a person. Raises `Usage` for a malformed log."""
     session: SearchSession | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:

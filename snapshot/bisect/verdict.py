@@ -51,7 +51,7 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Version at which the first row became wrong, or at which the last wrong row disappeared."""
+    """Version at which a predicate turned bad (the first row became wrong) or good (no row is wrong any more)."""
 
     ref: str
     version: int
@@ -63,7 +63,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """All changes of a predicate over the versions of one table."""
+    """All versions of one table at which a predicate turned bad or good."""
 
     stage: str
     first: int
@@ -71,7 +71,7 @@ class Flips:
     """Last scanned version. The scan starts after `first`."""
     flips: tuple[Flip, ...]
     counts: tuple[tuple[int, int], ...]
-    """Number of wrong keys by version: at `first`, and at every version at which the number changed."""
+    """Pairs of a version and its number of wrong keys: for `first`, and for every version that changed the number."""
     rows: int
 
 
@@ -86,7 +86,7 @@ class Verdict:
     predicate: Predicate
     stage: str
     good: Cut
-    """Prefix of the line right before the bad commit; with candidates, the last moment known to be good."""
+    """Prefix of the line right before the bad commit; with `candidates`, the last moment known to be good."""
     bad: Cut
     good_ref: str
     """Ref to the last good moment, which may be a commit of any stage; empty before the first commit."""
@@ -101,7 +101,7 @@ class Verdict:
     keys: KeyChanges | None
     steps: tuple[Evaluation, ...]
     evaluations: int
-    """Number of evaluations that found the commit. Moments with only empty tables do not count."""
+    """Number of evaluations that the search made, without those of moments at which all tables are empty."""
     candidates: tuple[VersionRange, ...] = ()
     """Versions of all stages that may be the first bad commit; empty if the commit is certain.
 
@@ -110,7 +110,7 @@ class Verdict:
     thinned: bool = False
     """True if there are candidates because garbage collection removed versions between `good` and `bad`."""
     non_monotone: tuple[Evaluation, ...] = ()
-    """Evaluations out of order: good after the first bad moment, or bad before the last good one.
+    """Evaluations that contradict a single change: good after the bad commit, or bad before the last good moment.
 
     If not empty, the history changed more than once, and the verdict is one of these changes.
     """
@@ -160,19 +160,19 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Step of a `RecordPath`: the record that caused the bad result, among those that one version of a stage read."""
+    """Step of a `RecordPath`: among the records that one version read, the record that caused the bad result."""
 
     stage: str
     version: int
     record: RecordLocation
     records: int
     candidates: int
-    """Number of the read records that may be the cause."""
+    """Number of records, among those that the version read, that may be the cause."""
     replays: int
     alone: bool
     """True if the record alone makes the result bad; False if earlier records are needed as well."""
     needs: int | None = None
-    """Size of the smallest set of earlier records that makes this record bad; None if unknown."""
+    """Smallest number of earlier records that, together with this record, make the result bad; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +188,18 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordlessBatch:
-    """Bad batch that none of its records made bad: time or a watermark removed or emitted rows."""
+    """Bad batch without a record at fault: its rows were removed or emitted because of the clock or a watermark."""
 
     stage: str
     version: int
     expired: pa.Table
     """Rows of the stage's table that expired with the batch: key columns, and `time` of expiry."""
     fell_due: pa.Table
-    """Rows that fell due with the batch, from ended windows, timers or waiting join rows; columns as in `expired`."""
+    """Rows that fell due with the batch: ended windows, timers, waiting join rows. Key columns, and due `time`."""
     clock_ms: tuple[int, int]
-    """Clock by which rows expire: its time before and after the batch."""
+    """Time by which rows expire, as it was before and after the batch."""
     due_ms: tuple[int | None, int | None]
-    """Time up to which rows had fallen due, before and after the batch; None for never."""
+    """Time up to which rows had fallen due, before and after the batch; None if none had."""
     by: Literal["clock", "watermark"] = "clock"
     keys: KeyChanges | None = None
 
@@ -219,15 +219,15 @@ class RecordPath:
     of_key: int = 0
     """Number of records of the batch that reach the requested key; 0 if unknown, or without a requested key.
 
-    If there are several, the path names the last one that changed the key's row. In a batch of a Spark query, which
-    cannot be replayed, the path names the record with the numeric value nearest to the change.
+    If there are several, the path names the last record that changed the key's row. A batch of an attached Spark query
+    cannot be replayed: there the path names the record with the numeric value nearest to the change.
     """
     proved: bool = False
-    """True if replays prove the record: the shortest bad prefix of the app's input ends with it."""
+    """True if replays prove the record: the app's input is good up to the record before, and bad with this record."""
     tied: tuple[RecordLocation, ...] = ()
-    """Records of other partitions with equal time, any of which may be the first bad record instead."""
+    """Records of other partitions with an equal time, any of which may be the first bad record instead."""
     records: pa.Table | None = None
-    """Bad records of the batch in the app's order; None if unknown.
+    """Bad records of the batch, in the order in which the app processes them; None if unknown.
 
     Columns: `topic`, `partition`, `offset`, `time`, `key`, and `alone`. `alone` is True for records that are bad by
     themselves, and False for records that are bad only in combination.

@@ -1,4 +1,4 @@
-"""Invariants of an app: evaluated periodically at its newest moment, with the tag `last-good`.
+"""Evaluate the invariants of an app periodically at its newest moment, and move the tag `last-good`.
 
 The tag `last-good` names the newest moment at which every invariant held. The tag is an instant snapshot that moves: it
 works as a ref, protects its versions from `gc`, and costs one small object. Moving the tag replaces this object
@@ -39,7 +39,7 @@ class Invariant:
 
     name: str
     where: str
-    """Query for wrong rows, or condition that is true for wrong rows; empty if `check` is given."""
+    """Query that returns wrong rows, or condition that is true for wrong rows; empty if `check` is given."""
     every_ms: int
     on_failure: str = ""
     """Shell command to run when the invariant begins to fail; empty for none."""
@@ -54,7 +54,7 @@ class Invariant:
             raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is not an interval; expected a longer one")
 
     def for_app(self, store: ObjectStore, app: str) -> "Invariant":
-        """Return the invariant with its condition as a query. Raises the errors of `parse_check`."""
+        """Return a copy whose condition is a query over the app's tables. Raises the errors of `parse_check`."""
         predicate = (
             parse_check(store, app, self.check, self.table)
             if self.check
@@ -127,7 +127,7 @@ class Findings:
 
     @property
     def changed_results(self) -> tuple[CheckResult, ...]:
-        """Results whose state changed; the initial state is "holds"."""
+        """Results of invariants whose state changed since their last evaluation; the initial state is "holds"."""
         return tuple(
             result
             for result in self.results
@@ -160,7 +160,7 @@ class Watcher:
         return min(self._due_ms.values())
 
     def evaluate_due(self, now_ms: int) -> Findings | None:
-        """Evaluate the due invariants. Returns None if none is due, or if nothing was committed since the last time.
+        """Evaluate the due invariants. Returns None if none is due, or if there is no newer commit.
 
         Raises:
             NotFound: the app does not exist, or has no version yet.
@@ -223,7 +223,7 @@ def find_last_good(store: ObjectStore, app: str) -> Snapshot | None:
 
 
 def advance_last_good(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
-    """Move the tag `last-good` to this cut, unless it names a later one. Returns the tag's snapshot.
+    """Move the tag `last-good` to this cut, unless the tag names a later cut. Returns the tag's snapshot.
 
     Raises:
         NotFound: a version of the cut was collected meanwhile; the tag did not move.

@@ -49,7 +49,7 @@ class ColumnMask:
     how: str
 
     def apply(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
-        """Return the values with the mask applied. Their type must have passed `check_masks`."""
+        """Return the masked values of a column, whose type must have passed `check_masks`."""
         if self.how == NULL:
             return pa.chunked_array([pa.nulls(len(values), values.type)])
         # Hash each distinct value once: BLAKE2b is not vectorized.
@@ -173,7 +173,7 @@ _WORKERS = min(os.cpu_count() or 1, 4)
 
 
 def bytes_to_copy(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
-    """Return the size in bytes of the source's SSTs that the clone copies or rewrites, by table."""
+    """Return the size in bytes of the SSTs that the clone must copy or rewrite, by table."""
     table_bytes = {name: sum(sst.bytes for sst in at.ssts) for name, at in cut.tables.items()}
     return {name: size for name, size in table_bytes.items() if deep or name in masks.tables}
 

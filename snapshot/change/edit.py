@@ -1,6 +1,6 @@
-"""Make a requested edit of a table's rows, in the stage's runner, or in this process if no runner has the stage.
+"""Edit rows of a stage's table, through the stage's runner, or in this process if no runner has the stage.
 
-Without a runner, this process commits the edit after the newest version, and recomputes the edit if another commit
+Without a runner, this process commits the edit as the stage's next version, and recomputes the edit if another commit
 came first.
 """
 
@@ -44,7 +44,7 @@ class EditDone:
     app: str
     stage: str
     changes: KeyChanges | None
-    """Changed rows; None if no row changed, or if an earlier call committed the edit."""
+    """Changed rows; None if no row changed, or if an earlier call had already committed the edit."""
     version: int = 0
     runner: str = ""
     already: bool = False

@@ -1,6 +1,6 @@
 """Compute the effect of an edit on a table: the changed rows, and a sorted run that contains them.
 
-The stage emits nothing for edited rows. They fall due and expire like rows that the program wrote.
+The stage emits nothing for edited rows. Edited rows fall due and expire like rows that the program wrote.
 
 DuckDB runs an SQL statement on a copy of the table, which is then compared with the original. The statement can read
 all tables of the cut, but no files or settings, and can change only this table.
@@ -50,11 +50,11 @@ _MEMORY = "1 GiB"
 def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: str) -> pa.Table:
     """Return the rows that an SQL statement changes in the table `name`: key, values and `DELETED`, one row per key.
 
-    Includes internal columns, except `_due_at`. Values of deleted rows are null. Scans the whole table.
+    The result includes internal columns, except `_due_at`. Values of deleted rows are null. Scans the whole table.
 
     Raises `Usage` if the SQL is wrong, or is not a single statement that changes rows; `NotFound` for a missing table
-    or column; and `Refused` if two rows would have the same key, if the table has values that SQL cannot
-    represent (`arrow_types.make_sql_safe`), or if a new row would have null in its key.
+    or column; and `Refused` if two rows would have equal keys, if the table has values that SQL cannot represent
+    (`arrow_types.make_sql_safe`), or if a new row would have null in its key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables
@@ -176,8 +176,8 @@ def compute_edit(
     """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
     Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
-    `Change.compute_rows` and `bind_replacement`. Raises `Refused` if the edit changes a value but not the
-    internal columns from which the next record would recompute it.
+    `Change.compute_rows` and `bind_replacement`. Raises `Refused` if the edit changes a value without the internal
+    columns from which the key's next record would recompute this value.
     """
     head = cut.stages[stage]
     table, clock_ms = require_table(head), cut.clock_ms(stage)
@@ -207,7 +207,7 @@ def compute_edit(
 
 @dataclass(frozen=True, slots=True)
 class BoundReplacement(BoundState):
-    """State for edits: a key's new row, with all value columns and `DELETED`, replaces the stored row."""
+    """State of an edit: replaces the stored row of a key by the new row, or deletes it if `DELETED` is True."""
 
     values: pa.Schema
 
@@ -224,10 +224,10 @@ class BoundReplacement(BoundState):
 
 
 def bind_replacement(table: Table, name: str) -> BoundState:
-    """Return the state that applies an edit to a table. Edited rows fall due as written rows do.
+    """Return the state that applies an edit to a table. Edited rows fall due like rows that the program wrote.
 
-    Raises `Refused` if the rows belong to a Spark query outside of slackwater, if rows or sessions wait in lists, or if
-    only the program knows when rows fall due.
+    Raises `Refused` if the rows belong to a Spark query outside of slackwater, if the table's rows are lists of waiting
+    rows or sessions, or if only the program knows when rows fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.external_owner:

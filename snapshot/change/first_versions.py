@@ -65,18 +65,18 @@ def topics_of_unfinished(store: ObjectStore, note: CloneJournal) -> tuple[str, .
 
 
 InFlightReader = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
-"""Function that reads in-flight records of a channel, from one reader's position to the next reader's.
+"""Function that reads the records of a channel between the positions of two readers, the slower one first.
 
-The next reader is None for the fastest one: then the records up to the cut are read. Returns the state of the channel;
-the records, or None if they must be read from Kafka; and the number of records by Kafka partition before some were
-forgotten, empty if none were.
+For the fastest reader, the second argument is None: then records are read up to the cut. Returns the state of the
+channel, the records, and counts. The records are None if they must be read from Kafka. The counts are the numbers of
+records by Kafka partition before keys were forgotten, empty if none were.
 """
 
 
 def in_flight_reader(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> InFlightReader:
-    """Return a function that reads in-flight records from the snapshot `keeper`, if it has them.
+    """Return a function that reads in-flight records from the snapshot `keeper`.
 
-    For records that `keeper` does not have, the function returns None: they must be read from Kafka.
+    The function returns None for records that the snapshot does not have: they must be read from Kafka.
     """
 
     def records(
@@ -135,7 +135,7 @@ def _cloned_input(
 ) -> Input:
     """Return the input `name` of a receiver's first version in the clone.
 
-    The first version is the sender's only version in the clone, so in-flight records count as written by this version.
+    In-flight records count as written by the sender's first version, which is the sender's only version in the clone.
     """
     if name not in copied:
         # The sender has no version at the cut: in the clone it starts empty, and its receiver has read nothing.
@@ -204,7 +204,7 @@ def _committed_first_versions(store: ObjectStore, app: str, cut: Cut) -> dict[st
 
 
 def has_run(store: ObjectStore, info: AppInfo) -> bool:
-    """Return True if a clone has versions after its first ones. Costs the requests of `history.head` for each stage."""
+    """Return True if a clone has versions after its first ones. Makes the requests of `history.head` for each stage."""
     cut = info.origin.cut if info.origin else {}
     heads = heads_of(store, info.name, history.list_stages(store, info.name))
     return any(head.version != cut.get(stage) for stage, head in heads.items())
@@ -223,10 +223,10 @@ def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
 def _first_version(
     source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, CopiedChannel], ids: Mapping[str, str]
 ) -> Manifest:
-    """Return a stage's first manifest in the clone, with the version number of `source`, since `_seq` depends on it.
+    """Return the first manifest of a stage in the clone.
 
-    `source` is the stage's version in the cut, with the clone's SSTs. `ids` are the topic ids in the clone, by declared
-    name.
+    `source` is the stage's version in the cut, with the clone's SSTs. The manifest keeps the version number of
+    `source`, since rows refer to it in `_seq`. `ids` are the topic ids in the clone, by declared name.
     """
     # Open snapshots belong to the source.
     base = without_open_snapshots(without_version_fields(source))

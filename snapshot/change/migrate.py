@@ -59,7 +59,7 @@ def find_plan(
 
 
 def check_migration_complete(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
-    """Return the number of the newest migration; 0 for none. Raises `Refused` if a stage lacks it."""
+    """Return the number of the newest migration; 0 for none. Raises `Refused` if a stage has not applied it."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and (missing := last.missing_stages(heads)):
         raise refusal_error(intent, evidence_of_incomplete(last, missing))
@@ -78,7 +78,10 @@ def check_no_newer_migration(store: ObjectStore, app: str, number: int) -> None:
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
-    """Finish an incomplete migration and return its number; 0 for none. Raises the errors of `finish_migration`."""
+    """Finish an incomplete migration; returns the number of the migration, 0 for none.
+
+    Raises the errors of `finish_migration`.
+    """
     last = MIGRATIONS.newest(store, app)
     return last.number if last is not None and finish_migration(store, last, now_ms=now_ms) else 0
 
@@ -138,8 +141,8 @@ def carry_out(
 ) -> dict[str, int]:
     """Decide a migration with these steps, and commit its versions; returns the new version of each stage.
 
-    `snapshot` pins the state before the migration, and `summary` is the text for the audit log; `recovery` is the id of
-    the recovery that the migration implements. Once decided, a migration is completed by any later command. Raises
+    `snapshot` pins the state before the migration, and `summary` is the text for the audit log. `recovery` is the id of
+    the recovery that the migration implements. Once the migration is decided, any later command completes it. Raises
     `Refused` if a concurrent migration was decided first: nothing changed, and the snapshot is deleted. Otherwise
     raises the errors of `finish_migration`.
     """

@@ -1,4 +1,7 @@
-"""Plan the changes that a program makes to a stored app, stage by stage, and refuse impossible ones. Pure functions."""
+"""Plan the changes that a program makes to a stored app, stage by stage, and refuse impossible changes.
+
+Pure functions.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,9 +38,9 @@ class StageChange:
     dropped: tuple[str, ...] = ()
     ttl: tuple[Ttl | None, Ttl | None] | None = None
     due: tuple[str, str] | None = None
-    """Declaration of the rows' due time, before and after; None if it does not change."""
+    """Declarations of the rows' due time in the stored app and in the program; None if they are equal."""
     others: bool = False
-    """True if only the order of columns, or the form of their declarations, changes."""
+    """True if the order of the columns changes, or the form of their declarations."""
     guesses: tuple[tuple[str, str], ...] = ()
     formerly: str = ""
     may_be: str = ""
@@ -227,7 +230,7 @@ _OPTION = "--rename-stage OLD=NEW"
 
 
 def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Renames) -> None:
-    """Check the renames of stages in `called`, which maps old to new names. Raises `NotFound` and `Refused`."""
+    """Check the stage renames in `called`, from old to new names. Raises `NotFound` and `Refused`."""
     app = declared.app
     for old, new in called.items():
         if old not in heads:
@@ -284,7 +287,10 @@ def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str,
 
 
 def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """Return the only added stage with the key, inputs and outputs of a dropped stage; empty if none or several fit."""
+    """Return the added stage that a dropped stage was probably renamed to; empty if none or several fit.
+
+    A stage fits if its key, inputs and outputs are those of the dropped stage.
+    """
     matches = []
     for name, stage in declared.stages.items():
         if head.table is not None and stage.table is not None:

@@ -1,13 +1,14 @@
 """Commit the versions of a decided migration, rewind, reset or recovery: one commit for each stage.
 
 All checks were made before the decision, and the steps need no program. Any process that finds stages without their
-step (a runner, the next migration) commits these first.
+step, such as a runner or the next migration, commits these steps first.
 
-The history of a renamed stage ends under the old name and continues under the new one, in a version with the same
-number and the same SSTs. Rows in flight count as sent by the new stage: readers keep their offsets, and the stage's
-manifest names the attempts of these rows. Nothing is copied, in the store or in Kafka. A rewind passes on in-flight
-rows in the same way: messages of versions that it undoes lie before the positions at which readers continue, so
-nobody reads them.
+The history of a renamed stage ends under the old name. It continues under the new name, in a version with an equal
+number and equal SSTs. Rows in flight count as sent by the new stage: readers keep their offsets, and the stage's
+manifest names the attempts of these rows. Nothing is copied, in the store or in Kafka.
+
+A rewind also passes on in-flight rows by naming their attempts. Messages of undone versions are never read, since
+readers continue at offsets after these messages.
 """
 
 from collections.abc import Mapping
@@ -41,12 +42,12 @@ Heads = Mapping[str, Manifest]  # by stage
 def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
     """Commit the version of each stage that has not applied a migration yet. Idempotent.
 
-    Renamed stages come first, so that readers find them under the new name. Then come receivers before senders, so that
-    no active stage reads a retired one; in a rewind senders before receivers, since readers name the senders' new
-    versions. Last, earlier snapshot requests are withdrawn if stages can no longer answer them.
+    Renamed stages come first, so that readers find the stages under the new names. Then come receivers before senders,
+    so that no active stage reads a retired stage. In a rewind, senders come before receivers, since readers name the
+    senders' new versions. At the end, open snapshot requests that stages can no longer answer are withdrawn.
 
-    The call that completes it also records it in the audit log under the original author, and unpins the target of a
-    rewind.
+    The call that completes the migration also records it in the audit log under the original author, and unpins the
+    target of a rewind.
 
     Returns the version of each stage that this call committed. Raises `CommitConflict` if other writers kept winning
     the race for a stage's next version, and `Unavailable`; calling again continues.
@@ -120,9 +121,9 @@ def target_name(number: int, versions: Mapping[str, int]) -> str:
 
 
 def unpin_target(store: ObjectStore, app: str, number: int) -> None:
-    """Remove all snapshots that pin the target of a rewind, also those of calls that lost the race.
+    """Remove all snapshots that pin the target of a rewind, including snapshots of calls that lost the race.
 
-    Costs a listing, and a read for each snapshot.
+    Makes one list request, and one read for each snapshot.
     """
     for snapshot in list_snapshots(store, app):
         if snapshot.name.startswith(f"{_TARGET}{number}-"):
@@ -143,9 +144,9 @@ def finish_newest_migration(store: ObjectStore, app: str, *, now_ms: int) -> int
 def rewind_version(
     draft: Manifest, step: MigratedStage, number: int, target_heads: Heads, newest_heads: Heads
 ) -> Manifest:
-    """Return the version that rewinds a stage to its version in `target_heads`, or else to an empty table.
+    """Return the version that rewinds a stage to its version in `target_heads`; to an empty table if it has none there.
 
-    A pure function. `draft` is the successor of the stage's newest version; `newest_heads` has the senders' newest
+    A pure function. `draft` is the successor of the stage's newest version. `newest_heads` has the senders' newest
     versions, which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
     """
     target = target_heads.get(draft.stage)
@@ -173,7 +174,6 @@ def rewind_version(
         )
 
     def source(name: str, old: Input) -> Input:
-        """Return an input of the rewind's target, with its version and offsets adapted to the rewound sender."""
         sender, old_sender = newest_heads.get(old.upstream), target_heads.get(old.upstream)
         moved = step.inputs.get(name, old)
         if sender is None or old_sender is None or name not in old_sender.outputs:
@@ -204,7 +204,7 @@ def rewind_version(
 def apply_step(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     """Apply a migration step to `draft`, the successor of the stage's newest version. A pure function.
 
-    Raises `Refused` if the table is not the one that the step was planned for.
+    Raises `Refused` if the step was planned for a different table.
     """
     inputs = {name: source for name, source in draft.inputs.items() if name not in step.gone} | step.inputs
     stopped = {name: source for name, source in {**draft.stopped, **draft.inputs}.items() if name not in inputs}

@@ -1,15 +1,16 @@
 """Rescale a stage's table, retire a stage, and request a retry of rejected records.
 
-A rescale and a retirement are one commit that copies nothing. The new version keeps table, SSTs and offsets. It has the
-next epoch, like a claim, so the stage's runner is fenced, and no batch that was planned for the old state partitions
-can follow. SSTs stay: readers select rows by hash, and compaction splits SSTs at the new bounds as it merges them.
+A rescale and a retirement are one commit that copies nothing. The new version keeps table, SSTs and offsets. Like a
+claim, it has the next epoch, so the stage's runner is fenced, and no batch that was planned for the old state
+partitions can follow. SSTs stay: readers select rows by hash, and compaction splits SSTs at the new bounds as it merges
+them.
 
-A retired stage's answers to open snapshot requests are dropped: the snapshots complete without it. The cut
-is still complete, because no remaining stage reads what it wrote. A program that declares the stage again claims it,
-and continues where it stopped.
+A retired stage's answers to open snapshot requests are dropped: the snapshots complete without this stage. Their cuts
+are complete, because no remaining stage reads the channels of the retired stage. A program that declares the stage
+again claims it, and continues where it stopped.
 
-A retry is requested by one object. The stage's runner does it between two batches, and then removes the request. The
-same commit marks the records that were retried, so repeating a request after a crash is harmless.
+A retry is requested by one object. The stage's runner retries the records between two batches, and then removes the
+request. The commit of the retry also marks the records as retried, so repeating a request after a crash is harmless.
 """
 
 from collections.abc import Collection
@@ -59,11 +60,11 @@ def rescale(
 
     Open snapshots continue. A runner of the stage is fenced, and uses the new number after a restart. Writes one
     manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks. If the table has this number
-    already, only the log entry is added, if an interrupted call did not add it.
+    already, the call adds only the log entry that an interrupted call may have left out.
 
-    Raises `Usage` if the number is out of range, `NotFound` if the app or stage does not exist, `Refused`
-    if the stage has no table or is retired, `CommitConflict` if other writers kept winning the race for the next
-    version, and `Unavailable`: the rescale may have been committed then.
+    Raises `Usage` if the number is out of range, `NotFound` if the app or stage does not exist, `Refused` if the stage
+    has no table or is retired, `CommitConflict` if other writers kept winning the race for the next version, and
+    `Unavailable`, in which case the rescale may have been committed.
     """
     partitions = check_whole(f"the number of state partitions of {app}/{stage}", partitions, 1, MAX_PARTITIONS)
     stages_of(store, app, stage)
@@ -127,10 +128,10 @@ class Retired:
     already: bool
     last_ms: int
     last_by: str
-    """Author, as host:pid, of the last commit before the retirement; a runner of that name stops."""
+    """Runner (host:pid) that made the stage's last commit before the retirement, and that stops now."""
     ssts: int
     unread: dict[str, int]
-    """Number of versions that the stage had not read, by sender; they are no longer kept for this stage."""
+    """Number of versions that the stage had not read, by sender. They are no longer kept for this stage."""
     snapshots: tuple[str, ...]
 
 
@@ -180,12 +181,15 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
-    """Commit the version that retires a stage, without checking its readers. Raises the errors of `amend`."""
+    """Commit the version that retires a stage, without a check for stages that read its channels.
+
+    Raises the errors of `amend`.
+    """
     return amend(store, head, Amendment("retire", without_open_snapshots), by=by, now_ms=now_ms).manifest
 
 
 def prepare_reactivation(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
-    """Prepare the claim of a retired stage; returns the version that retired it, None for an active stage.
+    """Prepare the claim of a retired stage; returns the version that retired it, or None for an active stage.
 
     Withdraws open snapshots: the stage may have read past their markers before it was retired, and would never answer.
     """

@@ -1,13 +1,14 @@
 """Switchover of a promotion: prepare both apps, then decide by creating one object, the name's `PromotionOutcome`.
 
-A later command completes or withdraws the switchover of a killed process.
+If the process is killed, a later command completes or withdraws the switchover.
 
 1. The new app's stages get the sinks. Each stage commits a version of kind `promote` after it has reached the target
-   offsets. Rows that it writes for sinks wait for the decision: no publisher starts before.
+   offsets. Rows that it writes for sinks wait: no publisher starts before the decision.
 2. The old app's stages are fenced. Each stage commits a version of kind `demote` after it has reached the target
    offsets and published everything. From now on the old app can commit nothing.
-3. The name's object (`apps.PromotionOutcome`) records the decision. It is created only if absent, so a promotion is
-   decided once, or withdrawn once: by this call if a stage has moved on, or by a new run of the old app.
+3. The name's object (`apps.PromotionOutcome`) records the decision. The object is created only if absent, so a
+   promotion is either decided or withdrawn, and only once. It is withdrawn by this call if a stage has moved on, or by
+   a new run of the old app.
 
 A `SwitchoverPosition` consists of offsets of users' topics and a clock time; `why_not_reached` explains why a stage has
 not reached the position.
@@ -29,7 +30,7 @@ from ..cut.graph import topological_order
 from ..cut.kafka_topics import KafkaTopics, internal_topic
 
 Offsets = Mapping[str, tuple[int, ...]]
-"""Offset for each partition, by users' topic."""
+"""Offsets by user's topic: one for each partition."""
 
 
 class SwitchoverPosition(NamedTuple):
@@ -64,7 +65,7 @@ def highest_offsets(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def max_lag(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the largest lag of an input of these stages: the number of offsets still to read up to `at`."""
+    """Return the largest lag of a user's topic that these stages read: offsets still to read up to the offsets `at`."""
     return max((input_lag(source, at) for source in users_inputs(heads)), default=0)
 
 
@@ -73,10 +74,10 @@ def input_lag(source: Input, at: Offsets) -> int:
 
 
 def why_not_reached(store: ObjectStore, head: Manifest, at: SwitchoverPosition) -> str:
-    """Return the reason why a stage has not reached a position, as a sentence; empty if it has.
+    """Return the reason why a stage has not reached a position, as a sentence; empty if the stage has reached it.
 
-    A stage has reached the position if its offsets match, its channels are read, no row is due by its watermark or
-    by the clock, and its sinks are published. Costs a request for each unread version of its senders, and the
+    A stage has reached the position if its offsets match, its channels are read, no row is due by its watermark or by
+    the clock, and its sinks are published. Makes a request for each unread version of the stage's senders, and the
     requests of `published.read_positions`.
     """
     if head.retired:
@@ -127,7 +128,7 @@ def _has_unread(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
 
 
 class SwitchoverFailed(SlackwaterError):
-    """A promotion failed, because a stage left the required position or the promotion was withdrawn."""
+    """Error raised if a stage left the required position during a promotion, or if the promotion was withdrawn."""
 
 
 @dataclass(slots=True)
@@ -150,7 +151,7 @@ class Switchover:
     def prepare(
         self, store: ObjectStore, kafka: KafkaTopics, heads: Iterable[Mapping[str, Manifest]], now_ms: int
     ) -> None:
-        """Commit those versions of the switchover that the two apps still lack.
+        """Commit the `promote` and `demote` versions that stages of the two apps do not have yet.
 
         `heads` has the newest versions of the old app, then those of the new app. Raises `SwitchoverFailed` if a stage
         is not at the required position, `Refused` if all stages are retired, and the errors of `amend`.
@@ -240,11 +241,11 @@ def withdraw_promotion(store: ObjectStore, promotion: Promotion, old_folder: str
 def settle_promotion(
     store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int, claims: Collection[str] = ()
 ) -> Promotion | None:
-    """Return an app's newest promotion; withdraw it if it is undecided and stages cannot run under it.
+    """Return an app's newest promotion; withdraws it first if it is undecided and the stages cannot run under it.
 
-    An undecided promotion of another app over this one is withdrawn. So is one of this app if a stage in `claims` is
-    not prepared: the claim would give the stage its sinks without a check that it may publish. Costs no request for an
-    app without promotions.
+    Stages cannot run under a promotion of another app over this app. Nor can they under a promotion of this app if a
+    stage in `claims` is not prepared: the claim would give this stage its sinks without a check that it may publish.
+    Makes no request for an app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_promotion(manifests)

@@ -2,8 +2,8 @@
 
 A cut is consistent if no stage in it has received data that its sender in the cut has not sent. Manifests record the
 consumed and the sent versions, so any versions can be made a consistent cut after the fact: raise every sender to the
-version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests;
-`moments.py` reads these.
+version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests,
+which `moments.py` reads.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from ...store.versions.side_tables import tables_of
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Requested time of a moment whose versions were collected, and the time of the cut that is returned instead."""
+    """Requested time of a moment whose versions were collected, and the time of the cut that was returned instead."""
 
     asked_ms: int
     answered_ms: int
@@ -33,7 +33,7 @@ class Cut:
     stages: Mapping[str, Manifest]
     snapshot: str = ""
     seen_ms: int = 0
-    """Time as of which rows with a time to live by write time expire; 0 for each version's own clock."""
+    """For tables with a TTL by write time: time as of which rows expire; 0 for the clock of each version."""
     thinned: Thinned | None = None
 
     @property
@@ -119,7 +119,7 @@ def downstream_stages(stages: Mapping[str, Manifest], stage: str) -> frozenset[s
 
 
 def channels(cut: Cut) -> tuple[Channel, ...]:
-    """Return the channels of a cut, upstream senders first: a channel once per receiver, or once if it has none."""
+    """Return the channels of a cut, upstream senders first: one entry per receiver, or one if there is no receiver."""
     result: list[Channel] = []
     stages = topological_order(cut.stages)
     for sender in stages:
@@ -174,7 +174,7 @@ def lower_receivers(
     """Return a consistent cut with the version `pinned`, and with earlier versions of stages downstream of it.
 
     Needed for versions chosen by time, if clocks differ. `first` returns the lowest version to which a stage may go
-    back; a stage that would have to go further back is left out.
+    back. A stage that would have to go back further is left out.
     """
     lowered = dict(stages)
     receivers = downstream_stages(stages, pinned)

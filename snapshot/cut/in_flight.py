@@ -2,9 +2,9 @@
 
 Records in flight follow from the manifests: the offsets of reader and sender, and the valid attempts in between.
 
-If records are gone from Kafka before they were read, a reader gets either all rows of an upstream version or none. So
-if some rows of a version are gone, this version is skipped as a whole, with all unread versions before it and their
-markers of snapshots. A missing marker alone never causes a version to be skipped: markers are also in manifests.
+A reader gets either all rows of an upstream version or none. So if Kafka deleted some rows of a version before the
+reader read them, the reader skips this version as a whole, together with all unread versions before it and their
+snapshot markers. If only a marker is missing, no version is skipped: markers are also in manifests.
 """
 
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ from .graph import Channel, Cut, channels
 class InFlight:
     """In-flight records of one channel: sent by the sender's version of a cut, not consumed by the receiver's version.
 
-    They are in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
-    attempt is one of `attempts`; other messages in that range are skipped.
+    The records are in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose attempt
+    is in `attempts`. Other messages in that range are skipped.
     """
 
     channel: str
@@ -45,7 +45,7 @@ class InFlight:
     counts: tuple[int, ...]
     """Number of unread records by Kafka partition; empty if the receiver did not read the channel from its beginning.
 
-    Computed as records sent since the channel began, minus those consumed and those lost.
+    Computed as all records sent since the channel began, minus consumed records, minus lost records.
     """
     after: int
     up_to: int
@@ -64,7 +64,10 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
 
 
 def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, after: int, rows: int) -> InFlight:
-    """Return the rows that versions `after` + 1 to `head` wrote for a sink, from offset `start` on."""
+    """Return the location of the rows that versions `after` + 1 to `head` wrote for a sink, from offset `start` on.
+
+    `rows` is the number of these rows.
+    """
     sink = head.sinks[name]
     versions = history.iter_between(store, head.app, head.stage, after, head.version)
     attempts = tuple(chain.from_iterable(at.sinks[name].attempts for at in versions if name in at.sinks))
@@ -75,7 +78,7 @@ def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, afte
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
     """Return a receiver's unread records of a channel, up to the cut or to another receiver's position `until`.
 
-    `attempts` of the result is empty if nothing is unread. For a channel that no stage has read yet, returns all kept
+    If nothing is unread, `attempts` of the result is empty. For a channel that no stage has read yet, returns all kept
     records; if its reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
     """
     sender = cut.stages[channel.sender]
@@ -189,10 +192,10 @@ def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
 
 
 def snapshots_broken_by_gap(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
-    """Return the snapshots that the reader cannot complete if it skips the gap.
+    """Return the ids of the open snapshots that a reader can no longer complete if it skips the gap.
 
-    The snapshot's marker is in the gap, and the reader has not recorded the snapshot; or the reader awaits the marker,
-    and loses records that it had to capture before the marker.
+    A snapshot cannot be completed if its marker is in the gap and the reader has not recorded a version for it. Nor can
+    it if the reader still awaits the marker, since it had to capture the lost records.
     """
     if head is None:
         return gap.markers

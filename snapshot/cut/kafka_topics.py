@@ -30,7 +30,10 @@ class KafkaTopics(Protocol):
         """Return the end offset by partition; None if the topic does not exist."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """Return, by partition, the offset of the first record at or after `time_ms`; else the end offset."""
+        """Return, for each partition, the offset of the first record at or after `time_ms`.
+
+        Returns the end offset for a partition without such a record.
+        """
 
     def retention_ms(self, topic: str, /) -> int | None:
         """Return the retention of a topic in milliseconds: -1 for unlimited, None if unknown."""
@@ -43,7 +46,7 @@ class KafkaTopics(Protocol):
         """
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-        """Yield the available records of a range of offsets, with the columns of an input archive."""
+        """Yield the available records in a range of offsets, as tables with the columns of an input archive."""
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """Yield in-flight records in chunks, sorted by partition and offset, with their `ADDRESS_COLUMNS`.
@@ -59,13 +62,13 @@ class KafkaTopics(Protocol):
         """
 
     def records_before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """Return at most `count` records of a partition, the last before `offset`, oldest first.
+        """Return the last `count` records of a partition before `offset`, oldest first; fewer if it has fewer.
 
         Raises `NotFound` if the topic does not exist.
         """
 
     def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
-        """Yield the records of a partition in a range of offsets, as anchors."""
+        """Yield one `Anchor` (offset, time and digest) for each record in a range of offsets of a partition."""
 
     def offset_syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
         """Return the offset pairs, by partition, that MirrorMaker 2 recorded for a topic of the cluster `alias`.
@@ -75,7 +78,7 @@ class KafkaTopics(Protocol):
         """
 
     def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Commit a stage's positions to Kafka, by topic, for Kafka's own tools. Best effort: raises no error."""
+        """Commit a stage's offsets, by topic, to the stage's consumer group, for Kafka's own tools. Raises no error."""
 
     def create_internal_topic(self, topic: str, /) -> tuple[int, str]:
         """Create the internal topic of a sink if it is missing; returns the end offset and the topic id."""

@@ -1,12 +1,13 @@
 """Line of an app: all commits in one order, of which every prefix is a consistent cut.
 
-A commit's *effective time* is the smallest of its own time and the times of all later commits that depend on it:
-commits of its stage, and of receivers that consumed it. So a sender whose clock is ahead is moved before its first
-receiver. The line orders commits by effective time, then senders before receivers, then by stage name.
+A commit's *effective time* is the smallest of its own time and the times of all later commits that depend on it. These
+are later commits of its stage, and commits of receivers that consumed it. So a commit of a sender whose clock is ahead
+is moved before the first commit that consumed it. The line orders commits by effective time, then senders before
+receivers, then by stage name.
 
-The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` is
-the prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that commit.
-Consumed versions only grow, so positions on the line are found by binary search.
+The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` is the
+prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that commit. Consumed
+versions only grow, so positions on the line are found by binary search.
 """
 
 from bisect import bisect_left
@@ -35,7 +36,7 @@ class KeptMoment:
 class Line:
     """Line of an app up to a consistent cut.
 
-    If garbage collection deleted versions, the line starts with the individual moments that it kept, in order of time.
+    If garbage collection deleted versions, the line starts with single moments that were kept, in order of time.
     """
 
     store: ObjectStore
@@ -85,10 +86,7 @@ class Line:
         return self.limit.has_complete_history(cut.versions)
 
     def _kept_range(self, cut: Cut) -> tuple[int, int]:
-        """Return the range of indices, (start, end), of the kept moment that equals a cut.
-
-        If no kept moment does, the range is empty, at the index of the first kept moment after the cut.
-        """
+        """Return the start and end index of a cut in `kept_moments`; an empty range if it is no kept moment."""
         if self.is_whole(cut):
             return len(self.kept_moments), len(self.kept_moments)
         # Kept moments do not include retired stages.
@@ -99,10 +97,7 @@ class Line:
         return (bisect_left(self.kept_moments, cut.time_ms, key=lambda moment: moment.time_ms),) * 2
 
     def sort_key(self, commit: Manifest) -> tuple[int, int, int]:
-        """Return the sort key of a commit on the line: effective time, rank of the stage, version number.
-
-        The effective time is the earliest time of this commit and all commits that depend on it.
-        """
+        """Return the sort key of a commit on the line: effective time, rank of the stage, version number."""
         is_whole = commit.version >= self.limit.first.get(commit.stage, 0)
         dependents = self.dependents(commit).values() if is_whole else ()
         time_ms = min(dependent.time_ms for dependent in (commit, *dependents))
@@ -126,7 +121,7 @@ class Line:
     def last_commit(self, prefix: Cut) -> Manifest | None:
         """Return the last commit of a prefix; None for the empty prefix.
 
-        For a kept moment, returns the commit whose ref names the moment.
+        For a moment that garbage collection kept, returns the commit in the ref of the moment.
         """
         start, end = self._kept_range(prefix)
         if start < end:
@@ -138,7 +133,7 @@ class Line:
         return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
     def longest_prefix_within(self, cut: Cut) -> Cut:
-        """Return the longest prefix that a cut contains."""
+        """Return the longest prefix of the line in which no stage is newer than in the cut."""
         beyond = [
             self.read(stage, version)
             for stage, head in self.heads.stages.items()
@@ -152,9 +147,11 @@ class Line:
         return self.prefix_up_to(last) if last else self._consistent_cut({})
 
     def beginning(self) -> Cut:
-        """Return the shortest prefix with the app's initial rows: those of a clone, of `init`, or the oldest kept.
+        """Return the shortest prefix that contains the app's initial rows.
 
-        Without initial rows, returns a cut of the first commit if that has no rows, else the empty cut.
+        Initial rows are those of a clone, those of `init`, or those of the oldest kept versions if older ones were
+        collected. Without initial rows, returns the empty cut, or the cut of the first commit if that commit wrote no
+        rows.
         """
         firsts = [self.read(stage, self.first_version(stage)) for stage in self.heads.stages]
         initial = [
@@ -212,7 +209,7 @@ def commits_newest_first(
     """Yield the commits of the line, newest first. Reads one manifest ahead for each stage.
 
     `heads` is a consistent cut, or one stage alone. If a part of a stage's history was collected, yields only the
-    versions after that part; with `with_kept`, also older remaining versions.
+    versions after that part. With `with_kept`, also yields older versions that were kept.
     """
     limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(topological_order(heads))}

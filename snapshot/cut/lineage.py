@@ -1,4 +1,4 @@
-"""Lineage of versions: the offset windows that they read, on their own inputs and on users' topics."""
+"""Lineage of versions: the ranges of offsets (windows) that they read from their inputs and from users' topics."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Offsets = dict[str, tuple[int, ...]]
 
 
 def offsets_read_by_all(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
-    """Return the offsets of users' topics that all of these stages have read, directly or through channels.
+    """Return the offsets of users' topics up to which all of these stages have read, directly or through channels.
 
-    If a topic reaches a stage over several paths, the slowest counts. Topics are left out if a sender's version on
-    the path was collected. Reads a manifest for each channel, usually a cached one.
+    If a topic reaches a stage over several paths, the lowest offset counts. Topics are left out if a sender's version
+    on the path was collected. Reads a manifest for each channel, usually a cached one.
     """
     return _minimum(_offsets_of(store, cut, cut.stages[stage]) for stage in stages)
 
@@ -63,7 +63,7 @@ class Window:
 
 
 VersionReader = Callable[[ObjectStore, str, str, int], Manifest | None]
-"""Function that reads a version: `history.read` raises `NotFound` for a missing one, `history.find` returns None."""
+"""Function that reads a version. If it is missing, `history.read` raises `NotFound`; `history.find` returns None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,15 @@ class Lineage:
     No window of `direct` contains them; windows of `sources` may.
     """
     records: int | None = None
-    """Number of records read in `direct`, for a single version; None if unknown. Some offsets hold no record."""
+    """Number of records read from `direct`, for a single version; None if unknown. Some offsets have no record."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     """Return the input windows of a stage after version `low` (None for its beginning), up to and including `high`.
 
-    Initial state of a clone is not traced into its source. If a rewind undid `low`, the last common version is used
-    instead. Raises `NotFound` if a manifest between the two, or of an upstream stage, is gone.
+    The initial state of a clone is not traced into the clone's source. If a rewind undid `low`, the newest version
+    before the undone ones is used instead. Raises `NotFound` if a manifest between the two, or of an upstream stage, is
+    gone.
     """
     start = _last_common(store, low or _first(store, high), high)
     skipped = _lost_between(store, start, high)
@@ -124,8 +125,8 @@ def sender_version_read(
 ) -> Manifest | None:
     """Return the sender's version up to which a reader has read a channel; None if no version was read.
 
-    If the reader was rewound and has read nothing since, returns the version that it had read at the rewind's target:
-    one that the sender committed before its own rewind. If the version is gone, `read` raises `NotFound` or returns
+    If the reader was rewound and has read nothing since, returns the version that it had read at the target of the
+    rewind, which the sender has undone by its own rewind. If that version is gone, `read` raises `NotFound` or returns
     None.
     """
     source = reader.inputs[name]
@@ -162,8 +163,8 @@ def skipped_windows(manifest: Manifest) -> tuple[Window, ...]:
 def direct_windows(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
     """Return the windows between two versions of a stage on the stage's own inputs, ordered by topic and partition.
 
-    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows: records that
-    were read twice are in several windows, and skipped records are in none.
+    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows: records that were
+    read twice are in several windows, and skipped records are in none.
     """
     windows: list[Window] = []
     for name, source in sorted(high.inputs.items()):
@@ -203,7 +204,7 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
     """Return a sender's newest version under its former name of which a reader at `read` has read all rows.
 
-    If there is no such version or no former name, returns the sender's first version.
+    Returns the sender's first version if the sender was not renamed, or if there is no such version.
     """
     first = _first(store, sent)
     if not first.former_name or read is None:

@@ -1,9 +1,9 @@
 """Stored migrations: the step of each stage when a program changed, or when an app was rewound, reset or recovered.
 
-An app's migrations are numbered, and like a version, a migration is created only if its number is free. From then on
-the migration will be completed: it applies to all stages or none. Each stage's commit names the migration
+An app's migrations are numbered. Like a version, a migration is created only if its number is free. From then on the
+migration will be completed: it applies to all stages or none. Each stage's commit names the migration
 (`Manifest.migration`). No stage continues before all stages have applied it, and readers ignore the commits of an
-incomplete migration: so nobody sees one stage before the change and another after.
+incomplete migration. So nobody sees one stage before the change and another stage after the change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,12 +33,12 @@ class MigratedStage(Struct, frozen=True):
     retires: bool = False
     called: limits.NameOrNone = ""
     rewound: limits.Seq | None = None
-    """Version that is the target of a rewind: 0 for an empty stage, None for no rewind."""
+    """Version to which the stage is rewound: 0 for an empty stage, None if the step is no rewind."""
     table_only: bool = False
     """True if a rewind changes only the stage's table and keeps the stage's offsets."""
     unread: dict[limits.Topic, Unread] = {}
     outputs: dict[limits.Topic, Output] = {}
-    """For a recovery: new positions of output channels. (`inputs` has those of input channels.)"""
+    """For a recovery: output channels with their new offsets; `inputs` has the input channels."""
     sinks: dict[limits.Topic, Sink] = {}
     rests: dict[limits.Topic, Sink] = {}
 
@@ -61,7 +61,7 @@ class Migration(Struct, frozen=True):
     time_ms: limits.TimeMs
     snapshot: limits.Name
     stages: dict[limits.Name, MigratedStage]
-    """Step of each stage; unchanged stages have an empty step and also get a version with the migration's number."""
+    """Step of each stage. An unchanged stage has an empty step, and also commits a version for the migration."""
     detail: limits.Text = ""
     message: limits.ShortText = ""
     recovery: bool = False

@@ -23,7 +23,7 @@ from .migrations import MIGRATIONS
 def stages_of(store: ObjectStore, app: str, *required: str) -> tuple[str, ...]:
     """Return the names of the app's stages; empty for an app that never ran.
 
-    Raises `NotFound` if the app, or a stage in `required`, does not exist. Empty names in `required` are ignored.
+    Raises `NotFound` if the app or a required stage does not exist. Empty names of required stages are ignored.
     """
     stages = history.list_stages(store, app)
     if not stages:
@@ -51,14 +51,17 @@ def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, M
 
 
 def newest_versions(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
-    """Return the newest versions of all stages, retired or not, made consistent. A single stage is left as it is."""
+    """Return a consistent cut of the newest versions of these stages, retired ones included, by stage.
+
+    A single stage is returned at its newest version.
+    """
     heads = heads_of(store, app, stages)
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
     return raise_senders(heads, partial(history.read, store, app)) if len(stages) > 1 else heads
 
 
 def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], requested: str = "") -> Cut:
-    """Return the newest version of every active stage, made consistent.
+    """Return a consistent cut of the newest versions of all active stages.
 
     If the stage `requested` is retired, returns the cut at the time of its retirement.
     """
@@ -69,15 +72,15 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], requested:
 
 
 def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """Return the newest versions of all stages, made consistent, without those of an incomplete migration."""
+    """Return a consistent cut of the newest versions of all stages, without those of an incomplete migration."""
     return dict(_without_open_migration(store, newest_versions(store, app, stages_of(store, app))))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, requested: str) -> Cut:
-    """Return the cut after all commits of the app up to the effective time.
+    """Return the cut after all commits of the app with an effective time of at most `time_ms`.
 
-    If versions were collected, returns the newest remaining cut up to that time, or an empty one. If `requested`
-    names a stage that was retired by then, returns the cut at the time of its retirement.
+    If versions were collected, returns the newest remaining cut up to that time, or an empty cut. If `requested` names
+    a stage that was retired by then, returns the cut at the time of its retirement.
     """
     versions = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     if requested in versions and versions[requested].retired:
@@ -92,8 +95,8 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
 def cut_at_commit(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
     """Return the prefix of the app's line that ends with `commit`.
 
-    If versions of the prefix were collected, returns a different cut with this commit: the nearest remaining one, else
-    one with every stage's first uncollected version. Empty if there is none.
+    If versions of the prefix were collected, returns a different cut with this commit: the nearest remaining cut, or
+    else the cut with the first uncollected version of every stage. Returns the empty cut if neither exists.
     """
     app = commit.app
     prefix = Line(store, Cut(app, newest_versions(store, app, stages))).prefix_up_to(commit)
@@ -126,9 +129,9 @@ def with_retired(line: Line, cut: Cut) -> Cut:
 
 
 def retired_version_at(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
-    """Return a stage's version at the time of the cut if that version, or the newest one, is retired.
+    """Return a stage's version at the time of the cut, if the stage was retired then or is retired now.
 
-    None otherwise, or if the stage had not started. `head` is the stage's newest version.
+    Returns None otherwise, or if the stage had not started. `head` is the stage's newest version.
     """
     then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
     return then if then is not None and (then.retired or head.retired) else None
@@ -225,12 +228,15 @@ def require_tables(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut
 
 
 def stage_of_table(store: ObjectStore, app: str, table: str) -> str:
-    """Return the stage that has this table now; `table` if no stage has it. Costs a listing and one or two heads."""
+    """Return the stage that has this table now; `table` if no stage has it.
+
+    Makes one list request and reads one or two heads.
+    """
     return find_owner(table, heads_of(store, app, possible_owners(table, history.list_stages(store, app))))
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
-    """Return a hint with the last moment of a renamed or retired stage's table; empty for other tables."""
+    """Return a hint to the last moment of a missing table, if its stage was renamed or retired; else empty."""
     head = history.head(store, app, table) if table in history.list_stages(store, app) else None
     if head is None or not head.retired:
         return ""

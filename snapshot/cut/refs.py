@@ -1,8 +1,8 @@
-"""Parse refs, by which people name moments of an app, and suggest refs for texts that only look like one.
+"""Parse refs, by which people name moments of an app, and suggest refs for texts that only look like a ref.
 
-Parsing only; `resolve` looks refs up. People write `app@5m`, `app@yesterday`, `app@latest`, `app@5`. Parsing never
-guesses: the error lists the refs that may be meant, most likely first. Such texts are not allowed as names of
-snapshots and other objects.
+This module only parses; `resolve` looks refs up. People write `app@5m`, `app@yesterday`, `app@latest` or `app@5`, which
+are not refs. Parsing never guesses: the error lists the refs that may be meant, most likely first. Such texts are not
+allowed as names of snapshots and other objects.
 """
 
 import re
@@ -31,9 +31,10 @@ _EPOCHS = {10: 1_000, 13: 1}
 
 
 def suggest_refs(text: str, now_ms: int) -> tuple[RefSuggestion, ...]:
-    """Return the refs that `text`, which follows an `@`, may stand for; empty if `text` does not look like a moment.
+    """Return the moments that `text`, which follows an `@`, may stand for: each as its form in a ref, with a meaning.
 
-    The ref `STAGE@v5` is among them for a single stage. Days and times of day are in this machine's time zone.
+    Empty if `text` does not look like a moment. The form of a version, such as `v5`, needs a stage in the ref:
+    `APP/STAGE@v5`. Days and times of day are in this machine's time zone.
     """
     return tuple(dict.fromkeys(_forms(text.strip().lower(), now_ms)))
 
@@ -115,7 +116,7 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class CommitsBack:
-    """Moment a number of data commits before the newest one; 0 is the newest data commit."""
+    """Moment at a data commit, by its distance from the newest data commit, which is 0."""
 
     commits: int
 

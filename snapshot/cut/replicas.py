@@ -22,7 +22,7 @@ ReplicaState = Literal["copy", "recovered", "left"]
 
 
 class Replica(Struct, frozen=True):
-    """State of an app's folder: a copy, recovered from a copy, or left because the app runs elsewhere."""
+    """Replica state of an app's folder: a copy, recovered from a copy, or left because the app runs elsewhere."""
 
     app: limits.Name
     root: limits.ShortText
@@ -41,7 +41,7 @@ def _(value: Replica) -> Iterator[Violation]:
 
 
 def find_replica_state(store: ObjectStore, app: str) -> Replica | None:
-    """Return the replica state of an app's folder; None if the folder never was a replica or left. One request."""
+    """Return the replica state of an app's folder; None if the folder has none. One request."""
     key = keys.replica(keys.check_name("app", app))
     return codec.find(store, key, Replica, key_of=lambda replica: keys.replica(replica.app))
 
@@ -55,7 +55,7 @@ def current_topic_names(store: ObjectStore, info: AppInfo | None) -> dict[str, s
 
 
 class Anchor(Struct, frozen=True):
-    """Record of a user's topic right before the app's position; locates this position in a mirror."""
+    """Record of a user's topic right before the app's position. It locates the position in a mirror of the topic."""
 
     offset: limits.Offset
     time_ms: limits.TimeMs
@@ -126,7 +126,10 @@ class ReplicaLag(NamedTuple):
 
 
 def lags_of(store: ObjectStore, app: str, heads: Mapping[str, int]) -> tuple[ReplicaLag, ...]:
-    """Return the lag of each replica of an app whose newest versions are `heads`. A listing, and a read for each."""
+    """Return the lag of each replica of an app whose newest versions are `heads`.
+
+    Makes one list request, and one read for each replica.
+    """
     return tuple(
         ReplicaLag(
             replica.root,

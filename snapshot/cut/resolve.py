@@ -62,7 +62,6 @@ def resolve_despite_damage(store: ObjectStore, text: str, *, now_ms: int) -> tup
 
 
 def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
-    """Return the cut with rows expired as of the ref's moment, or as of now if that is earlier."""
     match ref.moment:
         case Latest():
             return replace(cut, seen_ms=now_ms)
@@ -74,9 +73,9 @@ def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
 
 @contextmanager
 def report_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
-    """Context manager for reading a cut: replaces an error inside that garbage collection caused.
+    """Context manager for reading a cut: raises `NotFound` in place of errors that garbage collection caused.
 
-    Raises `NotFound` if a version of the cut is collected, or is about to be; otherwise the error is raised unchanged.
+    Errors are raised unchanged if no version of the cut was collected or is about to be.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """Stored snapshots, their captured in-flight records, and open requests for snapshots.
 
-A request is one object. A running app looks for requests when a notice has changed.
+A request is one object. A running app looks for requests when the object `Notice` has changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class SnapshotRequest(Struct, frozen=True):
     migration: limits.Seq = 0
     """Number of the newest migration that all stages had applied when the snapshot was requested.
 
-    The request is withdrawn when a later migration is completed that changes the answers of stages.
+    A later migration that changes the answers of stages withdraws the request.
     """
 
 
@@ -57,7 +57,7 @@ def newest_notice(store: ObjectStore, app: str) -> bytes:
 
 
 def open_requests(store: ObjectStore, app: str) -> tuple[SnapshotRequest, ...]:
-    """Return the open requests, oldest first. One listing, and one read for each."""
+    """Return the open requests, oldest first. Makes one list request, and one read for each open request."""
     return SNAPSHOT_REQUESTS.all(store, app)
 
 
@@ -81,7 +81,7 @@ def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
 
 
 ADDRESS_COLUMNS = ("_partition", "_offset", "_row")
-"""Columns of a captured object besides the channel's columns: int32, int64, int32."""
+"""Columns with a captured record's location: Kafka partition (int32), offset (int64), row in message (int32)."""
 
 
 class CapturedObject(Struct, frozen=True):
@@ -128,7 +128,7 @@ class Snapshot(Struct, frozen=True):
     id: limits.Ulid
     app: limits.Name
     created_ms: limits.TimeMs
-    """Time of the request."""
+    """Time at which the snapshot was requested."""
     completed_ms: limits.TimeMs
     kind: SnapshotKind
     stages: dict[limits.Name, limits.Version]
@@ -191,7 +191,7 @@ SNAPSHOTS = JsonFolder(Snapshot, keys.snapshots, lambda snapshot: snapshot.name,
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
     """Return the app's snapshots, oldest first; with `since_ms`, only snapshots written at that time or later.
 
-    One listing, and one read for each. Raises `NotFound` if the app does not exist.
+    Makes one list request, and one read for each snapshot. Raises `NotFound` if the app does not exist.
     """
     snapshots = SNAPSHOTS.all(store, app, since_ms=since_ms)
     if not snapshots:

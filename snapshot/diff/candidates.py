@@ -1,14 +1,16 @@
-"""Keys whose rows may differ between two versions, found without reading the rows that both versions share.
+"""Find the keys whose rows may differ between two versions, without reading the rows that both versions share.
 
-The newest row of a key decides what a version shows. If that row lies in an SST of both versions, and neither has a
-newer row elsewhere, both show the same row. So candidate keys come from SSTs that only one version has, and only from
-rows in them that were written after the fork: compaction rewrites rows and preserves their `_seq`. Two cases remain.
-Rows may have expired by the clock of one version and not of the other. Rows may have been removed without a trace: a
-merge that includes the oldest run drops keys whose newest row is a tombstone or has expired, along with all older rows
-of the key. The SSTs of a later version then do not show the removal, so the batches in between are read for it.
+The newest row of a key decides what a version shows. If that row lies in an SST of both versions, and neither version
+has a newer row of the key in another SST, both show the same row. So candidate keys come from SSTs that only one
+version has. Of these, only rows count that were written after the fork: compaction rewrites rows and preserves their
+`_seq`.
 
-The common ancestor of two versions of one app is the earlier of the two, since versions follow each other in a line.
-The line of a clone starts with a version of its source, so two apps may share an ancestor over any number of clones.
+Two cases remain. A row may have expired by the clock of only one version. And a row may have been removed without a
+trace: a merge that includes the oldest run drops keys whose newest row is a tombstone or has expired, with all older
+rows of the key. SSTs of later versions do not show this, so the batches since the fork are read.
+
+The common ancestor of two versions of one app is the earlier version. The line of a clone starts with a version of its
+source, so versions of two apps may have a common ancestor, over any number of clones.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,7 +73,7 @@ class StageVersions:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Common ancestor of two versions, with the versions from it to each of the two."""
+    """Common ancestor of two versions, and the versions between the ancestor and each of the two."""
 
     fork_seq: int = 0
     """Largest `_seq` at the fork; 0 if the versions have nothing in common.
@@ -84,15 +86,15 @@ class Ancestry:
 
     @property
     def next_id(self) -> int:
-        """First column id that may mean different columns in the two versions."""
+        """Lower bound of the column ids that may denote different columns in the two versions."""
         return (self.table.next_id or len(self.table.columns) + 1) if self.table is not None else 0
 
 
 def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Manifest]) -> Ancestry:
-    """Return the common ancestor of two versions of stages, each given with the store of its app.
+    """Return the common ancestor of two versions, each given as a manifest with the store of its app.
 
-    Takes three requests for each clone in between; none for two versions of one app. Raises `Corruption` (a stored
-    app or manifest in between is damaged).
+    Makes three requests for each clone between the two apps, and none for two versions of one app. Raises `Corruption`
+    (a stored app or manifest in between is damaged).
     """
     names = [
         (manifest.formerly[0].stage if manifest.formerly else stage_of(manifest), _side_table_name(manifest))
@@ -125,7 +127,7 @@ def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore
 def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of `_lineage_ranges`, without the versions that rewinds undid.
 
-    Also leaves out these numbers in the source of a clone, which continues the source's version numbers.
+    A clone continues the version numbers of its source, so numbers undone in the clone are also left out in the source.
     """
     ranges = manifest.base_versions(of_rows=True)
     for part in _lineage_ranges(store, manifest, over_clones=over_clones):
@@ -136,9 +138,10 @@ def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bo
 
 
 def _lineage_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
-    """Yield the history up to a version as version ranges, one for each name of its stage, newest first.
+    """Yield the history of a version as version ranges, newest first: one range for each name that the stage had.
 
-    With `over_clones`, the ranges of the source of a clone follow, then the ranges of the source's source, and so on.
+    With `over_clones`, the ranges of a clone are followed by those of its source, then by those of the source's source,
+    and so on.
     """
     part = StageVersions(store, manifest.app, stage_of(manifest), 0, manifest.version, _side_table_name(manifest))
     names = list(manifest.formerly)
@@ -178,7 +181,8 @@ def _fork_manifest(
 ) -> Manifest | None:
     """Return the manifest of the version at which two lines fork; None if it was collected.
 
-    If only the first version of a clone remains, returns that one: it has the same rows.
+    If that version was collected but the first version of a clone remains, returns the clone's version, which has equal
+    rows.
     """
     part = line[number]
     if number == 0 and part.up_to == version:
@@ -192,16 +196,16 @@ def _fork_manifest(
 
 
 MANIFEST_READ_BYTES = 64 << 10
-"""Number of SST bytes that take as long to read as one manifest."""
+"""Number of SST bytes whose reading takes as long as reading one manifest."""
 
 
 def changes_between(
     first: TableSide, second: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
 ) -> KeyChanges:
-    """Return each key whose rows differ between two sides, with both rows. May include keys with equal rows.
+    """Return the keys whose rows may differ between two sides of a table, each with both rows.
 
-    Both sides have the same key columns. `shared` is their ancestry, and `names` are the value columns to compare.
-    `tolerant` ignores the last bits of floats (`equality`).
+    Both sides have the same key columns. `shared` is their ancestry, and `names` are the value columns to compare. With
+    `tolerant`, floats are compared within the tolerance of `equality`.
     """
     sides = first, second
     identities = [{sst_identity(sst) for sst in side.ssts} for side in sides]
@@ -246,10 +250,10 @@ def _look_up_changes(
 def _removed_keys(
     sides: tuple[TableSide, TableSide], own: Sequence[Sequence[Sst]], shared: Ancestry
 ) -> Iterator[pa.Table]:
-    """Yield keys that one side may have removed without a trace in its SSTs while the other still has them.
+    """Yield keys that one side may have removed without a trace in its SSTs, while the other side still has them.
 
-    Reads the versions since the fork. If some of them were collected, or if it is cheaper, compares the older stored
-    rows instead. `own` has two elements: for each side, the SSTs that the other side lacks.
+    Reads the versions since the fork. If some of them were collected, or if it is cheaper, compares the rows from
+    before the fork instead. `own` has two elements: for each side, the SSTs that the other side lacks.
     """
     seq = shared.fork_seq
     older = [[sst for sst in ssts if sst.seq_min <= seq] for ssts in own]
@@ -280,7 +284,7 @@ def _removed_keys(
 
 
 def _deleted_keys(side: TableSide, branch: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
-    """Return keys that a branch deleted or let expire, from SSTs that it wrote and that the side no longer has.
+    """Return keys that the versions of a branch deleted or let expire, from SSTs that the side no longer has.
 
     Returns None if a version of the branch was collected.
     """
@@ -308,9 +312,9 @@ def changed_keys(
 ) -> KeyChanges | None:
     """Return the keys that turned bad at a commit; None for a stage without a table.
 
-    `after` is the committed version and `before` the one it replaced, None for the first. If `rows`, the result of the
-    predicate, has all key columns, these keys are returned in the order of `rows`. Otherwise, returns all keys whose
-    row the commit changed or let expire. `shared` is the ancestry of the two, if they are not versions of one stage.
+    `after` is the committed version, and `before` is the previous version, None for the first. If the predicate's
+    result `rows` has all key columns, returns the keys in `rows`, in their order. Otherwise returns all keys whose row
+    the commit changed or let expire. `shared` is the ancestry of both versions, if they are not versions of one stage.
     """
     table = after.table
     if table is None:

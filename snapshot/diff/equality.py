@@ -1,9 +1,9 @@
 """Equality of rows from two programs, with a tolerance for floats; for `check`, `trial`, `diff` and `promote`.
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
-they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference: the largest number in their column, or the
-largest number known to have gone into them, if that is larger. All other types are compared exactly, as DuckDB
-compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
+they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference. The reference is the largest number in their
+column, or the largest number that is known to have gone into their computation, if that is larger. All other types are
+compared exactly, as DuckDB compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.in
 
 
 def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
-    """Flag the rows of each table that have no partner in the other, regardless of order, within the tolerance.
+    """Flag the rows of each table that have no equal row in the other table, regardless of order.
 
-    Both tables have the same columns. The tolerance follows from `largest`, the largest number that may have gone into
-    the floats, or from the largest number of the column if that is larger.
+    Rows are equal within the tolerance. Both tables have the same columns. The tolerance follows from `largest`, the
+    largest number that may have gone into the floats, or from the largest number of the column if that is larger.
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
@@ -118,7 +118,6 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
 
 
 def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
-    """Pair each value with a counter of its occurrences (0, 1, …), so that all pairs are distinct."""
     order = np.argsort(values, kind="stable")
     numbered = np.empty(len(values), [("value", np.uint64), ("nth", np.int64)])
     numbered["value"] = values
@@ -229,14 +228,14 @@ _VALUE = "value"
 class _RecordGroup:
     row_numbers: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     floats: list[list[float]] = field(default_factory=list)
-    """Floats of each record; the records of the first side precede those of the second."""
+    """Floats of each record: first the records of the first side, then those of the second side."""
 
 
 def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the records of each table that have no equal record in the other, within the tolerance for floats.
 
-    Both tables hold only rows without an exactly equal row. If the column `value` holds JSON on both sides, its
-    content is compared: fields in any order, floats within the tolerance.
+    Rows with an exactly equal row in the other table must have been removed before. If the column `value` holds JSON on
+    both sides, its content is compared: fields in any order, floats within the tolerance.
     """
     if not ours.num_rows or not theirs.num_rows or ours.schema != theirs.schema:
         return ours, theirs

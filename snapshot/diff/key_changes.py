@@ -38,14 +38,17 @@ class KeyChanges:
     had_row: npt.NDArray[np.bool_]
     has_row: npt.NDArray[np.bool_]
     differing: Mapping[str, npt.NDArray[np.bool_]]
-    """By value column: True for keys that have a row at both moments, with different values."""
+    """By value column: one flag per key, True if the key has different values at the two moments.
+
+    False for keys without a row at one of the moments.
+    """
     near_equal: Mapping[str, Flags] = field(default_factory=dict)
-    """By float column: True for keys whose values differ, but only within the tolerance.
+    """By float column: one flag per key, True if its values differ, but only within the tolerance.
 
     Empty for an exact comparison. Such keys count as equal.
     """
     from_predicate: bool = False
-    """True if the keys come from a predicate's result, in its order; False if they are all changed keys."""
+    """True if the keys are those in a predicate's result, in its order; False if they are all changed keys."""
 
     @classmethod
     def compare(
@@ -114,7 +117,7 @@ class KeyChanges:
         )
 
     def sorted_by_key(self) -> Self:
-        """Return the keys sorted; unsorted if the type of a key column has no order, such as a struct."""
+        """Return a copy sorted by key; unchanged if the type of a key column has no order, such as a struct."""
         with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
             order = pc.sort_indices(self.keys, sort_keys=[(name, "ascending") for name in self.keys.column_names])
             return self.take(np.asarray(order))

@@ -1,9 +1,9 @@
 """History of one key: each change of its row, newest first. Versions that did not write the key are not read.
 
-The `_seq` of the newest stored row of the key says which version wrote the row. While that row is stored, only its
-expiry changes anything. So the search jumps to the version before the write. The newest row there is the replaced one
-(`_prev_seq`), and the search repeats with that row. If no row of the key is stored, the search reads only manifests,
-back to the last version whose merge may have dropped a row of the key.
+The `_seq` of the key's newest stored row tells which version wrote this row. From that version on, only the expiry of
+the row can change what a look-up returns. So the search jumps to the version before the write. There it finds the
+replaced row (`_prev_seq`), and continues with that row. If a version stores no row of the key, the search reads only
+manifests, back to the last version whose merge may have dropped a row of the key.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ _READ_AHEAD = 64
 class VersionList:
     """Stored versions of a stage, ascending, by index from 0. Collected versions are left out.
 
-    With `table`, the manifests are those of that side table.
+    With `table`, the name of a side table, the manifests are those of the side table.
     """
 
     def __init__(self, store: ObjectStore, app: str, stage: str, table: str = "") -> None:
@@ -77,12 +77,12 @@ class RowChange:
     stage: str
     version: int
     after_version: int
-    """Version that shows the row `before`: the previous stored version, 0 if there is none.
+    """Version that shows the row `before`: the stored version before this one, 0 if there is none.
 
     If the row expired after the newest version, this is the newest version.
     """
     time_ms: int
-    """Commit time of the version. If the row expired after the newest version, the expiry time."""
+    """Commit time of the version; the expiry time if the row expired after the newest version."""
     kind: Literal["added", "removed", "changed"]
     expired: bool
     inherited: Literal["", "clone", "collected", "renamed"]
@@ -99,7 +99,7 @@ class RowChange:
 
     @property
     def gap(self) -> bool:
-        """True if the versions right before this one were collected; any of them may have made the change."""
+        """True if the versions directly before this version were collected; any of these may have made the change."""
         return 0 < self.after_version < self.version - 1
 
     @property
@@ -132,10 +132,10 @@ def key_history(
     limit: int = 0,
     now_ms: int,
 ) -> RowHistory:
-    """Return the newest `limit` changes (0 for all) of one key, as far as versions are still stored.
+    """Return the history of one key: the newest `limit` changes (0 for all) in the versions that are still stored.
 
-    Reads for each change a few manifests, and the parts of SSTs that may hold the previous row. Reads all manifests
-    from before the key's first row.
+    For each change, reads a few manifests, and the parts of SSTs that may hold the previous row. For the time before
+    the key's first row, reads all manifests.
 
     `key_values` are the values of the key columns, in their order, as text or Python values; None for null. `now_ms` is
     the wall clock: under a TTL by write time, rows expire also while nothing is committed.
@@ -187,7 +187,7 @@ class _VisibleRow:
 
 
 def _stored_spans(versions: VersionList, stored: KeyReader) -> Iterator[tuple[int, int, StoredRow | None]]:
-    """Yield version ranges that store the same row of the key, newest first: first index, last index, row."""
+    """Yield ranges of versions that store one row of the key, newest first: (first index, last index, row)."""
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
@@ -208,7 +208,7 @@ def _stored_spans(versions: VersionList, stored: KeyReader) -> Iterator[tuple[in
 
 
 def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int | None) -> StoredRow | None:
-    """Return the key's row that the version at `index` stores.
+    """Return the newest row of the key that the version at `index` stores; None if it stores none.
 
     `seq` is the expected `_seq` of the row: 0 for no row, None for unknown.
     """
@@ -232,9 +232,9 @@ def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int |
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
-    """Return the first index, at least `first`, from which on the table has the same columns as at `last`.
+    """Return the first index, at least `first`, from which on the table has the columns that it has at `last`.
 
-    A row that is still stored can change only by a migration or a rewind.
+    Only a migration or a rewind can change a row that stays stored.
     """
     newest = versions[last]
     if newest.table is None or not (newest.table.schema or newest.rewinds):

@@ -1,6 +1,6 @@
-"""Difference between two moments, of one app or of two: table by table, key by key.
+"""Difference between two moments, of one app or of two apps: table by table, key by key.
 
-A user's SQL query over the differences of a table marks keys as expected: those that it returns are not reported.
+A user's SQL query over the differences of a table can mark keys as expected: the keys that it returns are not reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +56,7 @@ class TableDiff:
     columns: tuple[ColumnMatch, ...]
     rows_in_both: int
     about: bool
-    """True if `rows_in_both` is an estimate from the row counts of SSTs, which include overwritten rows.
+    """True if `rows_in_both` is an estimate from the row counts of SSTs, which also count overwritten rows.
 
     The rows of a large or unchanged table are not read just to count them.
     """
@@ -85,7 +85,7 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class StoredCut:
-    """A cut with the store of its app."""
+    """Cut with the store of its app."""
 
     store: ObjectStore
     cut: Cut
@@ -102,10 +102,10 @@ def diff(
 ) -> tuple[TableDiff, ...]:
     """Return the differences of all tables between two moments, upstream first. A missing table counts as empty.
 
-    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` names the
+    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` has the
     tables to compare, each with the share of its keys to compare, or None for all keys. `ignore_new` ignores columns,
-    and tables of new stages, that only `second` has. Without it, rows from before a migration are compared in the
-    migrated columns. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have
+    and tables of new stages, that only `second` has. Without `ignore_new`, rows from before a migration are compared in
+    the migrated columns. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have
     nothing in common. Raises `NotFound` (neither moment has such a table, or a moment was collected meanwhile).
     """
 
@@ -187,7 +187,7 @@ class _SharedHistory:
     shared: Ancestry
     is_one_app: bool
     common_ids: int
-    """First column id that may mean different columns on the two sides; 0 if all ids may."""
+    """Lower bound of the column ids that may denote different columns on the two sides; 0 if all ids may."""
 
     @classmethod
     def of_sides(cls, before: TableSide, after: TableSide) -> "_SharedHistory":
@@ -301,7 +301,7 @@ def _declaration_differences(
 
 
 def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
-    """Return the visible value columns, by id if the id is below `common_ids`, else by name."""
+    """Return the visible value columns of a table, by column id if it is below `common_ids`, else by name."""
     numbered = zip(table.column_ids, table.columns, strict=True)
     values = (
         (number, column) for number, column in numbered if column in table.values and not is_internal(column.name)
@@ -312,9 +312,9 @@ def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
 def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
     """Check that each query reads the differences of exactly one of these tables and returns its key columns.
 
-    Called before any difference exists. None stands for a table whose columns are not known yet; `without_expected`
-    checks its queries. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound` (no
-    such column).
+    Called before any difference exists. A table of None has columns that are not known yet, and its queries are checked
+    by `without_expected` later. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound`
+    (no such column).
     """
     declared = {name: table for name, table in tables.items() if table is not None}
     with closing(

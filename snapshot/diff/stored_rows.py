@@ -1,9 +1,9 @@
-"""Reads stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
+"""Read stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
 
-An SST never changes, so a key is looked up once in each, however many versions name it. An SST whose hash range
-excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer, page index
-and filter. An SST that holds the key also costs a page per column. SSTs that are faster to read whole than by these
-requests, and those in the local cache, are read whole.
+An SST never changes, so a key is looked up only once in each SST, even if many versions name this SST. An SST whose
+hash range excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer,
+page index and filter. An SST that holds the key also costs one page per column. An SST is read whole if it is in the
+local cache, or if reading it whole is faster than these requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -154,7 +154,7 @@ def _read_blocks(
 
 
 def sst_identity(sst: Sst) -> tuple[str, str]:
-    """Return the identity of an SST: the same for one object under any root and at any level."""
+    """Return an identity of an SST's object that does not depend on the store root, or on the level of the SST."""
     return sst.object, sst.checksum
 
 

@@ -1,7 +1,7 @@
 """Garbage collection of input archives: deletes records past their retention, and objects that no index names.
 
-Whole objects are deleted, so some records are kept a little longer. Replaced indexes are kept for the margin, since
-a reader may still be using them.
+Only whole objects are deleted, so some records are kept a little longer. Replaced indexes are kept for a safety margin,
+since a reader may still be using them.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ArchiveCollected:
 
     topic: str
     life: int
-    """Number that tells apart topics of one name: 2 or more if the topic was deleted and recreated."""
+    """Number that tells apart topics of one name: 1, or more if the topic was deleted and recreated."""
     records: int
     objects: int
     bytes: int
@@ -39,7 +39,7 @@ class ArchivePlan:
 
     head: ArchiveIndex
     before_ms: int
-    """Records that were read before this time are expired; ms since 1970 UTC, 0 if none are."""
+    """Time, in ms since 1970 UTC, before which the app read the records to delete; 0 if there are none."""
     remaining_index: ArchiveIndex
 
     @property
@@ -107,7 +107,7 @@ def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[Obje
 
 
 def why_archived(store: ObjectStore, app: str, key: str) -> str:
-    """Return a sentence that explains why an archive's object is kept; empty if the object is not kept."""
+    """Return a sentence that explains why an object of an input archive is kept; empty if it is not kept."""
     for head in index.iter_archives(store, app):
         if key in _named_objects(head):
             return f"the input archive of {head.topic} holds it, for as long as `input` under [retention] says"

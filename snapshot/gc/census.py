@@ -1,7 +1,7 @@
 """Kinds of objects in an app's folder: their keys, the objects that name them, and how each command treats them.
 
-Commands follow these rows. To add a kind of object, add a row; `tests/snapshot/gc/test_census.py` checks every command
-against the rows.
+Commands follow the rows of this table. To add a kind of object, add a row; `tests/snapshot/gc/test_census.py` checks
+every command against the rows.
 """
 
 import re
@@ -13,7 +13,7 @@ from ...store.versions import keys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectKind:
-    """Kind of object, with one field for each command. A command ignores kinds whose field is empty."""
+    """Kind of object, with one field for each command. An empty field means that the command ignores the objects."""
 
     key_pattern: str
     """Pattern of the key, in which `<word>` stands for one part of a name."""
@@ -22,23 +22,28 @@ class ObjectKind:
     named_by: str = ""
     """Kind of the object that names this one; empty if the object is found by listing."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
-    """Objects that are collected: unreachable versions, objects that no object names, or replaced ones.
+    """Objects of this kind that garbage collection deletes; empty for none.
 
-    Of replaced objects, the one with the highest number stays. Empty if none are collected.
+    `unreachable`: versions that nothing keeps. `unnamed`: objects that no other object names. `replaced`: all objects
+    but the one with the highest number.
     """
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
-    """`rewrites`: stored again without the key; `masks`: text is masked; `refuses`: `forget` fails if one exists."""
+    """Effect of `forget` on the objects: `rewrites` them without the keys, `masks` text in them, or `refuses`.
+
+    `refuses`: `forget` fails while an object of this kind exists.
+    """
     replicate: Literal["", "rules", "versions", "along", "snapshots", "identity"] = ""
-    """Step of the copy, in this order: before versions, with them, after them, with snapshots, or at the end."""
+    """Step of `replicate` that copies the objects. Order: rules, versions, along, snapshots, identity."""
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
     """Step of an app's removal in which the objects are deleted; `note` and `stays` have no step.
 
-    `last` deletes only the newest version of each stage; `then` deletes older ones. `note` is the removal's journal.
+    `last` deletes the newest version of each stage, and `then` deletes its older versions. `note` is the removal's
+    journal.
     """
     verify: Literal["", "cut", "app", "read"] = ""
-    """Objects that are checked: those of the verified cut, or all of the app; `read`: they must be readable."""
+    """Objects that `verify` checks: those of the verified cut, or all of the app; `read`: they must be readable."""
     export: Literal["", "document", "rows", "read"] = ""
-    """File of an export that gets the object's content; `read`: export fails if the object is unreadable."""
+    """Part of an export that has the content of the objects; `read`: export fails if an object is unreadable."""
 
 
 _row, _json = ObjectKind, keys.json_object
@@ -151,7 +156,7 @@ def object_kind_of(key: str) -> ObjectKind | None:
 
 
 def prefixes_copied_alongside(app: str) -> tuple[str, ...]:
-    """Return the key prefixes or keys of all kinds of objects with `replicate="along"`, each once."""
+    """Return the keys, or key prefixes, of all kinds of objects with `replicate="along"`, each once."""
     prefixes = (
         kind.key_pattern.replace(_A, app).partition("<")[0] for kind in OBJECT_KINDS if kind.replicate == "along"
     )

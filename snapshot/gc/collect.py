@@ -5,13 +5,14 @@ The order of steps makes it safe next to a running app and any command, and safe
 1. Take an `inventory` and compute what is reachable. All manifests to keep are read. If one is missing or unreadable,
    the collection ends before anything is written.
 2. Propose a boundary, list snapshots once more, and make the boundary final (`store.versions.horizon` explains the two
-   phases). Code that pins a cut checks the boundary afterwards (`take.snapshots`); a committer checks it after a pause.
+   phases). Code that pins a cut checks the boundary afterwards (`take.snapshots`). A writer that has paused checks the
+   boundary before it commits.
 3. Delete collectable manifests, then SSTs that no kept manifest names, so that no manifest names a deleted SST.
 
-A runner only adds versions above the listed heads, from SSTs that the head names or that are younger than its last
-commit. None of these are deleted. If a collection is killed, the next one finds the remaining objects by listing. If
-two collections run concurrently, one of them fails to write its boundary. Until then it has deleted only what an
-earlier final boundary released.
+A runner only adds versions above the listed heads. Each SST of these versions is named by the head, or is younger than
+the runner's last commit, so it is not deleted. If a collection is killed, the next collection finds the remaining
+objects by listing. If two collections run concurrently, one of them fails to write its boundary. Until then it has
+deleted only objects that an earlier final boundary released.
 """
 
 from collections.abc import Collection
@@ -61,7 +62,7 @@ class StageCollected:
     waiting_ssts: int
     rules: dict[str, int]
     held_up_by: tuple[str, ...] = ()
-    """Readers without a commit in the last hour: versions that they have not read are kept."""
+    """Readers that have not committed for an hour: versions that they have not read are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Collected:
 
     @property
     def archived_records(self) -> int:
-        """Number of deleted records of input archives. The objects with these records are deleted after the margin."""
+        """Number of deleted records of input archives. Their objects are deleted after the safety margin."""
         return sum(archive.records for archive in self.archives)
 
     @property
@@ -238,7 +239,7 @@ def _count_stage(
 
 
 _THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}
-"""Short reasons, by rule, for rules that may keep hundreds of moments."""
+"""Short reasons for rules that may keep hundreds of moments, by rule."""
 
 
 @dataclass(frozen=True, slots=True)

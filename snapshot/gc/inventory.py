@@ -1,15 +1,14 @@
 """Inventory of an app for garbage collection: listed objects, heads, snapshots and boundaries, and orphaned SSTs.
 
 The order matters, because the app may be running. SSTs are listed before manifests, so that an SST committed in between
-counts as named. Heads are read before snapshots, as a stage remembers the version it recorded until the snapshot is
-written.
+counts as named. Heads are read before snapshots, since a stage remembers the version that it recorded until the
+snapshot is written.
 
-An SST that no manifest names yet may be named by the next commit. Only storage's clock tells when that is no longer
-possible. An SST is named by the next batch of its stage or never: batches are sequential, finished merges go into the
-next batch, and a claim fences the former writer. So an SST is an orphan once its stage has committed a batch or a
-claim at least the margin after the SST was written. If a stage has not committed since, its SSTs are kept, however
-old. Versions of kind "compaction" do not count, as they may be committed during a batch. A retired stage names no new
-SSTs.
+An SST that no manifest names yet is named by the next batch of its stage, or never: batches are sequential, finished
+merges go into the next batch, and a claim fences the former writer. So an SST is an orphan once its stage has committed
+a batch or a claim at least the margin (`collect.MARGIN_MS`) after the SST was written, by storage's clock. If a stage
+has not committed since, its SSTs are kept, however old. Versions of kind "compaction" do not count, as they may be
+committed during a batch. A retired stage names no new SSTs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +32,7 @@ from . import census
 from .reachable import AppState, StageState
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
-"""Contents of the collection note at the start and at the end; a listing tells them apart by size."""
+"""Content of the object that records a collection: at its start, and at its end. A listing shows the size."""
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class Inventory:
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
-        """Return a version without SSTs and table, which are most of its size; cached. Raises `Corruption`."""
+        """Return a version without its SSTs and table, which are the largest parts; cached. Raises `Corruption`."""
         if (stage, version) not in self._read:
             self._read[stage, version] = _read_existing(self.store, self.app, stage, version)
         return self._read[stage, version]
@@ -58,7 +57,8 @@ class Inventory:
     def with_later_snapshots(self) -> AppState:
         """Return the app's state with snapshots that were taken after the inventory.
 
-        Snapshots that were removed since still count: the proposed boundary promised to keep what they pinned.
+        Snapshots that were removed since the inventory still count, because the proposed boundary promised to keep
+        their versions.
         """
         by_id = {snapshot.id: snapshot for snapshot in (*self.state.snapshots, *list_snapshots(self.store, self.app))}
         return AppState(self.state.now_ms, self.state.stages, tuple(by_id.values()), last=self.state.last)
@@ -92,7 +92,7 @@ def note_end(store: ObjectStore, app: str) -> None:
 
 
 def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
-    """Return the time at which the last collection began or ended, and True if it has ended.
+    """Return the time of the last collection's start or end, and True if the collection has ended.
 
     The time is of storage's clock; 0 if there was no collection. One list request.
     """
@@ -197,10 +197,10 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
 
 
 def last_commit_ms(inventory: Inventory, stage: str) -> int:
-    """Return the time of a stage's last commit by its runner, by storage's clock; 0 for never.
+    """Return the time of a stage's last commit by its runner, by storage's clock; 0 if there is none.
 
     An SST that was finished before this commit, and that the commit does not name, will never be named by a version.
-    For a retired stage, returns the current time: until it is claimed again, it commits no new SSTs.
+    For a retired stage, returns the current time: until the stage is claimed again, it commits no new SSTs.
     """
     state = inventory.state.stages.get(stage)
     if state is None:

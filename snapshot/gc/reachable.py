@@ -1,16 +1,16 @@
 """Retention rules, and the versions that must be kept because of them, each with the reasons.
 
-Pure: takes the state of the app (stages, snapshots, earlier collections) and a function that reads a version. As in
-restic and borg, each rule keeps something, and whatever no rule keeps is deleted: all versions are kept for a while,
-then one moment per hour, then one per day. A thinned history answers for every moment of its window with the state at
-the start of its hour (or day), or a later one. For every stage `find_reachable` keeps
+Pure functions of the state of the app (stages, snapshots, earlier collections) and of a function that reads a version.
+As in restic and borg, each rule keeps something, and whatever no rule keeps is deleted: all versions are kept for a
+while, then one moment per hour, then one per day. In a thinned history, any moment of an hour (or day) is answered with
+the state at the start of the hour (or day), or with a later state. For every stage `find_reachable` keeps
 
 - a gapless history up to the head. It starts with the oldest version that retention keeps, that is younger than an
   hour, not yet read by a downstream stage, not yet published, or recorded for an open snapshot request;
 - before that, single versions: those of snapshots (including the pin of a clone) and of moments that a thinned history
   keeps.
 
-A retired stage has the same history. Versions of its senders are not kept for it, as it will never read them.
+A retired stage has such a history as well. Versions of its senders are not kept for it, as it will never read them.
 
 A kept cut includes the versions that its channels need for in-flight records, clones and lineage: the sender's versions
 between the consumed and the sent ones, and for each channel upstream of these, the version up to which it was read.
@@ -69,10 +69,10 @@ class Retention:
         return self.input_ms is not None or bool(self.input_topics)
 
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
-        """Return the ends of hours and days whose state is kept, up to `until_ms`, oldest first, each with its rule.
+        """Return the times whose state the hourly and daily rules keep, up to `until_ms`, as (time in ms, rule).
 
-        An end is the last millisecond of an hour or day. A rule's first end is the one right before the hour or day in
-        which its window begins: that state answers for the first moments of the window.
+        Oldest first. Each time is the last millisecond of an hour or day. The first time of a rule is right before the
+        hour or day in which its window begins: the state at that time answers for the first moments of the window.
         """
         ends: dict[int, str] = {}
         for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
@@ -185,7 +185,7 @@ class Reachable:
         return counts
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
-        """Return the readers that keep a stage's versions from deletion and have not committed for `silent_ms`."""
+        """Return the readers that keep versions of a stage from deletion and have not committed for `silent_ms`."""
         stages = self.state.stages
         otherwise_kept = min(version for version, reason in self.gapless_starts[stage] if reason.rule != "unread")
         names = {
@@ -238,7 +238,7 @@ def find_reachable(state: AppState, retention: Retention, read: VersionReader) -
 def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionReader) -> None:
     """Add the start of each stage's gapless history to the plan, with the reason.
 
-    Each receiver is processed before its senders, whose versions are kept until the receiver has read them.
+    Receivers are processed before their senders, since versions of a sender are kept until the receiver has read them.
     """
     stages = plan.state.stages
     heads = {stage: stage_state.head for stage, stage_state in stages.items()}
@@ -272,7 +272,7 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionRe
 def _start_rules(
     state: AppState, stage: str, retention: Retention, read: VersionReader
 ) -> Iterator[tuple[int, Reason]]:
-    """Yield the version from which each rule keeps a stage's history, with the reason.
+    """Yield, for each rule, the version from which on it keeps a stage's history, with the reason.
 
     Versions kept for a reader of the stage are left out: `_find_whole_histories` adds them.
     """

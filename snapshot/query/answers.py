@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 INPUT_LOCATION_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestampType")
-"""Columns of an input archive that show a record's location, and are never masked."""
+"""Columns of an input archive that show a record's location. These are never masked."""
 _STREAM_ERROR_PREFIX = "reading the stream registered as '@input "
 
 
@@ -58,11 +58,11 @@ def register_input(
     on_failure: Callable[[Exception], None],
     views: PseudonymViews,
 ) -> None:
-    """Create the view of an `input()` clause, with the archived records before the cut's offsets.
+    """Create the view of an `input()` clause: the archived records that the cut had read from a topic.
 
     The columns are those of `archive.columns.SCHEMA`. `on_failure` is called with the error if an object turns out to
-    be missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no
-    archive of it).
+    be missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no archive
+    of it).
     """
     schema, name = clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_identifier(schema)}")
@@ -100,7 +100,6 @@ def register_input(
 
 
 def _archive_corruption(app: str, error: SlackwaterError) -> Corruption:
-    """Convert DuckDB's error about an undecodable archive object into `Corruption`."""
     reason = error.message.partition(_STREAM_ERROR_PREFIX)[2].partition("' failed: ")[2].partition("\n")[0]
     return Corruption(
         f"an input archive of {app!r} is damaged: {reason}",
@@ -150,9 +149,9 @@ def channel_tables(
 ) -> dict[str, pa.Table]:
     """Return in-flight records by channel, for each channel that `sql` may read.
 
-    Records are read from the cut's snapshot if it keeps them, else from Kafka. Channels that exist only in `later`
-    versions of stages are empty. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption`
-    (records differ from what was written, in number or content) and `Refused` (records are deleted from Kafka).
+    Records are read from the cut's snapshot if it keeps them, else from Kafka. Channels that exist only in the `later`
+    versions are empty. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption` (records
+    differ from the written ones, in number or content) and `Refused` (records are deleted from Kafka).
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     tables_by_channel: dict[str, list[pa.Table]] = {}
@@ -231,10 +230,10 @@ def run_statement(
 ) -> pa.Table:
     """Return the result of one reading statement at a cut, and at the moments in its clauses.
 
-    Tables and channels that exist only in `later` versions are empty. A table that had a different name at the cut is
+    Tables and channels that exist only in the `later` versions are empty. A table that was renamed after the cut is
     visible under both names. `only` are the tables to open; by default those that decide the result. `reader` reads
-    in-flight records. Relative times count from `now_ms`; without it, the statement may name only fixed moments, so
-    that it can be repeated. `on_moment` is called for each moment in the clauses.
+    in-flight records. Relative times count from `now_ms`. Without `now_ms`, the statement may name only fixed moments,
+    so that it can be repeated. `on_moment` is called for each moment in the clauses.
 
     Raises `Usage` (the SQL is wrong, reads in-flight records without a `reader`, or names an invalid moment),
     `NotFound` (a table, column or moment does not exist, or a cut was collected meanwhile) and, with `bounds`,
@@ -290,7 +289,7 @@ def run_statement(
 
 
 def tables_with_converted_values(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables in a statement that have values converted for SQL (`arrow_types.make_sql_safe`)."""
+    """Return the tables of a statement whose values SQL shows in a converted form (`arrow_types.make_sql_safe`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())

@@ -4,12 +4,12 @@
     SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL
     SELECT decode(value) FROM input('flights') WHERE "offset" = 17
 
-DuckDB does not parse these clauses, so they do not change the meaning of any valid statement. Each clause is replaced
-by the name of a view before parsing. `MomentResolver` resolves clauses to cuts, each moment once.
+DuckDB rejects these clauses, so they change the meaning of no valid statement. Each clause is replaced by the name of
+a view before DuckDB parses the statement. `MomentResolver` resolves clauses to cuts, each moment once.
 
-The lexer also splits a text into statements, including an unfinished last one. DuckDB's tokenizer needs complete
-statements and reports positions in bytes. This lexer handles only what can hide a keyword or a `;`: quotes, dollar
-quotes and comments, by the rules of PostgreSQL's lexer, which DuckDB uses.
+The lexer also splits a text into statements, including an unfinished last one. DuckDB's tokenizer cannot do this: it
+needs complete statements and reports positions in bytes. This lexer handles only what can hide a keyword or a `;`:
+quotes, dollar quotes and comments, by the rules of PostgreSQL's lexer, which DuckDB uses.
 """
 
 import re
@@ -54,14 +54,14 @@ class SqlToken(NamedTuple):
     """SQL token with its position."""
 
     kind: str
-    """`name`, `quoted` (a name in quotes), `string`, `sign`, or a kind whose text is not interpreted."""
+    """`name`, `quoted` (a name in quotes), `string`, `sign` (a character), or a kind whose text is not interpreted."""
     value: str
     """Text of the token; names and strings without their quotes."""
     start: int
     end: int
 
     def is_keyword(self, word: str) -> bool:
-        """Return True if the token is this unquoted keyword, ignoring case. `word` must be in lower case."""
+        """Return True if the token is the keyword `word` without quotes, ignoring case. `word` is in lower case."""
         return self.kind == "name" and self.value.casefold() == word
 
     def is_sign(self, sign: str) -> bool:
@@ -69,7 +69,7 @@ class SqlToken(NamedTuple):
 
 
 def tokenize(text: str) -> tuple[SqlToken, ...]:
-    """Return the tokens of a text without comments. An unclosed quote is a token of kind `open` up to the end."""
+    """Return the tokens of a text without comments. An unclosed quote is a token of kind `open` to the text's end."""
     tokens: list[SqlToken] = []
     at = 0
     while match := _TOKEN_PATTERN.match(text, at):
@@ -121,13 +121,16 @@ class TableAtClause:
 
     @property
     def view(self) -> tuple[str, str]:
-        """Schema and name of the view. The name is the default alias; only schemas of clauses begin with `@`."""
+        """Schema and name of the clause's view. The name is the default alias of the table.
+
+        Only schemas of clauses begin with `@`.
+        """
         return f"@{self.moment}", self.table
 
 
 @dataclass(frozen=True, slots=True)
 class VersionsClause:
-    """Clause for the rows of a table at each of its versions, between two moments."""
+    """Clause for the rows of a table at each version between two moments."""
 
     table: str
     since: str = ""
@@ -143,7 +146,7 @@ class VersionsClause:
 
 @dataclass(frozen=True, slots=True)
 class InputClause:
-    """Clause for records that the app had read from a topic, as far as its input archive has them."""
+    """Clause for the records that the app had read from a topic, as far as its input archive has them."""
 
     topic: str
     """Name of the topic in Kafka, or of the stage's input that reads it."""
@@ -198,7 +201,6 @@ def _find_table_at_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, in
 
 
 def _find_versions_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each `versions('…')`. Calls whose first argument is not a string are skipped."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 2 : number + 10]
         if not (
@@ -214,7 +216,6 @@ def _find_versions_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, in
 
 
 def _find_input_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each `input('…')`. Calls whose argument is no string are skipped."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 1 : number + 4]
         if not (
@@ -246,13 +247,13 @@ class ResolvedClause:
 
 @dataclass(frozen=True, slots=True)
 class MomentResolver:
-    """Resolves clauses to cuts. Clauses that name one moment get one cut."""
+    """Resolves clauses to cuts. If several clauses name one moment, they get one cut."""
 
     store: ObjectStore
     app: str
     now_ms: int
     fixed_moments_only: bool
-    """True to refuse moments that may change their meaning, for statements that run repeatedly."""
+    """True to refuse moments whose meaning may change, for statements that run repeatedly."""
     on_moment: OnMoment
     _cuts_by_ref: dict[str, Cut] = field(default_factory=dict)
 
@@ -274,7 +275,7 @@ class MomentResolver:
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
         """Return the cut, and the version that declares the table's columns; None if there is none.
 
-        If the cut lacks the table's name, its stages are returned under their current names.
+        If the cut lacks a table of this name, its stages are returned under their current names.
         """
         if table not in cut.tables:
             later = later_stages(self.store, cut)
@@ -328,8 +329,8 @@ def complete_ref(store: ObjectStore, app: str, text: str, *, now_ms: int, stage:
     """Return the complete ref for a moment that a user names while working with an app.
 
     A complete ref is returned unchanged. Otherwise `text` is the part after `@`; `v42` is a version of `stage`, if
-    given. If the name is not a snapshot of the app but a different app, the ref is that app's newest moment. Raises
-    `Usage` (`text` is none of these).
+    given. If `text` is no snapshot of the app but the name of a different app, returns the ref to that app's newest
+    moment. Raises `Usage` (`text` is none of these).
     """
     if "@" in text or "/" in text:
         return text
@@ -347,7 +348,7 @@ def _version_manifests(
 ) -> tuple[Manifest, ...]:
     """Return the version at the start of a clause, and all later versions whose rows may differ.
 
-    If the clause has steps, returns only the last version of each step.
+    If the clause has a step, returns only the last version of each step.
     """
     last, begin = until.stages.get(stage), since.stages.get(stage)
     if last is None:
@@ -381,7 +382,6 @@ def _version_manifests(
             raise _too_many_versions_error(clause, f"{len(ends):,} steps")
 
         def newest(time_ms: int) -> int:
-            """Return the last version of the step that ends at `time_ms`, by a binary search."""
             after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
             return numbers[max(after - 1, 0)]
 

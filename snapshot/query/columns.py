@@ -1,8 +1,9 @@
 """Rows of a table without SQL: visible columns, parsing of keys, look-ups by key, and the first rows.
 
-A look-up reads the few pages that can hold the row, without a download, a scan or a cache. First rows are sorted by
-their hashes, like SSTs, so the cost depends on the number of rows and not on the size of the table. Hashes are evenly
-distributed, so the range of hashes to read is chosen by the number of rows that it should hold.
+A look-up reads the few pages that can hold the row, without a download, a scan or a cache. The first rows are those
+with the lowest hashes, in the order of SSTs, so the cost depends on the number of rows and not on the size of the
+table. Hashes are evenly distributed, so the range of hashes to read is chosen by the number of rows that it should
+hold.
 """
 
 import json
@@ -92,7 +93,7 @@ def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.
 
 
 def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[object, ...]] | None:
-    """Return the hash and Python values of a key of text and integers; None for keys that need `parse_keys`."""
+    """Return the hash and Python values of a key whose columns are text or integers; None if it needs `parse_keys`."""
     if len(values) != len(table.key):
         return None
     parsed: list[str | int | None] = []
@@ -152,7 +153,6 @@ def value_from_json(value: object, kind: pa.DataType) -> object:
 
 
 def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Parse many values: in one step if all are plain text, else one by one. Raises the errors of `_parse`."""
     plain = [text for text in texts if isinstance(text, str)]
     if not plain or len(plain) < len(texts) or pa.types.is_nested(kind):
         return pa.chunked_array([_parse(value, kind) for value in texts], kind)
@@ -251,7 +251,7 @@ _EXTRA_ROWS_FACTOR = 2
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """Consecutive rows of a table, in the order of their hashes."""
+    """Consecutive rows of a table, sorted by hash."""
 
     rows: pa.Table
     hashes: npt.NDArray[np.int64]
@@ -309,10 +309,10 @@ def first_rows(
 
 
 def _hash_ranges(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield state partitions, each with a range of hashes to read next.
+    """Yield the ranges of hashes to read next, one after the other, each with its state partition.
 
-    The first range of a partition should hold `_EXTRA_ROWS_FACTOR` times `limit` rows, and each further range twice as
-    many as the one before.
+    The first range of a partition should hold `_EXTRA_ROWS_FACTOR` times `limit` rows. Each further range should hold
+    twice as many rows as the previous range.
     """
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101

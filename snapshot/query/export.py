@@ -30,7 +30,7 @@ FILE_SUFFIXES = (".duckdb", ".ddb", ".db")
 """File name suffixes of DuckDB files, which distinguish a file from a folder (`operations.exchange`)."""
 _DATABASE = "exported"
 _FORMAT = "v1.0.0"
-"""DuckDB's storage format: that of its first stable release, which all later clients read."""
+"""DuckDB's storage format: that of DuckDB's first stable release, which all later clients read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ def export(
 
     The file also has the table `_slackwater` with one row per stage: `app`, `ref`, `stage`, `version`, `committed_at`,
     and for its table `key` (the columns in their order) and `rows`, both null if the file does not have the table.
-    `ref` is the requested ref. `only` are the tables to write, by their names at the cut or now; by default all, by
-    their names at the cut. With `force`, an existing file is overwritten. Raises `NotFound` (no such table, or the cut
-    was collected meanwhile) and `Refused` (the file exists, or cannot be written).
+    `ref` is the requested ref. `only` names the tables to write, by their names at the cut or now; by default, all
+    tables are written under their names at the cut. With `force`, an existing file is overwritten. Raises `NotFound`
+    (no such table, or the cut was collected meanwhile) and `Refused` (the file exists, or cannot be written).
     """
     cut = require_tables(store, cut, only or ())
     check_writable(path, force=force)
@@ -93,7 +93,7 @@ def check_writable(path: Path, *, force: bool) -> None:
 
 @contextmanager
 def create_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection that writes tables of a new DuckDB file. The file is complete when the context ends."""
+    """Context manager for a connection that writes tables of a new DuckDB file, which is complete at the end."""
     with closing(empty_database()) as con:
         # Preserving the order takes memory, and no order is promised.
         con.execute("SET preserve_insertion_order = false")
@@ -104,7 +104,10 @@ def create_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, cut: Cut, name: str) -> int:
-    """Write a table of a cut to a connection's file. Returns its number of rows. Raises the errors of `export`."""
+    """Write a table of a cut to the DuckDB file of a connection. Returns the number of rows written.
+
+    Raises the errors of `export`.
+    """
     duckdb_view.register_table(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
     return _copy_table(con, name)
 
@@ -149,10 +152,10 @@ def check_ui_available() -> None:
 
 @contextmanager
 def serve_ui(path: Path) -> Iterator[str]:
-    """Serve DuckDB's web UI over a DuckDB file, and open a browser if there is one. Yields DuckDB's message.
+    """Context manager that serves DuckDB's web UI over a DuckDB file, and opens a browser if there is one.
 
-    The UI is reachable from this machine only, and is served until the end of the block. Raises `Unavailable` (the
-    extension cannot be loaded, or the UI does not start).
+    Yields DuckDB's message. The UI is reachable from this machine only, and is served until the end of the block.
+    Raises `Unavailable` (the extension cannot be loaded, or the UI does not start).
     """
     with closing(duckdb.connect(str(path))) as con:
         load_ui_extension(con)

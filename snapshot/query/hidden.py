@@ -1,6 +1,6 @@
 """Pseudonyms in place of values, for SQL of users who may not see values.
 
-Each column of a view becomes a column of UUIDs, computed from the values with a secret before the statement sees them.
+Each column of a view becomes a column of UUIDs, computed from the values and a secret before the statement sees them.
 Equal values have equal pseudonyms, and nothing else of a value is revealed, whatever the statement does. DuckDB
 compares UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
 """
@@ -33,7 +33,7 @@ _MAX_REMEMBERED_BYTES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Pseudonyms:
-    """Pseudonyms computed with one secret. Remembers the values behind the newest ones. Thread-safe."""
+    """Pseudonyms of values, computed with one secret. Remembers the values of the newest pseudonyms. Thread-safe."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))

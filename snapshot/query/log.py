@@ -1,4 +1,4 @@
-"""Log of an app: versions of all stages in one order, each with a flag that tells if it can be replayed."""
+"""Log of an app: versions of all stages in one order, with a flag for each version that can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ RemainingOf = Callable[[Input], Remaining]
 
 
 class Unreplayable(NamedTuple):
-    """Newest version of a stage that cannot be replayed; neither can any older version."""
+    """Newest version of a stage whose input is gone, so that neither this version nor older ones can be replayed."""
 
     version: int
     replaced: tuple[str, ...]
@@ -52,7 +52,7 @@ class LogEntry:
     time_ms: int
     rows_in: int | None
     rows_out: int
-    """Rows written to channels and sinks, without the table's changes."""
+    """Number of rows written to channels and sinks; changes of the table are not counted."""
     windows: tuple[Window, ...]
     """Offsets read from each input partition, without empty ranges."""
     lost: dict[str, LostRecords]
@@ -75,7 +75,7 @@ class LogEntry:
     attached: str = ""
     """Batches that this version of an attached Spark query imported, as in `batches 41 to 97`."""
     replayable: bool | None = None
-    """True if the previous version and all of the input still exist; None if unknown or without input."""
+    """True if the previous version and all of the input still exist; None if unknown or if there is no input."""
     replaced: tuple[str, ...] = ()
 
 
@@ -84,8 +84,9 @@ def log_entries(
 ) -> tuple[LogEntry, ...]:
     """Return the newest `limit` versions of the app, or of one stage, newest first; 0 for all.
 
-    If old versions were collected, the remaining ones follow. Reads the manifests shown, one more per stage, and
-    the snapshots written since the oldest of them. `remaining_of` returns the readable offsets of an input.
+    If old versions were collected, the remaining old versions follow. Reads the manifests shown, one more per stage,
+    and the snapshots written since the oldest of these versions. `remaining_of` returns the readable offsets of an
+    input.
 
     Raises `NotFound` (no such app or stage).
     """
@@ -187,10 +188,10 @@ def describe_imported_batches(manifest: Manifest) -> str:
 
 
 def find_unreplayable(store: ObjectStore, app: str, remaining_of: RemainingOf) -> dict[str, Unreplayable]:
-    """Return, by stage, the newest version that cannot be replayed; stages without one are left out.
+    """Return, by stage, the newest version that cannot be replayed; stages without such a version are left out.
 
-    One request per topic, and manifests for a binary search over versions. Raises `NotFound` (no such app) and
-    `Refused` (not authorized).
+    Makes one request per topic, and reads manifests for a binary search over versions. Raises `NotFound` (no such app)
+    and `Refused` (not authorized).
     """
 
     def is_gone(manifest: Manifest) -> bool:

@@ -1,8 +1,8 @@
-"""Rows for a table from any source that DuckDB reads: a file, several files, or a query.
+"""Rows to write into a table, from any source that DuckDB reads: a file, several files, or a query.
 
 A value is converted if the target type represents exactly this value in a different size or layout: an integer as a
-wider type, or as a narrower one that can hold it; a decimal as a double. A number is not converted to text, nor a time
-without a zone to a time with a zone, since the meaning is unclear. The user can cast in SQL.
+wider type, or as a narrower type that can hold it; a decimal as a double. A number is not converted to text. A time
+without a zone is not converted to a time with a zone, since the meaning is unclear. The user can cast in SQL.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class RowSource:
     sql: str = ""
     """Query that returns the rows. Statements before it, such as `ATTACH`, are run first."""
     only_files: bool = False
-    """True if the source must be a file, since `--sql` has a different meaning for the operation (edit)."""
+    """True if the source must be a file: for an edit, the option `--sql` has a different meaning."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -56,7 +56,7 @@ class RowSource:
 
 @contextmanager
 def open_rows(source: RowSource) -> Iterator[pa.RecordBatchReader]:
-    """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source has a zone.
+    """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source names a zone.
 
     Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
     """
@@ -103,7 +103,7 @@ def check_schema(actual: pa.Schema, table: Table, source: RowSource) -> None:
 
 
 def convert_rows(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
-    """Return the rows with exactly the table's columns, key first. Their schema must have passed `check_schema`.
+    """Return the rows with exactly the table's columns, key first. `rows` must have passed `check_schema`.
 
     Raises:
         Refused: a value does not fit its declared type, or a key is null; with examples.

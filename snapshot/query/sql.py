@@ -1,8 +1,8 @@
 """SQL over the tables of a cut: a read-only DuckDB connection with one view per table.
 
-DuckDB runs in this process over immutable SSTs. Once the views exist, the connection may open only the files behind
-them, its settings are locked, and only reading statements are accepted. A user's SQL can neither write to the store nor
-read other files of the machine.
+DuckDB runs in this process over immutable SSTs. Once the views exist, the connection may open only the files of the
+views, its settings are locked, and only reading statements are accepted. A user's SQL can neither write to the store
+nor read other files of the machine.
 
 There may also be views of a table at a given moment, or at several versions with the `_version` of each row.
 """
@@ -33,7 +33,7 @@ from .columns import visible_schema
 from .hidden import PseudonymViews, is_hidden_table
 
 CHANNEL_SCHEMA = "inflight"
-"""DuckDB schema of the channels' views, and name of the table macro that looks them up."""
+"""Name of the DuckDB schema with the channels' views, and of the table macro that looks up a view."""
 
 VERSION_COLUMNS = ("_version", "_committed_at")
 IN_FLIGHT_COLUMNS = (*ADDRESS_COLUMNS, "_receiver")
@@ -51,7 +51,7 @@ _NO_COLUMN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits on time, memory and visibility for the statements of untrusted users."""
+    """Limits on time, memory and visible tables for the statements of untrusted users."""
 
     seconds: float = 10.0
     """Seconds after which a statement is interrupted. A single function call is not interrupted."""
@@ -61,7 +61,7 @@ class Bounds:
     tables: frozenset[str] | None = None
     app: str = ""
     secret: bytes = b""
-    """Secret of the pseudonyms that are shown in place of values (`hidden`); empty if values are shown."""
+    """Secret of the pseudonyms (`hidden`) that replace values; empty if values are shown."""
 
     def allows(self, table: str) -> bool:
         return self.tables is None or table in self.tables
@@ -230,10 +230,10 @@ def sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnect
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
-    """Return the tables that decide a statement's result: the named ones, or all if names may be computed.
+    """Return the tables that may decide a statement's result: the named ones, or all if names may be computed.
 
     The remaining tables need not be opened, so damage to them does not matter. With `or_all`, a statement that names no
-    table is taken to read all.
+    table is taken to read all tables.
     """
     text = sql.casefold()
     named = frozenset(name for name in cut.tables if name.casefold() in text)
@@ -386,7 +386,7 @@ def register_clause(
 ) -> frozenset[Path]:
     """Create the view of a clause, unless its table is unknown. Returns the files that the view reads.
 
-    At several versions, each row has `_version` and `_committed_at`, and an unchanged row occurs once per version.
+    For several versions, each row has `_version` and `_committed_at`, and an unchanged row occurs once per version.
     """
     schema, name = clause_table.clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_identifier(schema)}")

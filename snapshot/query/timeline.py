@@ -1,9 +1,9 @@
 """Time line of an app: a limited number of its commits as points, and annotations for notable events.
 
-For each stage every 2^n-th version is read, so that the set of read versions stays stable as the history grows, and
-can be cached. Deploys and migrations between two points are visible in the points and located by binary search.
-Operations come from the audit log, and snapshots from a listing. So the cost follows the number of points, not the
-history: 50,000 versions take as many reads as 500.
+For each stage every 2^n-th version is read, so that the set of read versions stays stable as the history grows, and can
+be cached. A deploy or a migration shows as a difference between two points, and is located by binary search. Operations
+come from the audit log, and snapshots from a listing. So the cost follows the number of points, not the history: 50,000
+versions take as many reads as 500.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ _MAX_ANNOTATIONS = 100
 _MAX_SEARCHES = 60
 _MAX_CACHED_POINTS, _MAX_CACHED_OBJECTS = 100_000, 2_000
 _MERGE_WINDOW_MS = 10_000
-"""Maximum time between commits of several stages that become one annotation, if their reasons are equal."""
+"""Maximum time between commits of several stages that become one annotation, if they have equal reasons."""
 _UNANNOTATED_VERBS = ("snapshot", "token", "export", "protect", "watch", "archive")
 
 
@@ -77,7 +77,7 @@ class ThinnedLine:
     app: str
     commits: int
     points: tuple[CommitPoint, ...]
-    """Points, oldest first: all commits, or as many as requested, with the first and last of each stage."""
+    """Points, oldest first: all commits, or about as many as requested, with each stage's first and last commit."""
     marks: tuple[Annotation, ...]
 
     @property
@@ -88,7 +88,7 @@ class ThinnedLine:
 # By store, and by the app's creation time, since an app's name may be reused.
 _cached_points: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
 _cached_objects: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
-"""Snapshots and operations by key and modification time, since a name may be reused."""
+"""Cached snapshots and operations, by key and modification time, since a name may be reused."""
 _lock = Lock()
 
 
@@ -154,7 +154,7 @@ def _version_range(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int)
 
 
 def _sample_versions(span: range, count: int) -> list[int]:
-    """Return about `count` numbers of a range: its ends, and the multiples of a power of two in between."""
+    """Return about `count` numbers of a range: its ends, and multiples of a power of two in between."""
     if len(span) <= count:
         return list(span)
     step = 1 << (-(-len(span) // count) - 1).bit_length()

@@ -1,3 +1,3 @@
-"""Status of an app: lag of its stages, running stages, and costs."""
+"""Status of an app: the lag of its stages, the runners of its stages, and its cost."""
 
 __all__ = ["cost", "overview"]

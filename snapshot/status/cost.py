@@ -1,7 +1,7 @@
 """Cost of an app: requests and bytes per hour, stored bytes, and the monthly price in S3.
 
-Each manifest has running totals, so the usage over a period is the difference of two manifests, found by a binary
-search over version numbers.
+Each manifest has running totals. So the usage over a period is the difference of two manifests, which are found by a
+binary search over version numbers.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ..cut.graph import topological_order
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Cost of one stage, or of all stages. Requests and bytes are per hour of running.
+    """Cost of one stage, or of all stages together. Requests and bytes are per hour that the stage ran.
 
     For a clone, the SSTs of its source are not counted.
     """
@@ -36,11 +36,11 @@ class StageCost:
     bytes_written: int
     table_bytes: int
     sst_bytes: int
-    """Size of all SSTs of the gapless history: SSTs of its first version, and all SSTs written since."""
+    """Size of all SSTs of the gapless history: the SSTs of its first version, and all SSTs written since."""
     stored_bytes: int
     """Bytes that S3 bills: SSTs, and all objects written since the first version, with manifests and orphans."""
     requests_cost: float
-    """Price of the requests per month. The other costs are per month as well."""
+    """Price of the requests per month. The other prices are per month as well."""
     traffic_cost: float
     storage_cost: float
     monthly_cost: float
@@ -70,10 +70,10 @@ def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppC
 
 
 def stage_cost(store: ObjectStore, head: Manifest, since_ms: int, prices: Prices) -> StageCost:
-    """Return the cost of a stage by versions committed after `since_ms`, up to its newest version.
+    """Return the cost of a stage, from the usage of the versions committed after `since_ms`.
 
-    A version's usage covers the time since the previous version, so it may begin before `since_ms`. Takes the
-    requests of `history.latest_at` and `history.first_version`, and a read.
+    The usage of a version covers the time since the previous version, so the counted time may begin before `since_ms`.
+    Makes the requests of `history.latest_at` and `history.first_version`, and one read.
     """
     number = history.first_version(store, head.app, head.stage)
     first = history.find(store, head.app, head.stage, number) or head
@@ -97,10 +97,10 @@ def per_hour(usage: Stats) -> Stats | None:
 
 
 def recent_usage(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
-    """Return the number of counted versions, and their usage. One request.
+    """Return the number of versions counted, and their usage: the newest `versions` versions of a stage.
 
-    Counts the newest `versions` versions. If the version before these does not exist, counts all versions of the stage.
-    Raises `Corruption` (the version before these is unreadable) and `Unavailable`.
+    If the stage has fewer versions, or the version before these was collected, counts all versions of the stage. One
+    request. Raises `Corruption` (the version before these is unreadable) and `Unavailable`.
     """
     totals, base_version = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None

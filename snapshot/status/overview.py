@@ -1,6 +1,6 @@
 """Overview of an app from the newest versions of its stages: lags, tables, input archives, replicas.
 
-A few requests per stage; no state is read. The number of keys is therefore an upper bound. The lag of a stage behind
+Makes a few requests per stage, and reads no rows: so the number of keys is an upper bound. The lag of a stage behind
 its inputs follows from manifests and the end offsets of topics.
 """
 
@@ -53,7 +53,7 @@ class InputLag:
     For a user's topic, equal to `lag`: only reading shows which offsets have a record.
     """
     versions: int | None
-    """Number of unread versions of a repartition topic's sender, empty ones included; 0 once all messages are read."""
+    """Number of unread versions of a repartition topic's sender, empty ones included; 0 if no message is unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class SinkLag:
     name: str
     topic: str
     place: int | None
-    """Published position: the version up to which rows are published; None before the publisher's first start."""
+    """Version up to which all rows are published; None before the publisher's first start."""
     rows: int
     versions: int
-    """Number of versions after the published one; 0 if these have no rows for the sink."""
+    """Number of versions after the published version; 0 if these versions have no rows for the sink."""
     sent: int = 0
 
 
@@ -95,7 +95,7 @@ class StageLag:
 def sink_lags(head: Manifest, published_positions: Mapping[str, PublishedPosition | None]) -> tuple[SinkLag, ...]:
     """Return the lag of each sink of the version `head`.
 
-    `published_positions` has the progress of each publisher, None before its first start.
+    `published_positions` has the progress of each publisher; None for a publisher that has never started.
     """
     lags = []
     for name, sink in head.sinks.items():
@@ -144,11 +144,11 @@ class ArchiveStatus:
     since_ms: int
     """Time of the earliest record, in ms since 1970; 0 without records."""
     behind: int
-    """Lag of the archive: number of offsets after its end that the app has already read."""
+    """Lag of the archive: number of offsets that the app has already read and the archive does not have yet."""
     gaps: tuple[str, ...]
     """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading such a range raises an error."""
     holds: tuple[str, ...]
-    """Ranges of offsets in the archive, in the form of `gaps`."""
+    """Ranges of offsets that the archive has, each as `[0]@10..20`."""
 
 
 def archive_status(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
@@ -174,10 +174,10 @@ def archive_status(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> Arc
 def archive_statuses(
     store: ObjectStore, app: str, heads: Iterable[Manifest], damaged: dict[str, Corruption] | None = None
 ) -> tuple[ArchiveStatus, ...]:
-    """Return the status of each archive of an app. `heads` are the newest versions of its stages.
+    """Return the status of each archive of an app. `heads` are the newest versions of the app's stages.
 
-    One list request, and for each archive another one and a read. Raises `Corruption`, unless `damaged` is given to
-    collect such errors.
+    Makes one list request, then for each archive one list request and one read. Raises `Corruption`, unless `damaged`
+    is given to collect such errors.
     """
     manifests = tuple(heads)
     newest = index.newest_incarnations(store, app)
@@ -192,10 +192,10 @@ _RECENT_VERSIONS = 100
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """Figures of a stage's table, in the terms of RocksDB. A ratio is None if its divisor is 0."""
+    """Figures of a stage's table, named as in RocksDB. A ratio is None if its divisor is 0."""
 
     versions: int
-    """Number of newest versions that ratios and times cover."""
+    """Number of versions, the newest ones, from which the ratios and times are computed."""
     l0_files: int
     """Number of level 0 SSTs in the state partition that has most of them."""
     debt_bytes: int
@@ -226,18 +226,18 @@ class StageOverview:
     keys: int | None
     """Upper bound of the keys in the table; None without a table."""
     keys_exact: bool
-    """False if rows expire or runs overlap: a key then counts once per run that has it."""
+    """True if `keys` is exact. If rows expire or runs overlap, it counts a key once per run."""
     ssts: int
     bytes: int
     inputs: tuple[InputLag, ...]
     retired: bool
     figures: TableFigures | None
     sinks: tuple[SinkLag, ...] = ()
-    """Lag of the sinks as recorded in the store, where publishers save their progress every few seconds."""
+    """Lags of the sinks by the progress in the store, which publishers save every few seconds."""
     rejected: int = 0
     rejected_waiting: int = 0
     since: dict[str, int] = field(default_factory=dict)
-    """By column that a migration added to the table: first version with the column."""
+    """First version with the column, by name of each column that a migration added to the table."""
     called: str = ""
     watermark_ms: int | None = None
     ahead: int = 0
@@ -260,15 +260,15 @@ class AppOverview:
     stages: tuple[StageOverview, ...]
     requested: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Names that the app got by promotions; as `NAME~1` if another app has taken the name over since."""
+    """Names that the app got by promotions. A name that another app has taken over since is `NAME~1`."""
     archives: tuple[ArchiveStatus, ...] = ()
     damaged: tuple[str, ...] = ()
     """One sentence for each part that is left out because it cannot be read."""
     replica: Replica | None = None
     complete_ms: int = 0
-    """Time up to which a replica is complete; 0 if it never was, and for apps that are no replica."""
+    """Time up to which a replica is complete; 0 if it never was, and for an app that is no replica."""
     replicas: tuple[ReplicaLag, ...] = ()
-    """Replicas of the app under other roots, with the progress that they have saved in the app's folder."""
+    """Lags of the app's replicas under other roots, by the progress recorded in the app's folder."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:

@@ -72,7 +72,7 @@ def operation_message() -> str:
 @check_arguments
 @contextmanager
 def because(message: str) -> Iterator[None]:
-    """Set the reason for all operations that this thread records inside the block.
+    """Context manager that sets the user's reason for all operations that this thread records inside the block.
 
     Raises `Usage` if the message is longer than 4,096 characters, or is not valid UTF-8.
     """
@@ -153,7 +153,7 @@ def find_operation(
 ) -> Operation | None:
     """Return the newest operation of `verb` since `since_ms` whose detail satisfies `is_match`; None for none.
 
-    Costs one listing, and a read for each operation.
+    Makes one list request, and one read for each operation.
     """
     recent = _newest_first(store, app, since_ms)
     return next((done for done in recent if done.verb == verb and is_match(done.detail)), None)
@@ -167,7 +167,10 @@ def list_operations(
     is_match: Callable[[Operation], bool] = lambda _done: True,
     since_ms: int = 0,
 ) -> tuple[Operation, ...]:
-    """Return the newest `limit` matching operations (0 for all), newest first. One listing, and a read for each."""
+    """Return the newest `limit` matching operations (0 for all), newest first.
+
+    Makes one list request, and one read for each operation.
+    """
     matches = filter(is_match, _newest_first(store, app, since_ms))
     return tuple(islice(matches, min(limit, sys.maxsize) or None))
 

@@ -1,6 +1,6 @@
 """Captured in-flight records: channel states of a snapshot as Parquet objects, which outlive Kafka's retention.
 
-An object has the channel's columns and each record's address: `_partition`, `_offset` (of the message in the
+An object has the channel's columns and the location of each record: `_partition`, `_offset` (of the message in the
 repartition topic) and `_row` (within the message).
 """
 
@@ -32,8 +32,8 @@ def capture_in_flight(
 ) -> tuple[Captured, ...]:
     """Copy in-flight records from Kafka into objects of the snapshot `name`, except records without a receiver.
 
-    Memory use is bounded by one object's records. Objects count once a snapshot names them, and are deleted on failure.
-    Raises `Corruption` if there are fewer or more records than the senders' manifests declare, and
+    Memory use is bounded by one object's records. The objects belong to the snapshot once it names them, and are
+    deleted on failure. Raises `Corruption` if there are fewer or more records than the senders' manifests declare, and
     `Refused` if records are gone from Kafka.
     """
     written: list[CapturedObject] = []
@@ -50,8 +50,8 @@ def capture_in_flight(
 def read_captured(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
     """Yield the records of a captured channel, one object at a time.
 
-    With `state`, yields only the records of that channel state. Its receiver may have read further than the
-    receiver for which the records were captured. Raises `Corruption` if an object is missing or damaged.
+    With `state`, yields only the records of that channel state, whose receiver may have read further than the receiver
+    for which the records were captured. Raises `Corruption` if an object is missing or damaged.
     """
     for captured_object in captured.objects:
         rows = read_captured_object(store, captured_object)

@@ -55,10 +55,10 @@ def pin_cut(
     reader: KafkaTopics | None = None,
     keeper: Snapshot | None = None,
 ) -> Snapshot:
-    """Pin a cut under a name. Idempotent for equal versions and an equal purpose.
+    """Pin a cut under a name. Idempotent if the versions and the purpose are equal.
 
     With a `reader`, in-flight records are captured. Otherwise the snapshot shares the records of `keeper`, another
-    snapshot of the same cut. Records that are neither captured nor shared stay in Kafka until its retention ends.
+    snapshot of the cut. Records that are neither captured nor shared stay in Kafka until its retention ends.
 
     Raises `Usage` (invalid name), `NotFound` (a version of the cut was collected, or is about to be; `keeper` was
     removed), `Corruption` (there are fewer or more in-flight records than the senders' manifests declare), and
@@ -135,9 +135,8 @@ def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """Return a written snapshot if all of its versions exist and will not be collected. Raises `NotFound`.
 
-    Runs after the snapshot is written. A removal of `keeper` deletes it first, and then looks for snapshots that share
-    its records. Garbage collection announces first what it will delete, and then lists snapshots. So each side sees the
-    other.
+    Must be called after the snapshot was written. Then a concurrent removal of `keeper`, or a concurrent collection,
+    either finds the snapshot in the store, or is noticed here.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
@@ -180,10 +179,10 @@ def _pinned_ssts(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
 def remove_or_withdraw(
     store: ObjectStore, app: str, name: str, *, by: str, force: bool = False, dry_run: bool = False
 ) -> Snapshot | SnapshotRequest | Operation:
-    """Remove a snapshot, or withdraw the request for one. Safe to repeat after an interruption.
+    """Remove a snapshot, or withdraw the request for a snapshot. Safe to repeat after an interruption.
 
-    Returns what was removed, or the audit log's operation if an earlier call removed it. With `dry_run`, nothing
-    changes. Raises the errors of `check_removable`.
+    Returns the removed snapshot or request, or the operation in the audit log if an earlier call removed it. With
+    `dry_run`, nothing changes. Raises the errors of `check_removable`.
     """
     if name.startswith(REPLICA_SNAPSHOT_PREFIX):
         check_exclusion(store, app, Intent.REMOVE_SNAPSHOT, *RUNS_ELSEWHERE, dry_run=dry_run)
@@ -230,7 +229,7 @@ def remove_records(store: ObjectStore, app: str, name: str) -> None:
 def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
     """Delete the pins of an app that were made for a clone of this name, and that no clone uses.
 
-    Requires that an app of that name exists, so that no other pin can still become a clone. Such pins are
+    Call this only after an app of the clone's name exists, so that no pin can still become a clone. Unused pins are
     left by interrupted calls, or by calls that lost a race for the name.
     """
     for snapshot in list_snapshots(store, app):
@@ -243,8 +242,8 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """Return a snapshot if it may be removed.
 
-    Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a
-    clone of that clone, uses the snapshot's files, or may use them in a store that is unreachable from here.
+    Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a clone of
+    that clone, uses the snapshot's files. Also raises `Refused` if a clone in an unreachable store may use the files.
     """
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:

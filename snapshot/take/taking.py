@@ -1,4 +1,4 @@
-"""Take a snapshot of a running app: request it, await the stages' answers, and write it once all have answered.
+"""Take a snapshot of a running app: request it, wait for the stages' answers, and write the snapshot.
 
 Until the request is deleted, the head manifest of each stage has the version that the stage recorded, and the channels
 whose marker it awaits. So one look at each head suffices to complete the snapshot, and any process may do it.
@@ -57,7 +57,7 @@ class StageAnswer:
     """Channels whose marker has not arrived; empty before the stage recorded a version."""
     head_ms: int
     asked: bool = True
-    """True if the request must have reached the stage: it reads users' topics only, or a sender recorded a version.
+    """True if the request must have reached the stage: it reads only users' topics, or a sender has answered.
 
     A stage that was asked and does not answer is not running.
     """
@@ -105,7 +105,7 @@ def find_earlier_snapshot(
     """Return the snapshot that an interrupted earlier call has taken under this name; None for none.
 
     The snapshot must be of this kind, by the same user on the same machine, and at most `RETRY_WINDOW_MS` old. Deletes
-    the request of the earlier attempt.
+    the request of the earlier call.
     """
     snapshot = find_snapshot(store, app, name)
     if (
@@ -121,7 +121,7 @@ def find_earlier_snapshot(
 
 
 def read_answers(store: ObjectStore, app: str, request: SnapshotRequest) -> dict[str, StageAnswer]:
-    """Read the answer of each active stage. One read for each head.
+    """Read the answer of each active stage to a snapshot request. One read for each stage.
 
     Retired stages and stages without a version are left out: they are in no cut.
     """
@@ -141,8 +141,8 @@ def try_complete(
 ) -> Snapshot | None:
     """Write the snapshot if every stage has finished; returns None while a stage has not finished.
 
-    Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a process
-    that has one. A request that can never be answered is deleted.
+    Any process may call this, repeatedly. Without a `reader`, returns None if the snapshot has in-flight records: a
+    process with a reader must capture these. A request that can never be answered is deleted.
 
     Raises `Refused` (another snapshot took the name; in-flight records are gone from Kafka; or a stage reads a channel
     that no stage has ever written, so that no marker can reach it), `Corruption` (the stages captured other records
@@ -217,7 +217,7 @@ def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: SnapshotRequest) -> dict[str, int] | None:
-    """Return the recorded versions if, by the snapshot protocol, the snapshot is complete; else None."""
+    """Return the recorded versions if all stages have finished the snapshot by the snapshot protocol; else None."""
     if not heads:
         return None
     network, finished = {}, {}
@@ -260,13 +260,14 @@ def take_snapshot(
 ) -> tuple[Snapshot, bool]:
     """Take a snapshot of a running app, or pin its newest moment. Safe to repeat after an interruption.
 
-    With a `reader` of Kafka, this process captures in-flight records. Without it, the app captures them. An `instant`
-    snapshot pins the newest consistent cut without asking any stage; without a `reader`, it has no in-flight records.
-    The request is withdrawn after `timeout_s`. `on_progress` receives the stages' answers about ten times a second.
+    With a `reader` of Kafka, this process captures in-flight records. Without a `reader`, the app captures them. An
+    `instant` snapshot pins the newest consistent cut without asking any stage; without a `reader`, it has no in-flight
+    records. The request is withdrawn after `timeout_s`. `on_progress` receives the stages' answers about ten times a
+    second.
 
-    Returns the snapshot, and True if an earlier attempt had taken it. Raises `Usage` (invalid name), `NotFound` (the
-    app does not exist, or has no version yet), `Refused` (the name is taken, the app could not complete the snapshot,
-    or in-flight records are gone), `Corruption` (in-flight records are damaged) and `Unavailable` (a stage, storage or
+    Returns the snapshot, and True if an earlier call had taken it. Raises `Usage` (invalid name), `NotFound` (the app
+    does not exist, or has no version yet), `Refused` (the name is taken, the app could not complete the snapshot, or
+    in-flight records are gone), `Corruption` (in-flight records are damaged) and `Unavailable` (a stage, storage or
     Kafka did not answer in time).
     """
     now_ms = instants.now_ms()

@@ -1,13 +1,13 @@
 """Exclusion of operations: a rule for each pair of an operation and a condition of its app.
 
-Each condition has a detector (of an object, a version, a heartbeat), which also gives the message. A verb calls
-`check_exclusion` before it changes anything. If other verbs must see the verb's own object, it calls again after
-writing it: if two verbs start at once, the later one sees the other. `check_exclusion` raises an error for the
-conditions under which the operation is refused. Verbs implement the other rules themselves.
+Each condition has a detector function, which looks for an object, a version or a heartbeat, and also gives the message.
+A verb calls `check_exclusion` before it changes anything. If other verbs must see the verb's own object, the verb calls
+the function again after writing the object: if two verbs start at once, the later one sees the other. `check_exclusion`
+raises an error for the conditions under which the operation is refused. Verbs implement the other rules themselves.
 
-A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its first versions
-name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name no additional
-SSTs of other apps, so reading the oldest remaining version suffices.
+The pin of a clone, in the clone's source, names the clone. A clone of a clone pins only its direct source, but its
+first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
+no additional SSTs of other apps, so reading the oldest remaining version suffices.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ from .runners import EDITS, live_heartbeats
 
 
 def clones_using_files(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
-    """Yield the clones that use an app's files, each with its root.
+    """Yield the clones that use an app's files, as pairs of the clone's name and store root.
 
-    Looks in the app's own root, and in those that its pins name. A promoted clone no longer counts once its
+    Searches the app's own root, and the roots that the app's pins name. A promoted clone no longer counts once its
     remaining versions share no SST. Raises `Refused` if a clone may exist under a root that is unreachable from here,
     and `Unavailable` if a clone's store did not answer.
     """
@@ -70,9 +70,9 @@ def _roots(pins: list[Snapshot]) -> list[str]:
 
 
 def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Return True if the clone of a pin exists, or is being created.
+    """Return True if the clone for which this snapshot was pinned exists, or is being created.
 
-    Raises `Refused` if its store is unreachable from here.
+    Raises `Refused` if the clone's store is unreachable from here.
     """
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = store.at(snapshot.clone_root)
@@ -95,7 +95,10 @@ def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 
 def apps_sharing_ssts(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the other apps under a root that name SSTs of `app`, with these SSTs. An empty root is the app's root."""
+    """Yield each other app under a root, with the keys of the SSTs of `app` that it names.
+
+    An empty root is the root of `app`.
+    """
     other_store = store.at(root)
     roots = {"", store.url} if other_store is store else {store.url}
     for other in apps.list_apps(other_store):
@@ -114,7 +117,7 @@ def root_suffix(root: str) -> str:
 
 
 class AppCondition(Enum):
-    """Something about an app that can block an operation: another operation, a running process, or a lasting state."""
+    """Condition of an app that can block an operation: another operation, a running process, or a lasting state."""
 
     REMOVAL = "it is being removed"
     MAKING = "it is a clone, or an adoption, that is not whole yet"
@@ -245,8 +248,8 @@ DETECTORS: Final[Mapping[AppCondition, Callable[[ObjectStore, str], Evidence | N
 }
 """Detector of each condition, in the order of the checks.
 
-Removal and creation of the app are absent: `history.list_stages` detects them. So are promotions, which are
-detected by the code that promotes.
+Three conditions have no detector here. `history.list_stages` detects the removal and the creation of the app, and the
+code that promotes detects promotions.
 """
 
 
@@ -350,9 +353,9 @@ _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
     },
     AppCondition.CLONING: {None: "it uses the app's files", Intent.FORGET: "it would contain the keys to be forgotten"},
 }
-"""Reason why a condition excludes an operation, appended to the sentence in `Evidence.fact`.
+"""Reasons by condition and operation, appended to the sentence in `Evidence.fact`.
 
-The operation None is the default for a condition. An empty text means that the sentence needs no reason.
+The reason of the operation None is the default for a condition. Without any reason, the sentence stands alone.
 """
 
 _NEXT_STEPS: Final[Mapping[tuple[AppCondition, Intent], str]] = {
@@ -368,9 +371,9 @@ def check_exclusion(
 ) -> None:
     """Raise `Refused` if a condition of the app excludes an operation.
 
-    Checks the conditions in `columns`, or all if there are none. A dry run is refused only for operations that would
-    have to be finished first. Costs one or two requests for each checked condition. `history.list_stages` detects the
-    removal and creation of the app.
+    Checks the given conditions, or all conditions if none are given. A dry run is refused only under conditions that
+    the operation would first have to finish. Makes one or two requests for each checked condition. The removal and the
+    creation of the app are not checked here: `history.list_stages` detects them.
     """
     blocking = ExclusionRule.FINISHES if dry_run else ExclusionRule.REFUSED
     blockers = [column for column in columns or DETECTORS if RULES[intent][column] is blocking]

@@ -2,8 +2,8 @@
 
 A runner writes one small object every 15 seconds, and deletes it on a clean shutdown. After a crash, the object's age
 shows that the runner is gone. A hold stops runners at certain offsets as long as it is renewed. A runner makes a
-requested edit between two batches, so that no batch uses outdated rows; without a live runner, the verb makes it. Each
-edit is made once, since its version has the request's id.
+requested edit between two batches, so that no batch uses outdated rows. Without a live runner, the verb makes the edit.
+Each edit is made once, since its version has the request's id.
 """
 
 import time
@@ -42,7 +42,7 @@ HEARTBEATS = JsonFolder(Heartbeat, keys.runners, lambda runner: runner.writer)
 
 
 def live_heartbeats(store: ObjectStore, app: str, now_ms: int) -> tuple[Heartbeat, ...]:
-    """Return the heartbeats of live runners. A listing, and a read for each.
+    """Return the heartbeats of live runners. Makes one list request, and one read for each runner.
 
     Raises `Corruption` (a heartbeat cannot be read) and `Unavailable`.
     """
@@ -74,7 +74,7 @@ def runner_of(head: Manifest, alive: Iterable[Heartbeat]) -> str:
 
 @dataclass(slots=True)
 class HeartbeatWriter:
-    """Writes a runner's heartbeats, except while storage is unavailable, and deletes the last one at the end."""
+    """Writes a runner's heartbeats, except while storage is unavailable, and deletes the last heartbeat at the end."""
 
     store: ObjectStore
     app: str
@@ -109,7 +109,7 @@ def wait_reason(head: Manifest, alive: Iterable[Heartbeat]) -> str:
 def delete_old_heartbeats(store: ObjectStore, app: str, writer: str) -> None:
     """Delete heartbeats of runners that died more than an hour ago.
 
-    Storage's timestamp of the heartbeat of `writer` is taken as the current time.
+    The current time is storage's timestamp of the heartbeat of `writer`.
     """
     listed, own = HEARTBEATS.listed(store, app), keys.json_object(keys.runners(app), writer)
     now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
@@ -123,7 +123,7 @@ HOLD_LAPSE_S = 15.0
 
 
 class Hold(Struct, frozen=True):
-    """Hold of an app: offsets at which its runners stop during a promotion, and the reason."""
+    """Hold of an app: offsets at which its runners stop during a promotion."""
 
     app: limits.Name
     name: limits.Name

@@ -1,1 +1,1 @@
-"""Verification of a cut: recomputes everything that follows from the stored objects. Read-only."""
+"""Verification of a cut: checks from the stored objects that it is consistent, complete and undamaged. Read-only."""

@@ -28,7 +28,10 @@ class ChannelState:
     channel: Channel
     in_flight: InFlight | None
     is_exact: bool
-    """True if `in_flight.rows` counts only this receiver's records. A clone's first version has one count for all."""
+    """True if `in_flight.rows` counts only this receiver's records.
+
+    After a clone or a rewind, one number may count the records of all receivers together.
+    """
     faults: tuple[str, ...] = ()
 
 
@@ -72,7 +75,7 @@ def check_captured(
 ) -> Iterator[CheckOutcome]:
     """Check that the snapshot keeps exactly the records in flight. `captured` is by channel and receiver.
 
-    A snapshot taken by markers keeps all of them. A pinned snapshot keeps all or none.
+    A snapshot taken with markers must keep all in-flight records. A pinned snapshot must keep all or none.
     """
     expected = {(state.channel.name, state.channel.receiver): state.in_flight for state in states}
     for channel_key in sorted(captured.keys() | expected.keys() if captured or snapshot.kind == "markers" else ()):
@@ -103,10 +106,10 @@ def check_captured(
 def recount_captured(
     store: ObjectStore, captured: Captured, markers: tuple[int, ...]
 ) -> tuple[tuple[int, ...] | None, tuple[CheckOutcome, ...]]:
-    """Read every object of a captured channel and check the location of each record.
+    """Read every object of a captured channel, check the location of each record, and count the records.
 
     `markers` has the offset of the snapshot's marker in each partition; empty if there are no markers. Returns the
-    number of records by partition, None if an object cannot be read, and a check of each object. Raises only
+    number of records by partition (None if an object cannot be read), and a check of each object. Raises only
     `Unavailable`.
     """
     begin, end = len(captured.starts), len(captured.ends)
@@ -253,7 +256,7 @@ _TopicUse = tuple[str, str]
 
 
 def check_topics(store: ObjectStore, cut: Cut, kafka: KafkaTopics, not_checked: list[str]) -> Iterator[CheckOutcome]:
-    """Check that no topic that stages of the cut read or wrote was recreated since.
+    """Check that no topic that the cut's stages read or wrote was deleted and recreated since.
 
     If the newest version already uses the recreated topic, this is not a fault: `not_checked` then says that the former
     records cannot be read again. If Kafka could not be asked, the reason is added to `not_checked`.

@@ -63,8 +63,8 @@ class LedgerEntry:
     def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
         """By Kafka partition: records sent, consumed, lost and in flight, and the difference; empty if unknown.
 
-        If only the sum in flight is known, the records in flight are None. So is the difference, unless more records
-        were consumed or lost than were sent.
+        The records in flight are None if only their sum over the partitions is known. The difference is None then as
+        well, unless more records were consumed or lost than were sent.
         """
         lost = self.lost or (0,) * len(self.sent)
         if not len(self.sent) == len(self.consumed) == len(lost):
@@ -91,9 +91,9 @@ def ledger_entries(
 ) -> Iterator[LedgerEntry]:
     """Yield the counts of each channel and receiver, upstream senders first. Faults are in `InFlightCount.wrong`.
 
-    `captured` is what the cut's snapshot keeps. `recounts` has the numbers of records in the captured objects, as
-    returned by `recount_captured`. Both are by channel and receiver. With `deep`, records are counted in Kafka if there
-    is a `reader`.
+    `captured` has the captured channels of the cut's snapshot. `recounts` has the numbers of records in the captured
+    objects, as returned by `recount_captured`. Both are by channel and receiver. With `deep`, records are counted in
+    Kafka if there is a `reader`.
     """
     for state in states:
         channel = state.channel
@@ -147,7 +147,7 @@ def _count_in_flight(state: ChannelState, reader: KafkaTopics | None, *, deep: b
 
 
 def check_balance(entry: LedgerEntry) -> CheckOutcome:
-    """Check that the counts satisfy the equation of the protocol. Unknown counts are not checked."""
+    """Check that sent records are the sum of consumed, lost and in-flight records. Unknown counts are not checked."""
     counted = entry.in_flight
     wrong: tuple[str, ...] = ()
     if len(entry.sent) == len(entry.consumed) and counted.by_partition:

@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Number of checks made of one kind."""
+    """Number of checks made of one kind, and number of differences found."""
 
     check: CheckKind
     checked: int
@@ -66,7 +66,7 @@ def tally(verified: Iterable[CheckOutcome]) -> tuple[tuple[Tally, ...], tuple[Fi
 
 @contextmanager
 def collect_errors(wrong: list[str]) -> Iterator[None]:
-    """Append errors of the block to `wrong` as sentences, except `Unavailable`, which is raised."""
+    """Context manager that appends errors of the block to `wrong` as sentences; `Unavailable` is raised."""
     try:
         yield
     except Unavailable:

@@ -113,10 +113,10 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
 
 
 def is_in_one_partition(sst: Sst, partitions: frozenset[int]) -> bool:
-    """Return True if the SST's hashes are in one hash range, or if the number of ranges is unknown.
+    """Return True if the SST's hashes are in one hash range, or if the number of hash ranges is unknown.
 
-    `partitions` has the possible numbers of hash ranges at the time when the SST was written: one that fits is enough.
-    `Sst.partition` is not used: the number of ranges may change while SSTs stay.
+    `partitions` has the possible numbers of hash ranges at the time when the SST was written. One number that fits is
+    enough. `Sst.partition` is not used, since the number of ranges may change while SSTs stay.
     """
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)
     return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)

@@ -149,7 +149,7 @@ class Report:
     checks: tuple[Tally, ...]
     differences: tuple[Finding, ...]
     not_reread: tuple[str, ...]
-    """Deleted or unreachable records and markers, which could not be read again. These are not differences."""
+    """Records and markers, deleted or unreachable, that could not be read again. This is no difference."""
     not_looked_at: tuple[str, ...]
     """Parts that this verification does not cover, one line each."""
     requests: int
@@ -172,11 +172,11 @@ def verify(
     topics: KafkaTopics | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for a cut, given as a ref or as a `Cut`. Its manifests are read again.
+    """Check everything that must hold for a cut, given as a ref or as a `Cut`. The cut's manifests are read again.
 
     Relative refs count from `now_ms`. With `deep`, every byte and the whole kept history are read, and with a `reader`
-    also in-flight records and markers in Kafka. `topics` checks that Kafka's topics were not recreated. `on_progress`
-    is called with progress lines.
+    also in-flight records and markers in Kafka. With `topics`, checks that Kafka's topics were not recreated.
+    `on_progress` is called with progress lines.
 
     Raises `Usage` (`at` is not a ref) and `NotFound` (no such app, stage, snapshot or version).
     """
@@ -254,7 +254,10 @@ def _why_not_reread(entry: LedgerEntry) -> str:
 
 
 def _uncovered_parts(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
-    """Yield the parts that the verification does not cover. Two requests. Unreadable objects are ignored."""
+    """Yield the parts that the verification does not cover, one line each. Makes two requests.
+
+    Unreadable objects are ignored.
+    """
     if not deep:
         yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
     yield "objects that only other versions and snapshots use"
@@ -303,7 +306,7 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[CheckOutcome]) ->
 
 
 def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[CheckOutcome]:
-    """Check that each reader's position is the end of the last version of the sender that the reader consumed."""
+    """Check that each reader is at the offsets at which the last version that it consumed ended."""
     for channel in channels(cut):
         # Unknown if the reader did not start at the beginning.
         if channel.input is None or not channel.input.rows_passed:

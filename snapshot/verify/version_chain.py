@@ -18,7 +18,7 @@ Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def check_last_step(store: ObjectStore, manifest: Manifest) -> Iterator[CheckOutcome]:
-    """Check that a version follows from the previous version, if that is kept. At most two requests."""
+    """Check that a version follows from the previous version, if that one is stored. At most two requests."""
     wrong: list[str] = []
     earlier = None
     with collect_errors(wrong):
@@ -82,7 +82,8 @@ def _kept_versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -
 def version_faults(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """Yield a sentence for every value that is lower in the version `later` than in the version `earlier`.
 
-    The first version of a clone or after a rename is not compared. A rewind may lower the values that it undoes.
+    The first version of a clone, and the first version after a rename, are not compared. A rewind may lower the values
+    that it undoes.
     """
     if later.starts_history:
         return

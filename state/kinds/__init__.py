@@ -1,6 +1,6 @@
-"""Kinds of state, one in each file: declaration, columns, merging of rows, due times, migration rules.
+"""Kinds of state, one module each: declaration, columns, merging of rows, due times, migration rules.
 
-Whole Arrow tables in, whole Arrow tables out. Other rooms do not depend on a particular kind.
+All functions take and return whole Arrow tables. Other packages do not depend on a particular kind.
 """
 
 from . import aggregate, due, join, pandas_state, processor, session, update, upsert

@@ -1,12 +1,12 @@
 """State of running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
 Nulls follow SQL: `count("x")`, `sum`, `min`, `max` and `mean` ignore them; a key without any value is null. `min` and
-`max` also ignore NaN. Sums of integers are 64 bits wide; sums of decimals keep their scale and have 38 digits, as have
-the sums behind means of integers. No sum wraps around: on overflow, `SumOverflow` is raised, which
-`BoundAggregates.merge` turns into a `BadRecord` that names the key.
+`max` also ignore NaN. Sums of integers are 64 bits wide. Sums of decimals keep their scale and have 38 digits; so do
+the internal sums of integer means. No sum wraps around: an overflow raises `SumOverflow`, which `BoundAggregates.merge`
+turns into a `BadRecord` that names the key.
 
 Spark may pre-aggregate rows before the shuffle. A pre-aggregated row has the key, the number of rows (`ROWS_COLUMN`),
-the tasks that read them (`TASKS_COLUMN`), and for each aggregate the columns of `partial_column`.
+the tasks that read these rows (`TASKS_COLUMN`), and for each aggregate the columns of `partial_column`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 
 class Aggregate(Struct, frozen=True, omit_defaults=True):
-    """Aggregate of one column; `by` is the column that orders rows for `first` and `last`."""
+    """Aggregate of one column. For `first` and `last`, the column `by` orders the rows."""
 
     function: Function
     column: str | None = None
@@ -44,20 +44,20 @@ class Aggregate(Struct, frozen=True, omit_defaults=True):
 _LOW = (1 << 32) - 1
 _DIGITS = 38
 ROWS_COLUMN = "_slackwater_rows"
-"""Column with the number of rows in a pre-aggregated row, which also has columns named by `partial_column`."""
+"""Column of pre-aggregated rows: number of rows that were combined into the row."""
 
 
 def partial_column(content: str, name: str) -> str:
-    """Return the name of the column in pre-aggregated rows that has a part of the aggregate `name`.
+    """Return the name of a column of pre-aggregated rows that has one part of the aggregate `name`.
 
-    `content` is the part: `count`; `sum`; `value` of min, max, first and last; `by` of first and last. For 64-bit
-    integers, `sum` is the sum of the upper halves, and `low` that of the lower halves.
+    `content` is the part: `count` or `sum`; `value` of a min, max, first or last; `by` of a first or last. If a sum of
+    64-bit integers is split in halves, `sum` has the sum of the upper halves, and `low` that of the lower halves.
     """
     return f"_{content}:{name}"
 
 
 TASKS_COLUMN = "_slackwater_tasks"
-"""Column of int64 in which bit n is set if task n, modulo `MAX_TASKS`, read one of the rows."""
+"""Column of pre-aggregated rows: int64 in which bit n is set if task n (modulo `MAX_TASKS`) read one of the rows."""
 MAX_TASKS = 63
 
 
@@ -75,38 +75,38 @@ def sum(column: str) -> Aggregate:  # noqa: A001  named as SQL and pyspark.sql.f
 
 @check_arguments
 def min(column: str) -> Aggregate:  # noqa: A001
-    """Smallest value."""
+    """Smallest value of a column."""
     return Aggregate("min", column)
 
 
 @check_arguments
 def max(column: str) -> Aggregate:  # noqa: A001
-    """Largest value."""
+    """Largest value of a column."""
     return Aggregate("max", column)
 
 
 @check_arguments
 def mean(column: str) -> Aggregate:
-    """Mean of a numeric column, a double."""
+    """Mean of a numeric column, as a double."""
     return Aggregate("mean", column)
 
 
 @check_arguments
 def first(column: str, *, by: str) -> Aggregate:
-    """Value of the column in the row with the smallest `by`; in case of a tie, of the row that came first."""
+    """Value of `column` in the row with the smallest `by`. Ties: the earliest batch, then the largest value."""
     return Aggregate("first", column, by)
 
 
 @check_arguments
 def last(column: str, *, by: str) -> Aggregate:
-    """Value of the column in the row with the largest `by`; in case of a tie, of the row that came last."""
+    """Value of `column` in the row with the largest `by`. Ties: the latest batch, then the largest value."""
     return Aggregate("last", column, by)
 
 
 def aggregate(**columns: Aggregate) -> "Aggregates":
     """Declare a table with one row per key and these aggregates as its columns.
 
-    A stage with outputs emits the key and the columns of each key that a batch changed, with their new values.
+    A stage with outputs emits a row for each key that a batch changed, with the key and the new values.
 
     Raises `Usage` if there is no column, or if a value is not an aggregate.
     """
@@ -119,7 +119,7 @@ def aggregate(**columns: Aggregate) -> "Aggregates":
 
 
 class Aggregates(Kind, frozen=True, tag="aggregate"):
-    """Declared aggregates, by column."""
+    """Declared aggregates of a table, by column."""
 
     made: tuple[tuple[str, Aggregate], ...]
     emission: ClassVar[Literal["table"]] = "table"
@@ -202,7 +202,7 @@ def _fields(name: str, aggregate: Aggregate, source: pa.DataType | None, by: pa.
 
 
 class SumOverflow(Exception):
-    """A sum exceeds its type. `row` is the index of the key in the summed table."""
+    """A sum does not fit its type. `row` is the index of the key in the summed table."""
 
     def __init__(self, column: str, total: Decimal, kind: pa.DataType, row: int) -> None:
         self.row = row
@@ -218,7 +218,7 @@ class SumOverflow(Exception):
 
 
 class BatchAggregates:
-    """Aggregates of one batch, with one value per key, in the order of the keys."""
+    """Aggregates of one batch's rows, with one value per key, in the order of the keys."""
 
     def __init__(self, rows: pa.Table, groups: Groups) -> None:
         self._rows, self._groups = rows, groups
@@ -278,7 +278,6 @@ class BatchAggregates:
         return grouped.aggregate([("v", function)])[f"v_{function}"]
 
     def _whole(self, column: str, high: Array, low: Array, kind: pa.DataType) -> Array:
-        """Return the sums of integers that are given in upper and lower halves. Raises `SumOverflow`."""
         high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
         high, low = pc.add(high, pc.shift_right(low, 32)), pc.bit_wise_and(low, _LOW)
         if pa.types.is_integer(kind):
@@ -310,7 +309,7 @@ def num_rows(rows: pa.Table) -> int:
 
 
 def num_partials(rows: pa.Table) -> int:
-    """Return the number of pre-aggregated rows that crossed the shuffle; 0 without pre-aggregation."""
+    """Return the number of pre-aggregated rows that Spark shuffled; 0 without pre-aggregation."""
     tasks = (
         pc.fill_null(rows[TASKS_COLUMN], 0).to_numpy() if TASKS_COLUMN in rows.column_names else np.empty(0, np.int64)
     )
@@ -319,7 +318,7 @@ def num_partials(rows: pa.Table) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BoundAggregates(BoundState):
-    """Aggregates over rows of a fixed schema."""
+    """Declared aggregates, bound to the schema of the rows."""
 
     columns: tuple[tuple[str, Aggregate], ...]
     values: pa.Schema
@@ -343,15 +342,12 @@ class BoundAggregates(BoundState):
         return replace(self, needed_columns=columns)
 
     def add_rows(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
-        """Add the rows of each group to the value columns of `old`, one row per group. Raises `SumOverflow`.
-
-        Accepts pre-aggregated rows.
-        """
+        """Add each group's rows, perhaps pre-aggregated, to the group's row in `old`. Raises `SumOverflow`."""
         batch = BatchAggregates(rows, groups)
         return self._table(old, lambda name, aggregate: batch.stored_columns(name, aggregate, self.values))
 
     def combine(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """Combine value columns of equal keys from earlier and later records. Raises `SumOverflow`."""
+        """Combine the value columns of keys over earlier and later records, row by row. Raises `SumOverflow`."""
         return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
@@ -362,10 +358,10 @@ class BoundAggregates(BoundState):
 
 
 def combine_aggregates(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-    """Combine the stored columns of the aggregate `name` over earlier and later records of equal keys.
+    """Combine the columns of the aggregate `name` over earlier and later records of the same keys, row by row.
 
     Both sides have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
-    last `_name_by`. Null stands for no records. Raises `SumOverflow`.
+    last also `_name_by`. Null stands for no records. Raises `SumOverflow`.
     """
     old, new = earlier[name], later[name]
     match function:
@@ -393,7 +389,7 @@ def combine_aggregates(function: str, name: str, earlier: Columns, later: Column
 
 
 def add_sums(name: str, old: Array, new: Array) -> Array:
-    """Return the SQL sum of two partial sums: null only if both are null. Raises `SumOverflow`."""
+    """Add two columns of sums as SQL does: a total is null only if both sums are null. Raises `SumOverflow`."""
     kind = old.type
     if pa.types.is_floating(kind):
         return pc.coalesce(pc.add(old, new), old, new)
@@ -416,7 +412,7 @@ def _widened(values: Array, wide: pa.DataType) -> Array:
 
 
 def cast_sums(name: str, totals: Array, kind: pa.DataType) -> Array:
-    """Cast sums of the column `name` to their type. Raises `SumOverflow` for the first sum that does not fit."""
+    """Cast the sums of the column `name` to the type `kind`. Raises `SumOverflow` for the first that does not fit."""
     narrow = pa.decimal128(_DIGITS, totals.type.scale)
     try:
         return totals.cast(narrow).cast(kind)

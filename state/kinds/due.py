@@ -1,4 +1,4 @@
-"""Rows that fall due: at its due time, a row is passed to its state without records.
+"""Rows that fall due: once its due time has passed, a stored row is handled without new records.
 
 With `update` (`due="deadline"`) the user's function is called. With `aggregate` and `upsert` over windows
 (`event_time(emits="final")`) the row is emitted once, when its window has ended.
@@ -20,7 +20,7 @@ from .session import Sessions
 
 
 class FinalKind(Kind, frozen=True, tag="final"):
-    """State over windows that emits each row once, after the watermark has passed the end of the row's window."""
+    """State over time windows that emits each row once, when the watermark has passed the end of its window."""
 
     state: Any
     emits_once: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class FinalKind(Kind, frozen=True, tag="final"):
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         """Bind the state to the columns of its rows.
 
-        Raises `Usage` if the key has no window, or if a function decides what to emit; see `Kind.bind`.
+        Raises `Usage` if the key has no window, or if the user's function decides what to emit; see `Kind.bind`.
         """
         bound = self.core.bind(rows, key)
         why, hint = self.core.not_final
@@ -80,7 +80,7 @@ class FinalKind(Kind, frozen=True, tag="final"):
 
 @dataclass(frozen=True, slots=True)
 class BoundDue(BoundState):
-    """State that stores each row's due time in `_due_at`; a `merge` without records gets the rows that fall due."""
+    """State that stores due times in `_due_at`. A `merge` call without records gets the keys that fall due."""
 
     inner: BoundState
     column: str
@@ -120,7 +120,7 @@ class BoundDue(BoundState):
 
 
 def due_ms(times: Any) -> Any:
-    """Return each time or date as ms since 1970 UTC, rounded up."""
+    """Convert times or dates to due times in ms since 1970 UTC, rounded up."""
     whole_ms = event_ms(times)
     if pa.types.is_date32(times.type):
         return whole_ms
@@ -128,7 +128,7 @@ def due_ms(times: Any) -> Any:
 
 
 def window_of(key: pa.Schema) -> str | None:
-    """Return the name of the first key column that is a time window (`F.window`); None without one."""
+    """Return the name of the first key column that is a time window (`F.window`), or None."""
     for column in key:
         fields = list(column.type) if pa.types.is_struct(column.type) else []
         times = [field.name for field in fields if pa.types.is_timestamp(field.type)]

@@ -1,6 +1,6 @@
-"""State of a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`.
+"""State of a join of two streams by key and time: `join("orders", "payments", within="1 hour")`.
 
-The table keeps rows of each side that wait for a match; a vectorised search by key and time finds the pairs.
+The table keeps the rows of each side that wait for a match. A vectorised search by key and time finds the pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,37 +27,38 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _FAR_US = 1 << 61
-"""Bound of times in microseconds, so that adding to a time does not overflow."""
+"""Limit to which times (in microseconds) are clipped, so that adding to a time cannot overflow."""
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
-"""List column of a left outer join: True for each waiting left row that has matched."""
+"""List column of a left outer join: True for each waiting left row that has been matched."""
 _NEVER = np.iinfo(np.int64)
 
 
 @check_arguments
 def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
-    """Declare a join of a stage's two inputs, by its key and within a span of time.
+    """Declare a join of a stage's two inputs, by the stage's key and within a span of time.
 
-    The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, each with
-    `withWatermark`: that column is the time of its rows. Two rows match if their keys are equal and their times differ
+    The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`. Each has
+    `withWatermark`, whose column is the time of its rows. Two rows match if their keys are equal and their times differ
     by at most `within`, whichever came first. In Spark, the condition is `right.at BETWEEN left.at - INTERVAL … AND
     left.at + INTERVAL …`. For each pair the stage emits one row, in the batch of the later row: the key, the other
     columns of the left, and those of the right.
 
     The table has the waiting rows: for each key, two lists of structs named after the inputs. A row is removed when the
-    stage's watermark has passed its time by more than `within`, so that only late rows could match it; a key without
-    waiting rows is removed. As in Spark, a row is late if its own time is not after the watermark of the previous
-    version: see `event_time(late=...)`.
+    stage's watermark has passed the row's time by more than `within`, so that only late rows could match it; a key
+    without waiting rows is removed. As in Spark, a row is late if its own time is not after the watermark of the
+    previous version: see `event_time(late=...)`.
 
     Args:
         left: Name of one of the two inputs. A left outer join keeps its rows.
         right: Name of the other input.
         within: Largest difference of the two times, inclusive, such as `"1 hour"`.
-        how: `"inner"`, or `"left"`: unmatched rows of the left are emitted once, with nulls for the right, when they
-            are removed. A row with a null in its key or time matches nothing: it does not wait, and is emitted at once.
+        how: `"inner"` or `"left"`. A left outer join emits an unmatched row of the left once, with nulls for the right,
+            when the row is removed. A row with a null in its key or time matches nothing: it does not wait, and is
+            emitted at once.
 
     Raises:
-        Usage: The names are the same, `within` is no span of time below a million days, or `how` is something else.
+        Usage: The names are equal, `within` is no duration below a million days, or `how` is something else.
     """
     within_ms = parse_ms("join: within", within)
     if not 0 <= within_ms < MAX_TTL_MS:
@@ -73,7 +74,7 @@ def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
 
 
 class Join(Kind, frozen=True, tag="join"):
-    """Declared join."""
+    """Declared join of two streams."""
 
     left: str
     right: str
@@ -152,7 +153,7 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
 
 @dataclass(frozen=True, slots=True)
 class WaitingRows:
-    """Waiting rows of one side, ordered by key and time, stored rows before new rows of equal time."""
+    """Waiting rows of one side, ordered by key and time. At equal times, stored rows come before new rows."""
 
     rows: pa.Table
     row_index: Numbers
@@ -164,11 +165,11 @@ class WaitingRows:
     """bool[n], True for rows that cannot match, because their key or time is null."""
 
     def due_ms(self, within_ms: int) -> Numbers:
-        """Return int64[n]: the first watermark, in ms since 1970, at which each row can no longer match."""
+        """Return int64[n]: for each row, the first watermark, in ms since 1970, at which it can no longer match."""
         return np.asarray(-(-self.times_us // 1000) + within_ms + 1)
 
     def lists(self, stays: Flags, num: int) -> pa.ListArray:
-        """Return the rows where `stays` is True as a list of structs for each of `num` keys."""
+        """Return the rows where `stays` is True, as a list of structs for each of `num` keys."""
         positions = np.flatnonzero(stays)
         columns = self.rows.take(pa.array(self.row_index[positions])).columns
         structs = pa.StructArray.from_arrays(
@@ -180,10 +181,10 @@ class WaitingRows:
 def gather_side(
     stored: pa.ChunkedArray, batch_rows: pa.Table, schema: pa.Schema, time: str, keyless: Flags
 ) -> WaitingRows:
-    """Gather the stored rows and the batch's rows of one side, ordered by key and time.
+    """Return the stored rows and the batch's rows of one side together, ordered by key and time.
 
-    `stored` has a list of structs for each key, ordered by time, null for no rows; `batch_rows` has the key's position
-    as `_key`. `schema` has the stored columns, including `time`; `keyless` is bool[keys], True for keys with a null
+    `stored` has a list of structs for each key, ordered by time, null for no rows. `batch_rows` has the index of the
+    key as `_key`. `schema` has the stored columns, including `time`. `keyless` is bool[keys], True for keys with a null
     column.
     """
     lists = stored.combine_chunks()
@@ -212,17 +213,16 @@ def gather_side(
 
 
 def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
-    """Return the values as a list for each of `num` keys; `keys` has each value's key, ascending."""
+    """Group the values into a list for each of `num` keys. `keys` has the key index of each value, ascending."""
     offsets = np.searchsorted(keys, np.arange(num + 1)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
 def find_pairs(left: WaitingRows, right: WaitingRows, within_us: int) -> tuple[Numbers, Numbers]:
-    """Return the matching pairs as positions on the left side and on the right side.
+    """Return the matching pairs, as row numbers on the left side and row numbers on the right side.
 
-    Rows match if their keys are equal, their times differ by at most `within_us`, and at least one is new.
-
-    Pairs are ordered by the left position, then by the right.
+    Two rows match if their keys are equal, their times differ by at most `within_us`, and at least one of them is new.
+    Pairs are ordered by left row, then by right row.
     """
     every, fresh = np.flatnonzero(~right.unmatchable), np.flatnonzero(right.new & ~right.unmatchable)
     coming, stored = np.flatnonzero(left.new & ~left.unmatchable), np.flatnonzero(~left.new)
@@ -235,7 +235,6 @@ def find_pairs(left: WaitingRows, right: WaitingRows, within_us: int) -> tuple[N
 def _find_pairs(
     left: WaitingRows, lefts: Numbers, right: WaitingRows, rights: Numbers, within_us: int
 ) -> tuple[Numbers, Numbers]:
-    """Return the matching pairs of the left rows at `lefts` and the right rows at `rights`, as positions."""
     # With times replaced by their ranks, (key, time) becomes one ascending number.
     times = np.unique(right.times_us[rights])
     ranks = len(times) + 1
@@ -250,7 +249,7 @@ def _find_pairs(
 
 @dataclass(frozen=True, slots=True)
 class BoundJoin(BoundState):
-    """Join over rows of fixed schemas."""
+    """Declared join, bound to the schemas of the two inputs."""
 
     due_by = "watermark"
     key: tuple[str, ...]
@@ -285,7 +284,7 @@ class BoundJoin(BoundState):
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """Schema of late rows of either side, and a mapping from batch columns to the columns of the schema."""
+        """Schema of late rows of both sides, and the schema's column for each column of the batch."""
         columns = {name: name for name in self.key}
         for side in (self.left, self.right):
             columns |= {multi_input.tagged_name(side.part, name): name for name in side.columns.names}

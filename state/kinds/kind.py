@@ -1,7 +1,7 @@
-"""Base classes of state kinds: a program declares a `Kind`, workers call a `BoundState`.
+"""Base classes of state kinds: a program declares a `Kind`, and workers call a `BoundState`.
 
-All questions about a kind are methods here, with the common answers as defaults. A declaration is a tagged struct;
-manifests store that struct as JSON (`Table.state`).
+Everything that differs between kinds is a method here, with a default that fits most kinds. A declaration is a tagged
+struct, which manifests store as JSON (`Table.state`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups of a batch's rows by key; the rows of a key are adjacent."""
+    """Groups of a batch's rows by key. The rows of a key are adjacent."""
 
     ids: npt.NDArray[np.int32]
-    """int32[rows], key number of each row, 0 to num - 1, ascending."""
+    """int32[rows], the key number of each row, from 0 to num - 1, ascending."""
     starts: npt.NDArray[np.int64]
-    """int64[num], index of each key's first row."""
+    """int64[num], the index of each key's first row."""
 
     @property
     def num(self) -> int:
@@ -41,10 +41,10 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BatchMoment:
-    """Times of a batch in ms since 1970 UTC, recorded in the batch's version, so that replays use equal times."""
+    """Times of a batch in ms since 1970 UTC. The batch's version records them, so that replays use them too."""
 
     until_ms: int | None = None
-    """Time up to which rows fall due; None while the watermark is unknown."""
+    """Latest due time of rows that fall due in the batch; None while the watermark is unknown."""
     wall_ms: int | None = None
     watermark_ms: int | None = None
 
@@ -54,7 +54,7 @@ NO_MOMENT = BatchMoment()
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """Result of `BoundState.merge`, by key."""
+    """Result of `BoundState.merge`: a row for each key, and the rows to emit."""
 
     values: pa.Table
     deleted: npt.NDArray[np.bool_] | None = None
@@ -65,11 +65,11 @@ class MergeResult:
 
 
 class BoundState:
-    """State bound to the schema of its rows. Sent to workers by pickle."""
+    """A kind of state, bound to the schema of its rows. Pickled and sent to Spark's workers."""
 
     __slots__ = ()
     due_by: DueBy | None = None
-    """Clock or watermark that must pass a row's `_due_at` for it to fall due; None if rows never do."""
+    """Time that must pass a row's `_due_at`, the clock or the watermark; None if rows never fall due."""
     if TYPE_CHECKING:  # fields in some subclasses, properties in others
 
         @property
@@ -82,15 +82,14 @@ class BoundState:
 
         @property
         def emitted_schemas(self) -> tuple[pa.Schema, ...]:
-            """Schemas of rows for the stage's outputs: one for all outputs, or one for each."""
+            """Schemas of the rows that the stage emits: one schema for all outputs, or one for each output."""
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
-        """Merge a batch's rows into the rows of their keys. The result does not depend on the order of the rows.
+        """Merge a batch's rows into the stored rows of their keys, or handle the keys of rows that fall due.
 
-        If `rows` is empty, `keys` are the keys of rows that fall due.
-
-        `rows` has the key and the needed columns, sorted by key as in `groups`; `keys` has the key columns, one
-        row per key, and `old` the value columns, one row per key, with nulls for new keys.
+        `rows` has the key and the needed columns, sorted by key as in `groups`; it is empty if rows fall due. `keys`
+        has the key columns, one row per key. `old` has the value columns, one row per key, with nulls for new keys. The
+        result does not depend on the order of a key's rows.
         """
         raise NotImplementedError
 
@@ -99,50 +98,50 @@ class BoundState:
         return 0
 
     def at_moment(self, _moment: BatchMoment) -> BoundState:
-        """Return the state for a batch at a moment. Called only for states with rows that fall due."""
+        """Return the state with the times of a batch set. Called only for states whose rows fall due."""
         return self
 
     def lateness_columns(self, window: str | None) -> tuple[str, ...]:
-        """Return the columns that decide whether rows are late; `window` is the window in the table's key, if any."""
+        """Return the columns that decide if rows are late. `window` is the window in the key, if any."""
         return (window,) if window else ()
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]] | None:
-        """Schema of late rows, and its columns by batch column; None if late rows have the stage's own schema."""
+        """Schema of late rows, and a map of batch columns to its columns; None for the stage's own schema."""
         return None
 
     @property
     def partial_aggregates(self) -> tuple[tuple[str, Any], ...]:
-        """Aggregates by column that Spark may pre-aggregate; empty for none."""
+        """Aggregates, with their columns, that Spark may compute before the shuffle; empty for none."""
         return ()
 
     def over_partials(self, _columns: tuple[str, ...]) -> BoundState:
-        """Return the state over pre-aggregated rows, which have these columns besides the key."""
+        """Return the state for pre-aggregated rows, which have the key and these columns."""
         return self
 
 
 class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
-    """Declared kind of state."""
+    """Kind of state, as a program declares it."""
 
     emits_once: ClassVar[bool] = False
     migrates: ClassVar[bool] = True
     """True if a migration may change the declaration, as far as the columns allow."""
     key_column: ClassVar[bool] = False
-    """True if one key column of the stage is stored as a value, as session windows are, since they grow."""
+    """True if one key column of the stage is stored as a value: a session window, because sessions grow."""
     waiting_rows: ClassVar[str] = ""
-    """Description of rows or open sessions that wait in lists; empty if none wait."""
+    """Text for messages that describes the rows or open sessions waiting in the table; empty if none wait."""
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
-    """Emitted rows: changed rows of the table, rows that do not depend on batch boundaries, or a function's rows."""
+    """Emitted rows: changed rows (`table`), rows independent of batches (`rows`), a function's rows (`function`)."""
     external_owner: ClassVar[str] = ""
     in_any_order: ClassVar[bool] = False
     not_final: ClassVar[tuple[str, str]] = ("", "")
-    """Reason why rows cannot be emitted only once, and an alternative; both empty if rows can."""
+    """Reason why `emits="final"` is not supported, and an alternative, for a message; both empty if it is supported."""
     no_late_table: ClassVar[str] = ""
-    """Content of a table of late rows, to explain why it is unsupported; empty if it is supported."""
+    """Reason why a table of late rows is not supported, for a message; empty if it is supported."""
     no_ttl: ClassVar[tuple[str, str]] = ("", "")
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """Bind the kind to the schemas of its rows, one schema for each DataFrame that the stage's function returns.
+        """Bind the kind to the schemas of the DataFrames that the stage's function returns.
 
         Raises `NotFound` for a missing column, and `Usage` if the state cannot be kept for such rows.
         """
@@ -158,11 +157,11 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def declaration(self) -> Kind:
-        """Declaration to store, without parts that may change while stored values keep their meaning."""
+        """The part of the declaration that manifests store: all that determines the meaning of stored values."""
         return self
 
     def declaration_over(self, stored: Kind) -> Kind:
-        """Return the declaration, without using Spark.
+        """Return the part of the declaration that manifests store, without using Spark.
 
         Columns that only Spark could parse are taken from `stored`.
         """
@@ -178,7 +177,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def core(self) -> Kind:
-        """Kind of the stored rows: this kind, or the inner one if this kind only decides when rows are emitted."""
+        """Kind of the stored rows: this kind, or the kind inside it if this one only decides when rows are emitted."""
         return self
 
     @property
@@ -190,19 +189,19 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return "watermark"
 
     def due_column(self, _key: pa.Schema) -> str:
-        """Return the column with the due time of rows; empty for none."""
+        """Return the column that has the due times of rows; empty if rows never fall due."""
         return ""
 
     def copied_column(self, _column: str) -> str | None:
         """Return the input column that an emitted column copies; empty for a computed column, such as a count.
 
-        Returns None if only the user's function knows.
+        Returns None if the user's function computes the rows.
         """
         return None
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Computed columns by name, such as `sum(arr_delay)`, without columns copied from rows."""
+        """Definitions of computed columns, such as `sum(arr_delay)`, by column name. Copied columns are left out."""
         return {}
 
     def by_session(self, _column: str) -> Kind | None:
@@ -215,11 +214,11 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return self
 
     def internal_renames(self, _names: Mapping[str, str]) -> dict[str, str]:
-        """Return the renames of internal columns that follow from these renames, old to new."""
+        """Return the new names of internal columns, by old name, after a renaming of visible columns."""
         return {}
 
     def is_compatible_with(self, now: Kind) -> bool:
-        """Return True if stored values keep their meaning under `now`; columns are compared separately."""
+        """Return True if stored values keep their meaning under `now`. Columns are compared elsewhere."""
         return self.stored == now.stored
 
     def may_become(self, now: Kind) -> bool:
@@ -227,26 +226,26 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return self.migrates and self.tag == now.tag
 
     def differences(self, now: Kind) -> Iterator[str]:
-        """Yield the differences to the declaration `now`, one line each, without column types."""
+        """Yield the differences between this declaration and `now`, one line each. Column types are left out."""
         yield from (f"+ {name} = {meaning}" for name, meaning in now.columns.items() if name not in self.columns)
         yield from (f"- {name}" for name in self.columns if name not in now.columns)
         if self.due_text != now.due_text:
             yield from (f"{sign} {text}" for sign, text in (("-", self.due_text), ("+", now.due_text)) if text)
 
     def why_not_maskable(self, _column: str) -> str:
-        """Return the reason why this column must not be masked: later records need its stored value.
+        """Return the reason why a column must not be masked: later records need its stored value.
 
         Empty if later records only replace the value, or if only the user's function knows.
         """
         return f"it holds {self.waiting_rows}" if self.waiting_rows else ""
 
     def source_columns(self, _column: str) -> tuple[str, ...]:
-        """Return the input columns from which an aggregate is computed; empty for other table columns."""
+        """Return the input columns from which an aggregate is computed; empty for other columns of the table."""
         return ()
 
 
 class OfCode(Kind, frozen=True, kw_only=True, tag=""):
-    """Kind defined by user code. The code is not stored, and may change with the next release."""
+    """Kind that user code defines. The code is not stored, and may change with the next release."""
 
     code: Any = None
 
@@ -256,7 +255,7 @@ class OfCode(Kind, frozen=True, kw_only=True, tag=""):
 
 
 class Attached(Kind, frozen=True, tag="attached"):
-    """Rows of a stateful operator in a Spark query that slackwater does not run."""
+    """State of an operator in a Spark query that slackwater follows but does not run."""
 
     operator: str = ""
     migrates: ClassVar[bool] = False
@@ -270,7 +269,7 @@ class Attached(Kind, frozen=True, tag="attached"):
 
 
 class Unknown(Kind, frozen=True, tag=""):
-    """Stored kind that this program does not know; can only be compared for equality."""
+    """Stored kind that this program does not define. It can only be compared for equality."""
 
     declared: Declaration
     migrates: ClassVar[bool] = False
@@ -284,7 +283,7 @@ class Unknown(Kind, frozen=True, tag=""):
 
 
 def kind_of(declared: Declaration) -> Kind:
-    """Decode a stored declaration; `Unknown` for a kind that neither slackwater nor the user's program defines."""
+    """Decode a stored declaration. Returns `Unknown` for a kind that this program does not define."""
     tag = declared.get("kind")
     kinds_by_tag: dict[str, type[Kind]] = {}
     pending: list[type[Kind]] = [Kind]
@@ -302,7 +301,7 @@ def kind_of(declared: Declaration) -> Kind:
 
 
 def decode_nested_kind(declared: object) -> Kind:
-    """Decode a kind nested in a declaration, stored or not. Raises `TypeError` for other values."""
+    """Return a kind nested in a declaration, decoded if it is JSON. Raises `TypeError` for other values."""
     if isinstance(declared, dict):
         return kind_of(declared)
     if not isinstance(declared, Kind):
@@ -314,18 +313,18 @@ _INPUT, _TIME = b"slackwater.input", b"slackwater.time"
 
 
 def with_input_metadata(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
-    """Return the schema with an input's name and watermark column as metadata."""
+    """Return the schema with the name of its input and the watermark column as metadata."""
     return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
 
 
 def input_and_time_of(rows: pa.Schema) -> tuple[str, str]:
-    """Return the input and the watermark column from a schema's metadata; empty if the input has no watermark."""
+    """Return the input's name and its watermark column from a schema's metadata; empty if not set."""
     metadata = rows.metadata or {}
     return metadata.get(_INPUT, b"").decode(), metadata.get(_TIME, b"").decode()
 
 
 def single_schema(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
-    """Return the only schema. Raises `Usage` if the stage's function returns several DataFrames."""
+    """Return the schema of the only DataFrame. Raises `Usage` if the stage's function returns several."""
     if len(rows) != 1:
         raise Usage(
             f"the stage's function returns {len(rows)} DataFrames, and {state} takes one",
@@ -335,7 +334,7 @@ def single_schema(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
 
 
 def field_of(rows: pa.Schema, column: str) -> pa.Field:
-    """Return the field of a column. Raises `NotFound`, with the nearest names."""
+    """Return the field of a column. Raises `NotFound`, with the nearest column names."""
     index = rows.get_field_index(column)
     if index < 0:
         raise NotFound("column", column, rows.names)
@@ -348,7 +347,7 @@ def check_names_once(names: Sequence[str], where: str = "the state") -> None:
 
 
 def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
-    """Raise `Usage` for names of value columns that repeat, are part of the key, or start with `_`."""
+    """Raise `Usage` if a value column's name is repeated, is part of the key, or starts with `_`."""
     check_names_once(names)
     for name in names:
         if name in key:
@@ -358,5 +357,5 @@ def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
 
 
 def key_of_table(key: Sequence[str], values: Collection[str]) -> tuple[str, ...]:
-    """Return a table's key columns: the stage's key without a session column, which is stored as a value."""
+    """Return the key columns of a stage's table: the stage's key without a session column."""
     return tuple(name for name in key if name not in values)

@@ -1,6 +1,6 @@
 """State of a user's function written for Spark's `applyInPandasWithState`: `pandas_state(fn, ...)`.
 
-The fields of the function's state are columns of the table; a key's timeout is the time at which its row falls due.
+The fields of the function's state are columns of the table. A key's timeout is the due time of its row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ _DEFINED = "_defined"
 
 
 class CallResult(NamedTuple):
-    """Result of one call of the function."""
+    """Result of one call of the user's function: output frames, state and timeout."""
 
     frames: Sequence[Any]
     value: Fields | None
@@ -40,12 +40,12 @@ class CallResult(NamedTuple):
 
 
 FunctionCall: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], CallResult]
-"""Function that calls the user's function for a key, with frames, state, and True if the key has timed out."""
+"""Function that calls the user's function for one key, with frames, state, and True after a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """Parts of a declared function that are not stored."""
+    """Parts of a declared function that manifests do not store."""
 
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]
@@ -56,7 +56,7 @@ class FunctionCode:
 
 
 class PandasState(SparkCode, frozen=True, tag="pandas_state"):
-    """Declared function for `applyInPandasWithState`."""
+    """Declared user function for `applyInPandasWithState`."""
 
     timeout: Timeout = "NoTimeout"
     not_final: ClassVar[tuple[str, str]] = (
@@ -101,7 +101,7 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPandasState(BoundCode):
-    """Function over rows of a fixed schema."""
+    """User's function, bound to the schema of its rows."""
 
     begin: Callable[[BatchMoment], FunctionCall]
     state: pa.Schema
@@ -111,7 +111,7 @@ class BoundPandasState(BoundCode):
         return pa.schema([*self.state, pa.field(_DEFINED, pa.bool_()), pa.field(DUE, pa.int64())])
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
-        """Call the function for the rows of each key, then for the keys that have timed out."""
+        """Call the user's function for each key with rows, then for each key that has timed out."""
         structs = Structs("state", pa.struct(list(self.state)), self.python.struct)
         defined = old[_DEFINED].combine_chunks().fill_null(False)
         columns_of_state = [old[name].combine_chunks() for name in self.state.names]

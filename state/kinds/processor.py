@@ -1,7 +1,7 @@
 """State of a user's class written for Spark's `transformWithState`: `processor(MyProcessor(), ...)`.
 
-State variables are columns of the table, so a key's row has the whole state of the key. Keys are looked up and written
-batch by batch; only the user's code runs once per key.
+State variables are columns of the table, so a key's row has all state of the key. Keys are looked up and written by
+batch; only the user's code runs key by key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,22 +28,22 @@ _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "waterma
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCode:
-    """Parts of a declared class that are not stored, and may change with the next release."""
+    """Parts of a declared class that manifests do not store, and that may change with the next release."""
 
     function: Callable[..., Any]
-    """Method that handles rows."""
+    """Method of the user's class that handles rows."""
     columns: Callable[[], tuple[StateColumn, ...]]
-    """Returns the state variables in the order in which the class requests them."""
+    """Function that returns the state variables, in the order in which the class requests them."""
     emits: Callable[[], pa.Schema]
     begin: Callable[[tuple[str, ...]], Begin]
-    """Returns a factory of instances for these key columns; called once, when the class is bound."""
+    """Function that takes the key columns and returns a factory of instances. Called once, at binding."""
     python: PythonRows
     order_by: tuple[str, ...] = ()
     initial: str = ""
 
 
 class Processor(SparkCode, frozen=True, tag="processor"):
-    """Declared class for `transformWithState`."""
+    """Declared user class for `transformWithState`."""
 
     time_mode: TimeMode = "None"
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -90,9 +90,9 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """Bind the class to its columns. Raises `Refused` for a reserved name or an unsupported variable.
+        """Bind the user's class to the columns of its rows.
 
-        Also raises the errors of `Kind.bind`.
+        Raises `Refused` for a reserved name or an unsupported variable, and the errors of `Kind.bind`.
         """
         columns, emits = self.code.columns(), self.code.emits()
         names = [column.name for column in columns]
@@ -149,7 +149,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundProcessor(BoundCode):
-    """Class over rows of fixed schemas."""
+    """User's class, bound to the schemas of its rows."""
 
     begin: Begin
     columns: tuple[StateColumn, ...]

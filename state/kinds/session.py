@@ -1,9 +1,9 @@
-"""Session windows: aggregates over `F.session_window` in a stage's key; sessions grow with their events.
+"""Session windows: aggregates over `F.session_window` in a stage's key. Sessions grow with their events.
 
-Each row comes with its own session, from its time to a gap after it; sessions of a key that overlap or touch are
-merged, as in Spark. Hence the session is not part of the table's key: the key is the remaining columns, and a key's row
-has a list of its open sessions. When the watermark has passed the end of a session, the session is emitted and leaves
-the list.
+Each row comes with a session of its own, from its time to a gap after it. Overlapping or touching sessions of a key are
+merged, as in Spark. Since sessions grow, they are not part of the table's key: the key is the remaining columns, and a
+key's row has a list of its open sessions. When the watermark has passed the end of a session, the session is emitted
+and leaves the list.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ from .kind import BatchMoment, BoundState, Groups, Kind, MergeResult, decode_nes
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
 _PARTIALS = "_partials"
-"""Internal column with the internal fields of sessions; keeps its name when the session column is renamed."""
+"""Internal column with the internal fields of sessions. A rename of the session column does not change its name."""
 
 
 class Sessions(Kind, frozen=True, tag="sessions"):
-    """Aggregates that are emitted once per session; `column` is the session window in the key."""
+    """Aggregates that are emitted once per session. `column` is the session window in the stage's key."""
 
     state: Any
     column: str = ""
-    """Name of the session column; not stored, because the column may be renamed."""
+    """Name of the session column. It is not stored, because the column may be renamed."""
     migrates: ClassVar[bool] = False
     key_column: ClassVar[bool] = True
     waiting_rows: ClassVar[str] = "sessions that are open"
@@ -67,11 +67,11 @@ class Sessions(Kind, frozen=True, tag="sessions"):
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions of several keys, by key and start; sessions of one key neither overlap nor touch."""
+    """Sessions of several keys, sorted by key and start. Sessions of one key neither overlap nor touch."""
 
     ids: Numbers
     start: Numbers
-    """int64[sessions], start of each session in microseconds since 1970 UTC, like `end`."""
+    """int64[sessions], start of each session in microseconds since 1970 UTC; `end` is in the same unit."""
     end: Numbers
     parts: pa.Table
 
@@ -81,11 +81,11 @@ class _Spans:
 
 @dataclass(frozen=True, slots=True)
 class BoundSessions(BoundState):
-    """Sessions over rows of a fixed schema.
+    """Session aggregates, bound to the schema of the rows.
 
-    Value columns of the table: a list of sessions with their visible aggregates, which has the key column's name;
-    `_partials`, a list of the same length with the internal fields, if there are any; and `_due_at`, the earliest end
-    of a session.
+    The table has these value columns: the session column, a list of open sessions with their visible aggregates;
+    `_partials`, a list of the same length with their internal fields, if there are any; and `_due_at`, the earliest end
+    of an open session.
     """
 
     due_by = "watermark"
@@ -155,10 +155,6 @@ class BoundSessions(BoundState):
         return _Spans(ids, _us(columns["start"]), _us(columns["end"]), parts)
 
     def _merge_rows(self, rows: pa.Table, groups: Groups, stored: _Spans) -> _Spans:
-        """Merge a batch's rows into the sessions: a row extends a session, and may join several sessions into one.
-
-        Raises `SumOverflow`, whose `row` is the position of the key.
-        """
         if not rows.num_rows:
             return stored
         spans = rows[self.column].combine_chunks()
@@ -179,11 +175,6 @@ class BoundSessions(BoundState):
         return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
 
     def _parts(self, rows: pa.Table, number: Numbers, stored: _Spans) -> pa.Table:
-        """Return the aggregates of each session.
-
-        `number` has a session number for each stored span, followed by one for each row. Raises `SumOverflow`, whose
-        `row` is the session number.
-        """
         old_numbers, old = _combine_parts(number[: len(stored.ids)], stored.parts, self.inner)
         # Aggregates take rows sorted by group, here by session, with the stored row of each group.
         new = number[len(stored.ids) :]
@@ -236,11 +227,6 @@ def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numb
 
 
 def _combine_parts(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
-    """Combine the parts of each session number into one row; `numbers` ascend.
-
-    Combines neighbours in pairs, so that the number of rounds is the logarithm of the largest number of parts. Raises
-    `SumOverflow`, whose `row` is the number.
-    """
     while (repeats := numbers[1:] == numbers[:-1]).any():
         begins = np.flatnonzero(np.append(True, ~repeats))
         place = np.arange(len(numbers)) - np.repeat(begins, np.diff(begins, append=len(numbers)))

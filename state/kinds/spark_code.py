@@ -1,4 +1,4 @@
-"""Interfaces between state kinds and user code for Spark's stateful operators: rows in Python, handle, instance."""
+"""Interfaces between state kinds and user code that was written for Spark's stateful operators."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from .update import Update
 
 
 class SparkCode(OfCode, frozen=True, kw_only=True, tag=""):
-    """Code for one of Spark's stateful operators."""
+    """User code for one of Spark's stateful operators."""
 
     def may_become(self, now: Kind) -> bool:
         return isinstance(now, type(self) | Update)
@@ -27,49 +27,49 @@ class SparkCode(OfCode, frozen=True, kw_only=True, tag=""):
 
 
 class PythonRows(Protocol):
-    """Conversion of rows for user code, to Spark's `Row` or to pandas frames. Sent to workers by pickle."""
+    """Conversion of rows for user code, to Spark's `Row` or to pandas frames. Pickled and sent to workers."""
 
     def struct(self, kind: pa.StructType) -> SparkStruct:
-        """Return Spark's type of the structs that have this Arrow type."""
+        """Return Spark's struct type for an Arrow struct type."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
-        """Return each key as a tuple."""
+        """Return each key as a tuple of Python values."""
 
     def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function that returns the rows of the key with a given index, or None if there are none.
+        """Return a function from a key's index to the key's rows; the function returns None for a key without rows.
 
         `ids` has the key index of each row, ascending.
         """
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
-        """Return the rows to pass for a key without rows."""
+        """Return the rows to pass to user code for a key that has no rows."""
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Convert the output of user code to a table. Raises `Refused` if it does not fit the schema."""
+        """Convert the output of user code to a table. Raises `Refused` if the output does not fit the schema."""
 
 
 class Instance(Protocol):
     """Instance of the user's class, for one batch."""
 
     def rows(self, key: Any, rows: Iterator[Any]) -> Iterable[Any]:
-        """Handle the rows of a key and return its output."""
+        """Handle the rows of a key, and return the user code's output."""
 
     def initial(self, key: Any, rows: Iterator[Any]) -> None:
-        """Pass the initial state of a key to the instance."""
+        """Hand the initial state of a key to the user's class."""
 
     def expired(self, key: Any, at_ms: int) -> Iterable[Any]:
-        """Handle an expired timer and return the output."""
+        """Handle a timer of a key that expired at `at_ms`, and return the user code's output."""
 
     def close(self) -> None: ...
 
 
 Begin: TypeAlias = "Callable[[Handle, BatchMoment], Instance]"
-"""Function that creates the instance for a batch, which requests its variables. Sent to workers by pickle."""
+"""Function that creates the instance of the user's class for a batch. Pickled and sent to workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundCode(BoundState):
-    """User code over rows of fixed schemas."""
+    """User code, bound to the schemas of its rows."""
 
     python: PythonRows
     order_by: tuple[str, ...]
@@ -91,7 +91,7 @@ class BoundCode(BoundState):
         return self.late
 
     def rows_by_key(self, rows: pa.Table, groups: Groups) -> list[Callable[[int], Iterator[Any] | None]]:
-        """Return a function for each input, from a key's index to the key's rows; see `PythonRows.groups`."""
+        """Return, for each input, a function from a key's index to the key's rows; see `PythonRows.groups`."""
         tables = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids, self.order_by)
         return [
             self.python.groups(table.select(schema.names), table["_key"].to_numpy(), groups.num)
@@ -103,7 +103,7 @@ class BoundCode(BoundState):
 
 
 class Handle:
-    """Handle of a user's class: variables and timers, with the method names of Spark's `StatefulProcessorHandle`."""
+    """Handle of a user's class for variables and timers, with the methods of Spark's `StatefulProcessorHandle`."""
 
     def __init__(self, variables: Mapping[str, StateVariable], timers: Timers | None) -> None:
         self._variables, self._timers = variables, timers

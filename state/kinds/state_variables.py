@@ -1,8 +1,8 @@
-"""State variables of a user's class: columns of the table, and their values in Python, key by key.
+"""State variables of a user's class: columns of the table, whose values the class reads and writes key by key.
 
-The method names are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of its handle. The
-values of all keys of a batch are converted from Arrow at once, at the first call, and back at once; methods act on the
-current key (`BatchKeys.current`). Expired values are dropped before user code sees them.
+The method names are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of Spark's handle. At
+the first call, the values of all keys of a batch are converted from Arrow; after the batch, they are converted back.
+Methods act on the current key (`BatchKeys.current`). Expired values are dropped before user code sees them.
 """
 
 from bisect import insort
@@ -27,7 +27,7 @@ NEVER = (1 << 63) - 1
 
 
 class Variable(Struct, frozen=True, omit_defaults=True):
-    """State variable as manifests store it."""
+    """State variable, as manifests store it."""
 
     form: Form
     ttl_ms: int = 0
@@ -35,7 +35,7 @@ class Variable(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """State variable as columns of the table."""
+    """State variable, as a column of the table."""
 
     name: str
     variable: Variable
@@ -44,7 +44,7 @@ class StateColumn:
 
     @property
     def columns(self) -> list[pa.Field]:
-        """The variable's column, and with a time to live also the column of expiry times in ms since 1970 UTC."""
+        """Columns of the variable: its values, and with a time to live its expiry times in ms since 1970 UTC."""
         kind, times = self.fields, pa.int64()
         if self.variable.form != "value":
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
@@ -58,17 +58,17 @@ class StateColumn:
 
 
 def expiry_column(name: str) -> str:
-    """Return the name of the column with a variable's expiry times; a list column for lists and maps."""
+    """Return the name of the column with a variable's expiry times; for lists and maps, it is a list column."""
     return f"_expires_{name}"
 
 
 @dataclass(slots=True)
 class BatchKeys:
-    """Keys of a batch, one of which is current."""
+    """Keys of a batch. User code runs for one key at a time, the `current` one."""
 
     num: int
     wall_ms: int
-    """Time by which values expire, in ms since 1970 UTC."""
+    """Wall clock of the batch, in ms since 1970 UTC: values with this expiry time or an earlier one are expired."""
     current: int = 0
     changed: npt.NDArray[np.bool_] = field(init=False)
     """bool[num], True for keys whose values differ from the stored values."""
@@ -78,7 +78,7 @@ class BatchKeys:
 
 
 class _PerKey:
-    """Value for each key of a batch, converted from Arrow to Python at the first access."""
+    """A value for each key of a batch, converted from Arrow to Python at the first access."""
 
     def __init__(self, keys: BatchKeys, stored: pa.Array) -> None:
         self._keys, self._stored, self._rows = keys, stored, None
@@ -105,7 +105,7 @@ class _PerKey:
 
 
 class Timers(_PerKey):
-    """Timers of the keys."""
+    """Timers of each key of a batch."""
 
     def __init__(self, keys: BatchKeys, old: pa.Table) -> None:
         super().__init__(keys, old[TIMERS].combine_chunks())
@@ -139,7 +139,7 @@ class Timers(_PerKey):
 
 
 class StateVariable(_PerKey):
-    """State variable for the keys of a batch. With a time to live, the last part of an entry is its expiry time."""
+    """Values of one state variable. With a time to live, the last element of an entry is its expiry time."""
 
     def __init__(self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf) -> None:
         stored, *times = (old[field.name].combine_chunks() for field in column.columns)
@@ -182,7 +182,7 @@ class StateVariable(_PerKey):
 
 
 class ValueState(StateVariable):
-    """One value for each key."""
+    """State variable with one value for each key."""
 
     def get(self) -> Fields | None:
         return self._given(self._row) if self._row is not None else None
@@ -201,7 +201,7 @@ class ValueState(StateVariable):
 
 
 class ListState(StateVariable):
-    """A list of values for each key."""
+    """State variable with a list of values for each key."""
 
     def get(self) -> Iterator[Fields]:
         return iter([self._given(entry) for entry in self._row or ()])
@@ -230,7 +230,7 @@ class ListState(StateVariable):
 
 
 class MapState(StateVariable):
-    """Map for each key. Iterates in the order of the map's keys."""
+    """State variable with a map for each key. Iteration is in the order of the map's keys."""
 
     def __init__(self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf) -> None:
         assert column.key is not None  # noqa: S101  a map has one
@@ -285,7 +285,6 @@ class MapState(StateVariable):
 
 
 def _ordered(keys: Iterable[Fields]) -> list[Fields]:
-    """Sort map keys independently of insertion order; nulls come first."""
     try:
         return sorted(keys)
     except TypeError:
@@ -309,7 +308,6 @@ def _per_key(lists: pa.Array, entries: list[Any]) -> list[Any]:
 
 
 def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
-    """Return the expiry times of all entries of these lists; null for an entry without expiry time."""
     if times.offsets.equals(lists.offsets):
         return times.values
     sizes = np.diff(lists.offsets.to_numpy())
@@ -318,7 +316,7 @@ def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
 
 
 def earliest_times(times: pa.Array) -> Times:
-    """Return int64[n]: the earliest time of each list, or each time itself; `NEVER` for an empty list or a null."""
+    """Return int64[n]: the earliest time of each list, or each single time; `NEVER` for a null or empty list."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())
     flat, keys = pc.fill_null(times.flatten(), NEVER).to_numpy(), pc.list_parent_indices(times).to_numpy()

@@ -1,7 +1,7 @@
-"""Convert structs between Arrow and Python, as user code for Spark's stateful operators sees them.
+"""Conversion of structs between Arrow and the Python values that user code for Spark's operators sees.
 
-Between the two forms, structs are tuples of Spark's internal values, which Spark's own types convert: a timestamp is
-the number of microseconds since 1970 UTC, a date the number of days, a nested struct a tuple.
+In between, a struct is a tuple of Spark's internal values, which Spark's own types convert: a timestamp is the number
+of microseconds since 1970 UTC, a date the number of days, a nested struct a tuple.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,27 +14,27 @@ import pyarrow as pa
 from ...errors import Refused
 
 Fields: TypeAlias = tuple[Any, ...]
-"""Internal values of a struct's fields."""
+"""Spark's internal values of a struct's fields."""
 
 
 class SparkStruct(Protocol):
-    """Part of Spark's `StructType` that conversion needs."""
+    """Methods of Spark's `StructType` that the conversion calls."""
 
     def toInternal(self, obj: Any) -> Any:
         """Convert a user's value to Spark's internal value."""
 
     def fromInternal(self, obj: Any) -> Any:
-        """Convert an internal value to a row."""
+        """Convert Spark's internal value to a row for user code."""
 
     def needConversion(self) -> bool:
-        """Return True if nested values differ between user code and internal form."""
+        """Return True if user code sees other values than Spark's internal ones."""
 
 
 StructOf: TypeAlias = Callable[[pa.StructType], SparkStruct]
 
 
 class Structs:
-    """Converter for structs of one type."""
+    """Converter for the structs of one type."""
 
     def __init__(self, column: str, kind: pa.StructType, struct_of: StructOf) -> None:
         self._column, self._kind, self._spark = column, kind, struct_of(kind)
@@ -44,7 +44,7 @@ class Structs:
         self._python_types = tuple(map(_python_type, self._inner))
 
     def to_python(self, structs: pa.Array, times: pa.Array | None = None) -> list[Fields | None]:
-        """Return tuples of internal values, each with its value in `times` appended; None for a null struct."""
+        """Return each struct as a tuple of internal values, followed by its time if given; None for a null struct."""
         parts = [_read(column.cast(inner), inner) for column, inner in zip(structs.flatten(), self._inner, strict=True)]
         rows: list[Fields | None] = list(zip(*parts, *((times.to_pylist(),) if times is not None else ()), strict=True))
         for index in np.flatnonzero(np.asarray(structs.is_null())).tolist() if structs.null_count else ():
@@ -52,7 +52,7 @@ class Structs:
         return rows
 
     def to_arrays(self, rows: Sequence[Fields | None], *, timed: bool = False) -> list[pa.Array]:
-        """Return the column of these tuples; if `timed`, also the column of their last elements, which are times."""
+        """Convert tuples to a struct column; if `timed`, also return a column of their last elements."""
         present = [row for row in rows if row is not None]
         parts = list(zip(*present, strict=True)) or [()] * (self._kind.num_fields + timed)
         children = [self._array(*arguments) for arguments in zip(self._kind, self._inner, parts, strict=False)]
@@ -88,7 +88,7 @@ class Structs:
         return tuple(self.to_named_row(value)) if self._converted else value
 
     def to_named_row(self, value: Fields) -> Any:
-        """Convert internal values to a row with named fields, which the caller may change."""
+        """Convert internal values to a row with named fields. The caller may change the row."""
         return self._spark.fromInternal(deepcopy(value) if self._nested else value)
 
     def _array(self, field: pa.Field, inner: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -102,7 +102,6 @@ class Structs:
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type of Spark's internal values for an Arrow type."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.int64()
@@ -122,7 +121,6 @@ def _read(array: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 def _tuples(value: Any, kind: pa.DataType) -> Any:
-    """Replace nested structs, which Arrow returns as dicts, by tuples."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -143,7 +141,6 @@ def _written(value: Any, kind: pa.DataType) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert values of numpy and pandas to Python values, as Spark expects."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | np.ndarray):
@@ -155,7 +152,6 @@ def _plain(value: Any) -> Any:
 
 
 def _python_type(kind: pa.DataType) -> type | None:
-    """Return the Python type of an Arrow type's values; None if the Arrow type alone does not decide."""
     types = pa.types
     checks = {bool: types.is_boolean, int: types.is_integer, float: types.is_floating, str: types.is_string}
     return next((python for python, has_type in checks.items() if has_type(kind)), None)

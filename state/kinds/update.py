@@ -1,4 +1,4 @@
-"""State of a vectorised user function: whole Arrow tables in, whole Arrow tables out."""
+"""State of a vectorised user function, which takes and returns whole Arrow tables: `update(fn, ...)`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateCode:
-    """Parts of an update that are not stored: a new function over unchanged columns is compatible."""
+    """Parts of a declared `update` that manifests do not store, such as the function."""
 
     function: Function
     state: Callable[[], pa.Schema]
@@ -28,7 +28,7 @@ class UpdateCode:
 
 
 class Update(OfCode, frozen=True, tag="update"):
-    """Declared update."""
+    """Declared `update`: a vectorised user function."""
 
     due: str = ""
     due_by: DueBy = "watermark"

@@ -18,19 +18,19 @@ from .kind import BoundState, Groups, Kind, MergeResult, check_value_names, fiel
 def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest value in the column `by`.
 
-    A row is ignored if its `by` is null, or smaller than that of the stored row. A stage with outputs emits
-    the rows that a batch changed, without deleted keys.
+    A row is ignored if its `by` is null, or smaller than that of the stored row. A stage with outputs emits the rows
+    that a batch changed, without deleted keys.
 
     Args:
         by: Column that orders a key's rows: a time, an offset, a sequence number.
-        delete_when: Boolean column; true in the latest row deletes the key. It is not stored, and the `by` of a deleted
-            key is forgotten.
+        delete_when: Boolean column; true in the latest row deletes the key. The column is not stored, and the `by` of a
+            deleted key is forgotten.
     """
     return Upsert(by, delete_when)
 
 
 class Upsert(Kind, frozen=True, tag="upsert"):
-    """Declared upsert."""
+    """Declared `upsert`."""
 
     by: str
     delete_when: str | None = None

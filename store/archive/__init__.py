@@ -1,6 +1,6 @@
 """The input archive: Parquet copies of the records that an app read from users' topics.
 
 The archive of a topic has Parquet objects and numbered index objects; the newest index lists everything in the archive.
-Here: both formats, the commit loop, reading ranges of offsets, merging small objects. Not here: Kafka, which version
-read which records, and the schedule of archiving (`pipeline`, `operations`).
+This package has both formats, the loop that commits an index, reading of offset ranges, and merging of small objects.
+Elsewhere (`pipeline`, `operations`): Kafka, the versions that read a record, and the schedule of archiving.
 """

@@ -16,7 +16,7 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
-"""`timestampType` tells who set `timestamp`: 0 the producer, 1 the broker, -1 nobody.
+"""Arrow schema of archived records. `headers` is null for a record without headers.
 
-`headers` is null for a record without headers.
+`timestampType` tells who set `timestamp`: 0 the producer, 1 the broker, -1 nobody.
 """

@@ -1,7 +1,7 @@
-"""Ranges of offsets by Kafka partition, such as those that an archive covers, and set operations on them.
+"""Extents, which are ranges of offsets of Kafka partitions, and set operations on them.
 
-A set is a sorted tuple of extents, no two of which touch within a partition. Gaps in Kafka's own offsets do not matter:
-an extent is a range that was read, including offsets without a record.
+A set is a sorted tuple of extents that neither overlap nor touch within a partition. An extent is a range that was
+read, including offsets without a record.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ Extents = tuple[Extent, ...]
 
 
 def extents_between(starts: Sequence[int], ends: Sequence[int]) -> Extents:
-    """Return the offsets from `starts` to `ends`, both by partition; a missing number is 0."""
+    """Return the extents between two tuples of offsets by partition. A missing offset is 0."""
     return union(Extent(number, *span) for number, span in enumerate(zip_longest(starts, ends, fillvalue=0)))
 
 
@@ -89,7 +89,7 @@ def count_offsets(extents: Iterable[Extent]) -> int:
 
 
 def extent_violations(path: str, extents: Extents) -> Iterator[Violation]:
-    """Yield a violation for each extent that is empty or not after its predecessor."""
+    """Yield a violation for each extent that is empty, or does not lie after the previous extent."""
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:

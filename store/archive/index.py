@@ -1,11 +1,12 @@
 """Indexes of a topic's archive: numbered objects, each of which lists the whole archive. Only the newest counts.
 
 Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and forgetting are pure
-functions from the newest index to the next; a writer that loses the race for a number repeats its function on the new
-head (`change`). Objects are put before an index names them. Garbage collection deletes objects that no index names.
+functions from the newest index to the next; a writer that loses the race for a number applies its function again to the
+new head (`change`). Objects are put before an index names them. Garbage collection deletes objects that no index names.
 
-A topic that was deleted and re-created under its name counts its offsets from 0 again. Kafka gives the new topic
-another id, and it gets an archive of its own, under the next `life`, so that records of the two topics never mix.
+A topic that is deleted and re-created under its name is a new incarnation of the topic: it has a new Kafka id, and its
+offsets begin at 0 again. Each incarnation has an archive of its own (`ArchiveIndex.life`), so that their records never
+mix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from .extents import Extents
 
 _ATTEMPTS = 100
 _MAX_UNCHECKED_S = 30.0
-"""Time within which no number can be both taken and collected: collection waits for an hour."""
+"""Seconds after which a slow put is checked: meanwhile its number may have been used and collected."""
 
 
 class ArchiveObject(Struct, frozen=True):
@@ -40,11 +41,11 @@ class ArchiveObject(Struct, frozen=True):
     footer_bytes: limits.Bytes
     footer_checksum: limits.Checksum
     extents: Extents
-    """Offsets that the object covers: it has all their records, except forgotten ones."""
+    """Offsets that the object covers. It has all records with these offsets, except forgotten ones."""
     time_min_ms: limits.AnyTimeMs
     time_max_ms: limits.AnyTimeMs
     read_ms: limits.TimeMs
-    """Commit time of the newest version that read any of the records; retention counts from there."""
+    """Commit time of the newest version that read any of the records. Retention counts from this time."""
 
 
 class ArchiveIndex(Struct, frozen=True):
@@ -53,23 +54,23 @@ class ArchiveIndex(Struct, frozen=True):
     app: limits.Name
     topic: limits.Topic
     life: limits.Version
-    """Number of the topic's incarnation: 1 at first, plus 1 for each re-creation of the topic."""
+    """Number of the topic's incarnation: 1, plus the number of times that the topic was re-created."""
     number: limits.Version
     id: limits.Ulid
-    """Unique id, by which a writer recognises its own index if the answer to its put was lost."""
+    """Unique id of the index. By it, a writer recognises its own index after a lost answer."""
     follows: limits.ShortText
     time_ms: limits.TimeMs
     by: limits.ShortText
     begun_ms: limits.TimeMs = 0
     topic_id: limits.ShortText = ""
     begins: limits.Offsets = ()
-    """First archived offset by partition; 0 for partitions that were added since."""
+    """First archived offset by Kafka partition; 0 for partitions that were added later."""
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
     covered: Extents = ()
-    """Offsets that the archive covers, including those without records, such as transaction markers."""
+    """Offsets that the archive covers, including offsets without a record, such as transaction markers."""
     thinned: Extents = ()
     forgotten: Extents = ()
-    """Offsets of objects from which keys were forgotten: some of their records may be missing."""
+    """Offsets of objects from which keys were forgotten; some records are missing there."""
 
     @property
     def folder(self) -> str:
@@ -92,9 +93,9 @@ class ArchiveIndex(Struct, frozen=True):
         return extents.subtract(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
     def unarchived(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
-        """Return the offsets that were read since the archive began and were never archived.
+        """Return the offsets that were read since the archive began, but never archived.
 
-        Each item of `read` has the start and the end offsets of one read, by partition.
+        Each item of `read` has the start offsets and the end offsets of one read, by partition.
         """
         required = extents.union(*(extents.extents_between(starts, ends) for starts, ends in read))
         return extents.subtract(required, (*extents.extents_between((), self.begins), *self.covered, *self.thinned))
@@ -140,7 +141,7 @@ def new_object_key(index: ArchiveIndex, ulid: str = "") -> str:
 
 
 def empty_index(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
-    """Return an empty index with number 0, the base of an archive's first change. It is not stored."""
+    """Return an empty index, from which an archive's first change starts. It has number 0, and is not stored."""
     return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
@@ -149,7 +150,7 @@ def newest(
 ) -> ArchiveIndex | None:
     """Return the newest index of an archive, or None. Costs a listing and a read.
 
-    `previous`, an index read earlier, shortens the listing. Raises `Corruption`.
+    `previous` is an index that was read earlier, and shortens the listing. Raises `Corruption`.
     """
     prefix, start_after = (
         keys.archive(app, keys.archive_folder(topic, incarnation)),
@@ -168,7 +169,7 @@ def newest(
 
 
 def newest_incarnations(store: ObjectStore, app: str) -> dict[str, int]:
-    """Return the archived topics, each with the number of its newest incarnation. Costs one listing of folders."""
+    """Return the number of the newest incarnation of each archived topic. Costs one listing of folders."""
     incarnations: dict[str, int] = {}
     for folder in store.list_folders(keys.archives(app)):
         topic, _, suffix = folder.partition("@")
@@ -178,10 +179,10 @@ def newest_incarnations(store: ObjectStore, app: str) -> dict[str, int]:
 
 
 def iter_archives(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
-    """Yield the newest index of each archive of an app. Each incarnation of a topic has its own archive.
+    """Yield the newest index of each archive of an app. Each incarnation of a topic has an archive of its own.
 
-    Costs a listing, and `newest` for each archive. Errors of damaged indexes are stored in `damaged`, by index key; if
-    `damaged` is None, they are raised.
+    Costs a listing of folders, and a listing and a read for each archive. The error for a damaged index is stored in
+    `damaged`, by the index's key; without `damaged`, it is raised.
     """
     for topic, count in newest_incarnations(store, app).items():
         for incarnation in range(1, count + 1):
@@ -195,7 +196,7 @@ def iter_archives(store: ObjectStore, app: str, damaged: dict[str, Corruption] |
 
 
 def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
-    """Create the next index by put-if-absent; after a lost race, apply `update` to the new head and retry.
+    """Commit a change to an archive: create the next index by put-if-absent, and retry after a lost race.
 
     `archive` is an index that was the newest, or the result of `empty_index`. Returns the created index, or the newest
     index if `update` changes nothing. Raises `CommitConflict` after many lost races, `Corruption` and `Unstorable`.
@@ -233,7 +234,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
 
 
 def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
-    """Return True if an index is valid after a slow put: its number was not used and collected before."""
+    """Return True if the index is valid: its number was not used and collected before the index was put."""
     successor = INDEXES.find(store, index.number + 1, index.prefix)
     if successor is not None:
         return successor.follows == index.id
@@ -242,14 +243,15 @@ def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
 
 
 def begin_update(offsets: Sequence[int]) -> Update:
-    """Return an update that begins an archive at these offsets, by partition. It leaves an existing archive as is."""
+    """Return an update that begins an archive at these offsets, by partition. An existing archive stays as it is."""
     return lambda head: None if head.number else replace(head, begins=tuple(offsets))
 
 
 def append_update(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
-    """Return an update that adds objects, and the offsets that were read for them, even those without a record.
+    """Return an update that adds objects, and adds `covered` to the archive's covered offsets.
 
-    If the archive already covers some of the offsets, the update changes nothing: the caller must recompute both.
+    `covered` has all offsets that were read, even offsets without a record. If the archive already covers some of them,
+    the update changes nothing, and the caller must recompute both arguments.
     """
     new, more = tuple(objects), extents.union(covered)
 
@@ -267,7 +269,7 @@ def append_update(objects: Iterable[ArchiveObject], covered: Iterable[extents.Ex
 
 
 def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
-    """Return an update that replaces objects. `changes` maps old keys to new objects; None removes an object.
+    """Return an update that replaces objects. `changes` maps a key to its new object, or to None to remove it.
 
     Covered offsets stay covered. With `forgotten`, the offsets of replaced objects are added to the index's
     `forgotten`. The update changes nothing if the archive no longer has one of the old keys.
@@ -285,7 +287,7 @@ def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bo
 
 
 def thin_update(before_ms: int) -> Update:
-    """Return an update that removes the objects whose records were all read before `before_ms`."""
+    """Return an update that removes each object whose records were all read before `before_ms`."""
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
         removed = [item for item in head.objects if item.read_ms < before_ms]
@@ -305,8 +307,8 @@ def thin_update(before_ms: int) -> Update:
 def replaced_indexes(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
     """Return the indexes that were replaced more than `margin_ms` ago, oldest first.
 
-    `listed` has all indexes in order. Ages are by storage's clock. They must be deleted in this order, so that a writer
-    whose base was deleted still finds the base's successor.
+    `listed` has all indexes in order. Ages are by storage's clock. Delete the indexes in this order, so that a writer
+    whose base index was deleted still finds the next index.
     """
     before_ms = listed[-1].modified_ms - margin_ms if listed else 0
     return [info for info, after in pairwise(listed) if after.modified_ms < before_ms]

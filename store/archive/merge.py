@@ -1,8 +1,8 @@
 """Writes objects of an archive: appends new records, and merges small objects into large ones.
 
-An object is put before an index names it. Objects of similar size are merged in order, as in universal compaction, so
+An object is put before an index names it. As in universal compaction, objects of similar size are merged in order, so
 each record is rewritten O(log of the number of small objects) times. Objects of different days are never merged, and
-large objects are left alone, because retention deletes whole objects.
+large objects are not merged, because retention deletes whole objects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +34,8 @@ def pick_inputs(
 ) -> tuple[ArchiveObject, ...]:
     """Return the next objects to merge, in index order; none if there is nothing to merge.
 
-    They are small, and their `read_ms` lie in one period of `period_ms`. They are at least eight of similar size; with
-    `all_sizes`, at least two of any sizes.
+    All are small, and their `read_ms` lie in one period of length `period_ms`. A merge takes eight or more objects of
+    similar size; with `all_sizes`, two or more of any size.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
     for _, group in groupby(small, key=lambda item: item.read_ms // period_ms):
@@ -67,9 +67,10 @@ def _fitting_prefix(items: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]
 def merge(
     store: ObjectStore, archive: ArchiveIndex, inputs: Sequence[ArchiveObject], *, by: str, now_ms: int
 ) -> ArchiveIndex:
-    """Replace several objects by one. Returns the new index, or the newest if an input is no longer there.
+    """Replace several objects of an archive by one object. Returns the archive's newest index.
 
-    Raises `Corruption`, before any change, if an input is missing or damaged, and `CommitConflict`.
+    Nothing is replaced if an input is no longer in the archive. Raises `Corruption`, before any change, if an input is
+    missing or damaged, and `CommitConflict`.
     """
     writer = ArchiveWriter()
     for rows in _read_in_order(store, inputs):

@@ -30,7 +30,7 @@ _DECODE_ERRORS = (pa.ArrowException, OSError)
 
 
 class ArchiveWriter:
-    """Encodes one object from records appended in order. Holds the encoded bytes and a row group in memory."""
+    """Encoder of one archive object. Holds the encoded bytes and one row group in memory."""
 
     def __init__(self) -> None:
         self._sink = pa.BufferOutputStream()
@@ -45,7 +45,7 @@ class ArchiveWriter:
         return int(self._sink.tell())
 
     def append(self, records: pa.Table) -> None:
-        """Append records of `SCHEMA`. Raises `ValueError` if they do not sort after the records so far."""
+        """Append records with the columns of `SCHEMA`. Raises `ValueError` if they are not in order."""
         if not records.num_rows:
             return
         if self._waiting_rows >= _MIN_ROW_GROUP_ROWS and records["partition"][0].as_py() != self._last[0]:
@@ -141,9 +141,9 @@ def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
 
 
 def open_file(store: ObjectStore, item: ArchiveObject, on_error: Callable[[Exception], None]) -> pa.PythonFile:
-    """Open an object as a file that is read on demand. Calls `on_error` with errors of later reads.
+    """Open an object as a file that is read on demand. `on_error` is called with errors of later reads.
 
-    First reads the footer, or a small object as a whole; errors of that read are raised.
+    Reads the footer at once, or a small object as a whole, and raises errors of that read.
     """
     return pa.PythonFile(_open_ranges(store, item, on_error), mode="r")
 
@@ -169,7 +169,7 @@ def _fetch_range(store: ObjectStore, item: ArchiveObject, start: int, length: in
 
 
 class ArchivedRecords:
-    """One object in the store, read by row group on demand. Caches the last row group."""
+    """Records of one archive object in the store, read by row group on demand. Caches one row group."""
 
     def __init__(self, store: ObjectStore, item: ArchiveObject) -> None:
         self._item, self._range_file = item, _open_ranges(store, item, lambda _error: None)
@@ -239,7 +239,7 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _RangeFile(io.RawIOBase):
-    """Object as a file, fetched by ranges on demand. Caches the first range and the last one given to `cache_only`."""
+    """Object in the store as a file that is fetched by ranges. Caches the first range and one chosen range."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, first: tuple[int, bytes], on_error: Callable[[Exception], None]

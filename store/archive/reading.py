@@ -1,4 +1,4 @@
-"""Reads ranges of offsets from the archives of an app and of the apps that it was cloned from."""
+"""Reads ranges of offsets from the archives of an app, and of the apps that it was cloned from."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ _CACHE_S = 30.0
 
 @dataclass(slots=True)
 class Archive:
-    """Reads one archive by a given index, or by the newest index once an object of the given one was deleted."""
+    """Reader of one archive. It loads the newest index if an object of its index was deleted."""
 
     store: ObjectStore
     index: ArchiveIndex
@@ -58,7 +58,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class TopicArchives:
-    """Archives that several apps have of one topic. An offset is read from the first archive that has it."""
+    """Archives of one topic in several apps. An offset is read from the first archive that covers it."""
 
     archives: tuple[Archive, ...]
 
@@ -70,7 +70,7 @@ class TopicArchives:
         return bool(self.archives)
 
     def with_topic_id(self, topic_id: str) -> "TopicArchives":
-        """Return the archives of the topic with this id, or with `self.topic_id` if none has the given id.
+        """Return the archives of the topic with this id; if there are none, those with `self.topic_id`.
 
         Archives without an id match any id.
         """
@@ -88,7 +88,7 @@ class TopicArchives:
         return subtract((Extent(partition, first, end),), self.covered(partition))
 
     def covered_start(self, partition: int, first: int) -> int:
-        """Return the start of the covered range that contains `first` or ends at it; `first` if there is none."""
+        """Return the start of the covered range that contains `first` or ends at it; `first` without such a range."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
@@ -102,7 +102,7 @@ class TopicArchives:
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
     def has_forgotten_keys(self, partition: int, first: int, end: int) -> bool:
-        """Return True if keys were forgotten from a range. Call it after reading, which may reload the index."""
+        """Return True if keys were forgotten from a range. Call this after the range was read."""
         return any(intersect((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
 
     def first_offset_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
@@ -113,9 +113,9 @@ class TopicArchives:
         return otherwise
 
     def missing_error(self, extent: Extent, kafka_reason: str) -> Gone:
-        """Return the error for offsets that neither the archives nor Kafka have.
+        """Return the error for offsets that are neither in the archives nor in Kafka.
 
-        `kafka_reason` states why Kafka lacks them.
+        `kafka_reason` says why Kafka does not have them.
         """
         index = self.archives[0].index
         is_thinned = any(intersect((extent,), archive.index.thinned) for archive in self.archives)
@@ -129,10 +129,9 @@ class TopicArchives:
 
 
 class Archives:
-    """Archives that an app can read: its own, and those of the apps from which it was cloned.
+    """All archives that an app can read: its own, and those of the apps from which it was cloned.
 
-    `open_store` is called on first use. Results are cached for half a minute. Without an app name, there are no
-    archives.
+    `open_store` is called at the first use. Results are cached for half a minute. An empty app name has no archives.
     """
 
     def __init__(self, open_store: Callable[[], ObjectStore], app: str, *, at_ms: int | None = None) -> None:
@@ -142,8 +141,8 @@ class Archives:
     def for_topic(self, topic: str, topic_id: str = "") -> TopicArchives:
         """Return the archives of a topic: the app's own first, then those of the apps it was cloned from, in order.
 
-        For a re-created topic, `topic_id` selects the incarnation. Without it, each app's newest incarnation is
-        used, or the newest that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
+        For a re-created topic, `topic_id` selects the incarnation; without it, the newest incarnation of each app is
+        used. Costs a few requests for each app. Raises `Corruption`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
         at_s, archives = self._archives_by_topic.get(key, (0.0, None))

@@ -1,8 +1,8 @@
 """Runs compactions out of core: inputs are read, merged and written one slice of the hash range at a time.
 
-Memory holds one slice of all inputs and one encoded SST, however large the runs are. One sorted run is
-written as several SSTs with disjoint hash ranges. Also here: rewriting a single SST with other values, or
-without some rows, in the same order and with the same `_seq`.
+Memory holds one slice of all inputs and one encoded SST, however large the runs are. A sorted run is written as several
+SSTs with disjoint hash ranges. Also rewrites a single SST with other values, or without some rows; the other rows keep
+their order and their `_seq`.
 """
 
 import time
@@ -36,11 +36,11 @@ _SLICE_ROWS = 1 << 16
 _INTERVALS_PER_SST = 8
 _READ_BYTES = 32 << 20
 _MAX_MERGE_S = 1800.0
-"""Time after which a merge is given up, before garbage collection could delete its first outputs."""
+"""Seconds after which a merge is given up; later, garbage collection could delete its first outputs."""
 
 
 class MergeStopped(Exception):
-    """A merge was stopped on request. No manifest names its outputs."""
+    """A merge was stopped on request. Its outputs are in no manifest."""
 
 
 def run_compaction(
@@ -53,10 +53,10 @@ def run_compaction(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> CompactionResult:
-    """Merge the inputs, and put the resulting SSTs, under new names, into the store and the cache.
+    """Merge the input SSTs, and put the resulting SSTs into the store and the cache, under new names.
 
-    Keeps the newest row of each key in the compaction's hash range, and all rows outside the range. Costs one
-    put for each output; an uncached input costs one read of its footer and one for every few megabytes. A trivial move
+    Keeps the newest row of each key in the compaction's hash range, and all rows outside this range. Costs one put for
+    each output. An uncached input costs one read of its footer and one read for every few megabytes. A trivial move
     makes no request, and the oldest inputs are not read if all their rows are expired. `should_stop` is called before
     each part of a slice is written.
 
@@ -136,7 +136,7 @@ def iter_visible_rows(
     columns: Iterable[str] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the visible rows of a state partition, in SST order and with an SST's columns, in batches.
+    """Yield the visible rows of a state partition in batches, in SST order. Batches have the columns of an SST.
 
     A row is visible if it is the newest of its key, is no tombstone and has not expired by `clock_ms`. `columns` are
     the columns to read besides the key; None for all. `window` is the lowest and the highest hash to read; None for the
@@ -175,11 +175,11 @@ def merge_rows(
     clock_ms: int | None = None,
     names: Collection[str] | None = None,
 ) -> pa.Table:
-    """Return the newest row of each key, in SST order.
+    """Merge rows of several SSTs: return the newest row of each key, in SST order.
 
-    Each part has rows of one SST, all from the same range of hashes. The part of the newest SST is first, and keys are
-    unique within a part. `drop_tombstones` drops keys whose newest row is a tombstone or has expired by `clock_ms`
-    (None if no row expires). `names` are the columns of the parts; None for all columns of an SST.
+    Each part has rows of one SST, all from one range of hashes. The part of the newest SST is first, and keys are
+    unique within a part. With `drop_tombstones`, a key is dropped if its newest row is a tombstone or has expired by
+    `clock_ms` (None if no row expires). `names` are the columns of the parts; None for all columns of an SST.
     """
     schema = sst_schema(table)
     if names is not None:
@@ -205,11 +205,6 @@ def _read_window(
     read_bytes: int,
     names: Collection[str] | None,
 ) -> Iterator[Block]:
-    """Yield blocks that contain all rows of an SST in a window of hashes, reading on demand.
-
-    A cached SST is memory-mapped. Otherwise about `read_bytes` of row groups are read at a time and not cached: merged
-    SSTs are about to be replaced.
-    """
     mapped = cache.cached_rows(sst, table) if cache is not None else None
     if mapped is not None:
         yield from mapped.blocks
@@ -220,7 +215,7 @@ def _read_window(
 
 
 class _Cursor:
-    """Reads an SST in hash order, with one block in memory."""
+    """Reads one SST in hash order, with one block in memory."""
 
     def __init__(self, sst: Sst, blocks: Iterator[Block], names: Collection[str] | None) -> None:
         self._sst, self._blocks, self._names = sst, blocks, names
@@ -245,7 +240,7 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """Range of hashes, inclusive, between two positions where an SST may end."""
+    """Range of hashes (inclusive) between two positions at which an output SST may end."""
 
     low: int
     high: int
@@ -303,7 +298,7 @@ class _RollingWriter:
         self._slots, self._before_slot, self._began_inside = 0, 0.0, False
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows. All rows of a hash must be in one call."""
+        """Append rows. All rows with one hash must come in one call."""
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
         self._waiting_bytes += rows.nbytes
@@ -312,14 +307,14 @@ class _RollingWriter:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
-        """Mark a position within a slot. The SST ends here if it has the target size and no whole slot yet."""
+        """Mark a position within a slot. The SST ends here if it has its target size, but no whole slot yet."""
         if self._num_bytes >= self._target_file_bytes and not self._slots:
             self._cut(inside_a_slot=True)
 
     def end_slot(self, *, guard: bool) -> None:
-        """Mark the end of a slot. The SST ends here if it began within the slot, or the next slot might not fit.
+        """Mark the end of a slot. The SST ends here if it began within the slot, or if another slot might not fit.
 
-        With `guard`, it ends here in any case.
+        With `guard`, the SST always ends here.
         """
         size = self._num_bytes
         if guard or self._began_inside or size + (size - self._before_slot) > self._target_file_bytes:
@@ -362,10 +357,10 @@ def encode_blocks(
     change: Callable[[pa.Table], pa.Table] = lambda rows: rows,
     removed: RowSelector | None = None,
 ) -> SstWriter:
-    """Encode a new SST from an SST's blocks: leaves out the rows that `removed` selects, and changes the others.
+    """Encode a new SST from another SST's blocks, without the rows that `removed` selects.
 
-    `change` gets batches with the columns of `table`. The SST may have no rows. Stores and caches nothing. Raises the
-    errors of `change`, and `Corruption`.
+    `change` computes the other rows from batches with the columns of `table`. The new SST may have no rows. Nothing is
+    stored or cached. Raises the errors of `change`, and `Corruption`.
     """
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
@@ -387,7 +382,7 @@ def read_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
 
 
 def select_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> RowSelector:
-    """Return a function that selects the rows of these keys in a block. `hashes` are those of `keys`, ascending."""
+    """Return a function that selects the rows of these keys in a block. `hashes` has the keys' hashes, ascending."""
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
         mask = np.zeros(block.stored.num_rows, np.bool_)

@@ -1,4 +1,4 @@
-"""Chooses compactions by a table's policy, for each hash range separately. Pure."""
+"""Chooses compactions by a table's compaction policy, for each hash range separately. Pure functions."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ _MAX_SLOTS = 1 << 30
 def pick_for_manifest(
     manifest: Manifest, *, full: bool = False, accepts: Callable[[int], bool] = lambda _partition: True
 ) -> tuple[Compaction, ...]:
-    """Return a version's compactions, chosen by `pick` or, with `full`, by `pick_all`; none without a table.
+    """Return the compactions of a version, chosen by `pick`, or by `pick_all` with `full`; none without a table.
 
     `accepts` selects hash ranges for `pick_all`.
     """
@@ -42,14 +42,14 @@ def pick_for_manifest(
 def pick(
     ssts: Iterable[Sst], partitions: int, policy: Policy, *, clock_ms: int | None = None
 ) -> tuple[Compaction, ...]:
-    """Return the compactions that a table's policy requires, by ascending partition. No two share an input.
+    """Return the compactions that a table's policy requires, in the order of hash ranges. They share no input.
 
-    `ssts` are a manifest's SSTs in any order, and `clock_ms` is its clock; None if no row expires. If expired rows have
-    at least half of the bytes of the oldest runs, these runs are merged before others (`ttl.expired_suffix`).
+    `ssts` are a manifest's SSTs in any order, and `clock_ms` is the manifest's clock; None if no row expires. If
+    expired rows have at least half of the bytes of the oldest runs, these runs are merged first (`ttl.expired_suffix`).
 
-    Repeated picking and merging ends. Each hash range then has fewer than `l0_trigger` runs (universal), or fewer
-    than that in level 0, and every other level within its size (leveled). Raises `ValueError` for an `l0_trigger` below
-    2 or a `fanout` of at most 1.
+    Picking and merging in turns ends after finitely many rounds. Then each hash range has fewer than `l0_trigger` runs
+    (universal), or fewer than `l0_trigger` runs in level 0 and every other level within its size limit (leveled).
+    Raises `ValueError` for an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
@@ -91,9 +91,9 @@ def pick_all(
     clock_ms: int | None = None,
     accepts: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
-    """Return a compaction into one run for each hash range that `accepts` selects. No two share an input.
+    """Return a compaction into one run for each hash range that `accepts` selects. Compactions share no input.
 
-    Skips a partition if it is one run already, and no SST has tombstones, expired rows or hashes of other partitions.
+    Skips a hash range that is one run already, if no SST in it has tombstones, expired rows or hashes of other ranges.
     """
 
     def is_settled(sst: Sst) -> bool:
@@ -124,20 +124,21 @@ def _merge_all(partition: int, partitions: int, ssts: Sequence[Sst], policy: Pol
 
 
 def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    """Return the compaction that a hash range needs now, from the SSTs that touch it; empty if none.
+    """Return the compaction that a hash range needs now, from the SSTs that overlap it; empty if none.
 
     Universal compaction keeps few sorted runs, each about as large as all newer ones together: runs of similar size are
     merged into one, so each row is rewritten O(log(state / batch)) times, and the large oldest run only when the newer
-    ones have grown to a good part of its size. The choice is RocksDB's (wiki page "Universal Compaction";
+    ones have grown to a good part of its size. The rules are RocksDB's (wiki page "Universal Compaction";
     `db/compaction/compaction_picker_universal.cc`). Nothing is merged if there are fewer than `l0_trigger` runs. A run
-    whose SSTs overlap counts as often as SSTs of it can have one key. Otherwise the first of these rules that applies:
+    whose SSTs overlap counts as several runs: as many as the SSTs that can share one key. The first applicable rule
+    decides:
 
     1. If all other runs together have more than `max_space_amplification` times the bytes of the oldest, merge all.
     2. Merge the longest sequence of runs in which each has at most `1 + size_ratio` times the bytes of the sequence's
        newer runs together. It begins at the newest run for which it has at least `min_merge_width` runs.
     3. Merge just enough of the newest runs to leave fewer than `l0_trigger`.
 
-    Of an SST that reaches beyond the partition, only the estimated bytes within the partition count.
+    An SST that reaches beyond the hash range counts only with its estimated bytes within the range.
     """
     runs = sorted_runs(ssts)
     depths = [max_overlap(run) for run in runs]
@@ -178,22 +179,22 @@ def _pick_leveled(partition: int, partitions: int, ssts: Sequence[Sst], policy: 
 
 
 class _LeveledTree:
-    """Levels of one hash range; from level 1 on, each is a sorted run with a size limit that grows by level.
+    """Levels of one hash range. From level 1 on, a level is a sorted run with a size limit that grows by level.
 
-    Like RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
-    `db/compaction/compaction_picker_level.cc`), for each hash range on its own. Batches write level 0. When
-    level 0 has `l0_trigger` runs, they are merged into level 1. SSTs of a level that exceeds its size are merged
+    The rules are RocksDB's (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
+    `db/compaction/compaction_picker_level.cc`), applied to each hash range separately. Batches write level 0. When
+    level 0 has `l0_trigger` runs, they are merged into level 1. SSTs of a level that exceeds its size limit are merged
     into the next level, starting with those that overlap the fewest bytes there for each byte of their own
     (`kMinOverlappingRatio`).
 
-    One difference keeps the law of `sst.sorted_runs`, on which all readers rely: SSTs that overlap in `_hash` do
-    not overlap in `_seq`. Level i is divided into 2^d_i slots, equal ranges of the partition's hashes, with d_i chosen
-    so that one slot of a full level is about one SST of the target size. A merge into the next level takes all SSTs
-    that the level has in a slot. So in each slot a level is newer than the levels below it as a whole, and not just
-    key by key. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan, Bortnikov,
-    Twitto: "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the
-    bounds are fixed. If a rescale or another policy left SSTs that cross slots, a compaction includes more inputs
-    until the law holds for its result.
+    One difference preserves the invariant of `sst.sorted_runs`, on which all readers rely: SSTs that overlap in `_hash`
+    do not overlap in `_seq`. Level i is divided into 2^d_i slots, equal ranges of the hash range, with d_i chosen so
+    that one slot of a full level is about one SST of the target size. A merge into the next level takes all SSTs that
+    the level has in a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by
+    key. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan, Bortnikov, Twitto:
+    "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the bounds are
+    fixed. If a rescale or another policy left SSTs that cross slots, a compaction includes more inputs until the
+    invariant holds for its result.
     """
 
     def __init__(self, partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> None:
@@ -209,10 +210,10 @@ class _LeveledTree:
     def pick(self) -> Iterator[Compaction]:
         """Yield the compactions of the level that most needs compaction.
 
-        The score of level 0 is its number of runs divided by `l0_trigger`; that of another level is its bytes divided
-        by its size limit. The highest score of at least 1 wins. Level 0 is merged as a whole; of another level, enough
-        SSTs to bring it within its limit. When the levels between 0 and the last take more than
-        `max_space_amplification` times the bytes of the last, the whole partition is merged into one level.
+        The score of level 0 is its number of runs divided by `l0_trigger`; the score of another level is its bytes
+        divided by its size limit. The level with the highest score is compacted, if that is at least 1: level 0 as a
+        whole, and of another level enough SSTs to bring it within its limit. If the levels between 0 and the last have
+        more than `max_space_amplification` times the bytes of the last, the whole hash range is merged into one level.
         """
         sizes: dict[int, int] = {}
         for sst in self._ssts:
@@ -237,7 +238,6 @@ class _LeveledTree:
         return self._compaction(frozenset(self._ssts), (self._low, self._high), self._bottom)
 
     def _overflow(self, level: int, excess: float) -> Iterator[Compaction]:
-        """Yield merges into the next level, cheapest first, until they move at least `excess` bytes."""
         inputs: set[Sst] = set()
         for sst in self._cheapest(level):
             if excess <= 0:
@@ -261,7 +261,7 @@ class _LeveledTree:
         return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
     def _complete(self, ssts: Iterable[Sst], into: int) -> Compaction:
-        """Return the smallest valid compaction into level `into` or deeper that includes these SSTs.
+        """Return the smallest valid compaction of these SSTs into level `into` or a deeper level.
 
         It is valid if SSTs that overlap in `_hash` do not overlap in `_seq` afterwards.
         """
@@ -323,10 +323,10 @@ class _LeveledTree:
 
 
 def _effective_levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
-    """Return the level that each SST counts for: its stored level if all older SSTs that it overlaps are deeper.
+    """Return the level of each SST for compaction: its stored level if all overlapping older SSTs are deeper, else 0.
 
-    Otherwise it counts for level 0. Universal compaction numbers levels differently: its oldest run becomes a level,
-    and newer runs count for level 0. A stored level above `deepest` counts as `deepest`.
+    A stored level above `deepest` counts as `deepest`. Universal compaction numbers levels differently: here, its
+    oldest run is a level of its own, and its newer runs are in level 0.
     """
     effective: dict[Sst, int] = {}
     overlapped: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}

@@ -1,11 +1,11 @@
 """Counters of requests, bytes and look-ups, in total and by version, and their monthly cost on S3.
 
-The stats of a version cover every process that worked for its stage since the stats of the version before were
-written. So the put of a manifest is counted by the next version, and a runner's requests after its last commit are not
-counted. A version whose writer counts nothing (a clone, a rescale) has no `stats`; `totals` continue after it.
+A version's stats cover all processes that worked for its stage since the previous version's stats were written. So the
+put of a manifest counts for the next version, and a runner's requests after its last commit are not counted. A version
+whose writer counts nothing (a clone, a rescale) has no `stats`; `totals` continue after it.
 
-`SharedCounts` keeps its counters in a small memory-mapped file, so that other processes can read them while they grow:
-one file for each counting process, all files of one purpose in one folder. No lock is needed between processes: a
+`SharedCounts` keeps its counters in a small memory-mapped file, so that other processes can read them while they grow.
+Each counting process has a file of its own, and all files of one purpose are in one folder. Processes need no lock: a
 counter is one aligned machine word with a single writer, so readers never see half of an update.
 
 The default prices are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as last
@@ -32,10 +32,10 @@ Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
-    """Requests, bytes, look-ups and commits over some versions of a stage, summed over all processes."""
+    """Requests, bytes, look-ups and commits during some versions of a stage, summed over all processes."""
 
     ms: Sum = 0
-    """Duration that the counters cover, in ms; time without a runner is not included."""
+    """Duration that the counters cover, in ms, without time in which no runner ran."""
     gets: Sum = 0
     puts: Sum = 0
     lists: Sum = 0
@@ -44,7 +44,7 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     bytes_written: Sum = 0
     keys: Sum = 0
     searched: Sum = 0
-    """Probes: pairs of a looked-up key and an SST that could have the key."""
+    """Number of probes: pairs of a looked-up key and an SST that may have the key."""
     filtered: Sum = 0
     cache_hits: Sum = 0
     cache_misses: Sum = 0
@@ -71,7 +71,7 @@ _Price = Annotated[float, Meta(ge=0, le=1e12, description="a number that is not 
 
 
 class Prices(Struct, frozen=True):
-    """Prices, in `currency`. A GB is 2^30 bytes, as on S3's bills."""
+    """Prices of S3 requests, storage and traffic, in `currency`. A GB is 2^30 bytes, as on S3's bills."""
 
     get_per_1000: _Price = 0.0004
     put_per_1000: _Price = 0.005
@@ -79,12 +79,12 @@ class Prices(Struct, frozen=True):
     delete_per_1000: _Price = 0.0
     stored_per_gb_month: _Price = 0.023
     read_per_gb: _Price = 0.0
-    """Price of outbound traffic; on S3, at least 0.02 to another region, and up to 0.09 to the internet."""
+    """Price of a GB of outbound traffic. On S3, 0.02 or more to another region, up to 0.09 to the internet."""
     currency: Annotated[str, Meta(min_length=1, description="a string such as 'EUR'")] = "USD"
 
 
 class Cost(Struct, frozen=True):
-    """Cost of a month, by kind."""
+    """Cost of a month: requests, storage and traffic."""
 
     requests: float
     traffic: float
@@ -108,17 +108,17 @@ def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
 
 @dataclass(slots=True)
 class ReadCounters:
-    """Counters of look-ups. Not locked: use one object per thread, then `add` them."""
+    """Counters of look-ups. Not thread-safe: use one object per thread, and `add` them up."""
 
     requests: int = 0
     round_trips: int = 0
     bytes: int = 0
     row_groups: int = 0
     touched_bytes: int = 0
-    """Bytes of all row groups whose hash range contains a searched key, even of those that a filter ruled out."""
+    """Bytes of all row groups whose hash range has a searched key, even if a filter ruled the key out."""
     keys: int = 0
     searched: int = 0
-    """Probes: pairs of a key and an SST whose hash range contains it, up to the SST that has the key."""
+    """Number of probes: pairs of a key and an SST that may have it, up to the SST that has the key."""
     filtered: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -149,7 +149,7 @@ T = TypeVar("T")
 
 
 class CountingStore(StoreWrapper):
-    """Store wrapper that counts requests by S3 verb, including requests to stores at other roots.
+    """Store wrapper that counts requests by S3 verb. Requests to other store roots count too.
 
     A listing counts one request for each 1,000 entries consumed, and at least one. A request that the inner store
     retries counts once. `on_request` is called for each request with the method's name, bytes read and bytes written.
@@ -182,7 +182,7 @@ class CountingStore(StoreWrapper):
         return self._totals["bytes_written"]
 
     def take_stats(self) -> Stats:
-        """Return the requests and bytes since the last `take_stats`, `reset` or start."""
+        """Return the requests and bytes since the last call of `take_stats` or `reset`, or since the start."""
         with self._lock:
             new = self._totals - self._taken
             self._taken.update(new)
@@ -224,7 +224,7 @@ _SLOTS_BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
-    """Counters of this process in a memory-mapped file; continues those of an existing file. Thread-safe."""
+    """Counters of this process in a memory-mapped file. An existing file is continued. Thread-safe."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

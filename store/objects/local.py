@@ -18,7 +18,7 @@ from .protocol import ObjectInfo, ObjectStore, UnfinishedWrite, check_key, check
 from .wrapper import BaseStore, StoreWrapper
 
 _SCRATCH = ".slackwater-tmp"
-"""Folder under the root where objects are written before they are renamed to their key; never listed."""
+"""Folder under the root in which objects are written, before they are renamed to their keys. It is never listed."""
 
 _LEFTOVER_S = 3600
 
@@ -26,7 +26,7 @@ _NOT_FOUND_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 class LocalStore(BaseStore):
-    """Objects as files under one folder; a key's '/' is the folder separator. `open_other` opens another root.
+    """Objects as files under one folder. A '/' in a key separates folders. `open_other` opens other store roots.
 
     Writes are atomic and durable. An object is written and fsynced under a temporary name, then renamed (put) or
     hard-linked (put_if_absent: link fails when the name is taken, also by another process), and its folder is fsynced.
@@ -144,11 +144,6 @@ class LocalStore(BaseStore):
                 yield key, entry
 
     def _entries(self, prefix: str, start_after: str = "") -> Sequence[tuple[str, os.DirEntry[str]]]:
-        """Return the entries of one folder whose keys start with a prefix, in key order; folder keys end in '/'.
-
-        The slash makes folders sort like the keys of the objects below them. A folder is skipped, without reading it,
-        if all keys below it sort at `start_after` or before.
-        """
         folder = prefix[: prefix.rfind("/") + 1]
         matches = []
         try:
@@ -206,12 +201,12 @@ class LocalStore(BaseStore):
 
 
 class SpooledStore(StoreWrapper):
-    """Store wrapper whose puts wait in a local folder. Safe to use from many threads and processes.
+    """Store wrapper whose puts wait in a local folder. Thread-safe; several processes may share the folder.
 
-    A put is durable in the folder, and uploaded later by `upload`; reads look in the folder first. So SSTs are written
-    and searched at disk speed while the store is slow or unreachable. Only machines that share the folder can read the
-    spooled objects. `put_if_absent` goes to the store directly, because other writers compete for the key; listings
-    show only what the store has. Stores at other roots do not spool.
+    A put is durable in the folder, and is uploaded later by `upload`; reads look in the folder first. So SSTs are
+    written and searched at disk speed while the store is slow or unreachable. Only machines that share the folder can
+    read the spooled objects. `put_if_absent` goes to the store directly, because other writers compete for the key;
+    listings show only what the store has. Stores at other roots do not spool.
     """
 
     def __init__(self, inner: ObjectStore, folder: Path) -> None:
@@ -222,7 +217,7 @@ class SpooledStore(StoreWrapper):
         return self._inner.at(root)
 
     def upload(self, key: str) -> None:
-        """Put a spooled object into the store. Reads use the folder until `drop_spooled`. Raises `ObjectNotFound`."""
+        """Put a spooled object into the store. The spooled copy stays until `drop_spooled`. Raises `ObjectNotFound`."""
         self._inner.put(key, self._spool.get(key))
 
     def drop_spooled(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Concurrent requests to storage, which hide the latency of a single request."""
+"""Concurrent requests to storage, which take less time in total than one after the other."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -14,7 +14,7 @@ _store_numbers = count(1)
 
 
 class MemoryStore(BaseStore):
-    """Objects in the memory of this process. Safe to use from many threads."""
+    """Objects in the memory of this process. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Opens the store at a root that a user typed or that a manifest contains."""
+"""Opens object stores by their root, `s3://bucket/prefix` or a folder."""
 
 import os
 import re
@@ -26,12 +26,12 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 def s3_access_for_others(store: ObjectStore) -> S3Access | None:
-    """Return the S3 access that other processes need to open the store; None without S3 or credentials."""
+    """Return the S3 access by which another process can open the store; None without S3 or credentials."""
     return store.access() if isinstance(store, HasS3Access) else None
 
 
 def use_s3_access(access: S3Access | None) -> S3ClientConfig | None:
-    """Sign S3 requests with another process's credentials, also in open stores. Returns the client configuration."""
+    """Sign S3 requests with another process's credentials, even in open stores. Returns the client configuration."""
     if access is None:
         return None
     from .s3_client import use_access as sign_anew
@@ -102,7 +102,7 @@ BaseStore.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """Raise `Usage` for an invalid root in a manifest. An empty root is valid: it is the manifest's own root."""
+    """Raise `Usage` for an invalid store root in a manifest. An empty root is valid, for the manifest's own root."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
         usable = _STORED_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)

@@ -1,6 +1,6 @@
-"""Interface of all object stores (`ObjectStore`), with the guarantees that each implementation gives.
+"""Interface of all object stores (`ObjectStore`), with the guarantees that every store gives.
 
-Stores that keep data of interrupted writes, such as multipart uploads, also implement `HasUnfinishedWrites`.
+Stores in which interrupted writes leave data, such as multipart uploads, also implement `HasUnfinishedWrites`.
 """
 
 import re
@@ -16,7 +16,7 @@ _MAX_SEGMENT_BYTES = 255
 
 
 class ObjectInfo(NamedTuple):
-    """One entry of a listing."""
+    """One entry of a listing: key, size and time of an object."""
 
     key: str
     size_bytes: int
@@ -24,7 +24,7 @@ class ObjectInfo(NamedTuple):
 
 
 class ObjectStore(Protocol):
-    """Whole, immutable objects under string keys ('/' separates folders).
+    """Immutable objects, read and written as a whole, under string keys ('/' separates folders).
 
     A read that starts after a put has returned sees that put. Every method may raise `Unavailable` when storage did
     not answer within the store's patience; the store retries with backoff until then.
@@ -37,23 +37,23 @@ class ObjectStore(Protocol):
     def at(self, root: str) -> "ObjectStore":
         """Return the store at another root (a `url`; empty for this store). Repeated calls return one object.
 
-        The returned store has this store's patience and settings, and its requests count as this store's. Raises
-        `Usage`.
+        The returned store has this store's patience and settings, and shares its request counters. Raises `Usage`.
         """
 
     def get(self, key: str) -> bytes:
         """Return the object's bytes. Raises `ObjectNotFound`."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes from offset `start`, fewer at the object's end. Raises `ObjectNotFound`."""
+        """Return `length` bytes of the object from offset `start`; fewer at its end. Raises `ObjectNotFound`."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite the object, atomically. For keys that have a single writer."""
+        """Write or overwrite the object, atomically. Only for keys that have a single writer."""
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        """Create the object. Raises `ObjectExists` if the key exists, also when another writer wins the race.
+        """Create the object. Raises `ObjectExists` if the key exists, also after a lost race.
 
-        A retry after a lost answer may raise `ObjectExists` for the caller's own write: read back and compare.
+        If an answer is lost, the retry may raise `ObjectExists` for the caller's own write: read the object and
+        compare.
         """
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -66,7 +66,7 @@ class ObjectStore(Protocol):
         """Remove the object; no error if the object does not exist."""
 
     def local_path(self, key: str) -> Path | None:
-        """Return the object's path on this machine's disk, or None for a remote store."""
+        """Return the object's path on this machine's disk; None for a remote store."""
 
 
 def check_range(start: int, length: int) -> None:
@@ -75,7 +75,7 @@ def check_range(start: int, length: int) -> None:
 
 
 def exists(store: ObjectStore, key: str) -> bool:
-    """Return True if the object exists. Costs one request, for one byte."""
+    """Return True if the object exists. Costs one request, which reads one byte."""
     try:
         store.get_range(key, 0, 1)
     except ObjectNotFound:
@@ -84,7 +84,7 @@ def exists(store: ObjectStore, key: str) -> bool:
 
 
 def list_json(store: ObjectStore, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-    """Yield the `.json` objects under a prefix; skips temporary uploads that some servers list."""
+    """Yield the `.json` objects under a prefix. Skips temporary uploads, which some servers list."""
     return (info for info in store.list(prefix, start_after) if info.key.endswith(".json"))
 
 
@@ -103,21 +103,21 @@ def check_key(key: str) -> str:
 
 
 class UnfinishedWrite(NamedTuple):
-    """A write that has begun and not ended, and may still be running."""
+    """A write that began and has not ended. It may still be running."""
 
     key: str
-    """Key of the object being written if known, else the path of the temporary file."""
+    """Key of the object being written, if known; otherwise the path of the temporary file."""
     id: str
-    """Store-specific id that distinguishes writes of the same key."""
+    """Id by which the store distinguishes writes of one key."""
     begun_ms: int
 
 
 @runtime_checkable
 class HasUnfinishedWrites(Protocol):
-    """A store in which interrupted writes leave data."""
+    """Store in which interrupted writes leave data."""
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
-        """Yield the unfinished writes of keys under `prefix`; all of them if the store does not know their keys."""
+        """Yield the unfinished writes of keys under `prefix`; all writes if the store does not know the keys."""
 
     def discard(self, leftover: UnfinishedWrite) -> None:
-        """Abort an unfinished write and free its space; no error if the write has ended."""
+        """Abort an unfinished write, and free its space. An ended write is no error."""

@@ -1,6 +1,6 @@
-"""Retries of requests to a server that does not answer: backoff, one visible warning, and a deadline.
+"""Retries of requests to a server that does not answer: backoff, a deadline, and one visible warning.
 
-A budget bounds the retries that one process sends to one server, over all its threads.
+A budget limits the retries that a process sends to a server from all its threads.
 """
 
 import logging
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class RetryBudget:
-    """A token bucket for retries: a retry takes one token, and is not sent if none is left. Thread-safe.
+    """A token bucket for retries: a retry takes one token, and waits while there is none. Thread-safe.
 
     Backoff alone slows each request down, but a hundred threads that back off still send many times what an overloaded
-    server can answer, most of it for the second or third time. The bucket bounds the sum. Tokens refill with time, by a
-    tenth for each answered request, and by one for each retry that was answered, so that a recovered server gets full
-    traffic at once. ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's retries
-    to 10 % of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
+    server can answer, mostly retries. The bucket limits their sum. Tokens refill with time, by a tenth for each
+    answered request, and by one for each retry that was answered, so that a recovered server gets full traffic at once.
+    ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's retries to 10 % of its
+    requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
     """
 
     max_burst: float = MAX_RETRY_BURST
@@ -61,34 +61,34 @@ class RetryBudget:
             return True
 
     def refill(self, *, repeated: bool) -> None:
-        """Add tokens after an answered request; `repeated` means that the request had taken a token."""
+        """Add tokens after an answered request. `repeated` is True if the request had taken a token."""
         with self._lock:
             self._tokens = min(self.max_burst, self._tokens + (1 if repeated else _TOKENS_PER_ANSWER))
 
 
 class TransientError(Exception):
-    """A failed attempt that may succeed when retried. Its text is the reason, shown to users."""
+    """A failed attempt that may succeed when it is repeated. The message is the reason, shown to users."""
 
 
 # botocore limits the number of attempts, not the time. tenacity has no shared budget and no injectable clock, which the
 # tests of many concurrent clients (test_retry_budget.py) need.
 @dataclass(eq=False)
 class Retry:
-    """Retries requests to one server until they succeed or `patience_s` is over. Safe to use from many threads.
+    """Retries requests to one server until they succeed, or until `patience_s` is over. Thread-safe.
 
     Between attempts it sleeps a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker, Exponential
     Backoff And Jitter, AWS Architecture Blog 2015), and then until the budget has a token. When the server has been
-    unreachable for a second, logger "slackwater" warns once for each outage, however many threads wait, and logs the
-    recovery.
+    unreachable for a second, the logger "slackwater" warns once for each outage, however many threads wait, and later
+    logs the recovery.
     """
 
     server: str
     patience_s: float
-    """Time for which a request is retried, in seconds from its first failure."""
+    """Duration for which a request is retried, in seconds from its first failure."""
     _: KW_ONLY
     setting: str = ""
     silent_s: float = SILENCE_S
-    """Seconds after which the silence of a server that has never answered is reported."""
+    """Seconds without an answer before a warning, for a server that has never answered."""
     budget: RetryBudget | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -102,7 +102,7 @@ class Retry:
         self._outage_since_s: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt`, and repeat it after a `TransientError`. Raises `Unavailable` after `patience_s`."""
+        """Call `attempt`, and repeat the call after a `TransientError`. Raises `Unavailable` after `patience_s`."""
         first_failure_s: float | None = None
         delay_s = _FIRST_DELAY_S
         paid = False
@@ -149,11 +149,6 @@ class Retry:
         warn_silent(silence, self.setting)
 
     def _back_off(self, delay_s: float, left_s: float) -> tuple[bool, float]:
-        """Sleep a random part of `delay_s`, then until the budget has a token, but no longer than `left_s`.
-
-        Returns:
-            A flag, True if a token was taken, and the next delay. The last attempt before the deadline needs no token.
-        """
         while True:
             wait_s = min(self._random.uniform(0, delay_s), left_s)
             self.sleep(wait_s)

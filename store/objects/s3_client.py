@@ -1,7 +1,8 @@
-"""S3 clients of this process, and the translation of boto3's errors.
+"""S3 clients of this process, and translation of boto3's errors.
 
-A client belongs to an AWS session: this machine's own, or one with only the configuration that another process handed
-over. Clients request encryption at rest for each object that they create, and check the server's answer.
+A client belongs to an AWS session: this machine's own session, or a session that only has the configuration from
+another process. Clients request encryption at rest for each object that they create, and check that the server confirms
+it.
 """
 
 import os
@@ -35,7 +36,7 @@ _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 _USER = re.compile(r"//[^/]*@")
 
 _NO_CONFIG_FILE = (None, None, os.devnull, None)
-"""botocore setting (setting, variable, default, conversion) that makes a client read no configuration file."""
+"""Setting of botocore, as (name, variable, default, conversion), that disables configuration files."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
@@ -63,7 +64,7 @@ _REASONS = (
 
 
 class Connection(NamedTuple):
-    """Client, credentials and retry budget that all stores of a process share for one client configuration."""
+    """Client, credentials and retry budget, shared by all stores of this process with one client configuration."""
 
     s3: "S3Client"
     endpoint: str
@@ -87,7 +88,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def connection(client_config: S3ClientConfig, read_timeout_s: float) -> Connection:
-    """Return this process's client for a configuration, created once (about 0.1 s) and shared by all threads.
+    """Return this process's S3 client for a configuration. It is created once (about 0.1 s), for all threads.
 
     A forked child gets its own client, and so does a process whose AWS environment has changed. `read_timeout_s` is the
     longest wait for an answer. Raises `Usage` if the endpoint is not a URL, and `Refused` if the AWS configuration
@@ -152,7 +153,7 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
 
 
 class _HandedOverCredentials(Credentials):
-    """Latest credentials from another process; also the resolver through which botocore finds them."""
+    """Newest credentials from another process. botocore finds them through this object."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
@@ -169,9 +170,9 @@ _credentials_by_config: dict[S3ClientConfig, _HandedOverCredentials] = {}
 
 
 def use_access(access: S3Access) -> S3ClientConfig:
-    """Sign requests with another process's credentials, also in existing clients. Returns its client configuration.
+    """Sign requests with another process's credentials, even in existing clients. Returns the client configuration.
 
-    A long-lived worker thus keeps one client, however often the credentials change.
+    So a long-lived worker keeps one client, however often the credentials change.
     """
     new = access.credentials
     # A single assignment is atomic: no request is signed with parts of two credentials.
@@ -182,7 +183,7 @@ def use_access(access: S3Access) -> S3ClientConfig:
 
 
 def session_for(client_config: S3ClientConfig) -> Session:
-    """Return this machine's AWS session, or a session that uses only a handed-over configuration.
+    """Return this machine's AWS session, or one that has only the configuration from another process.
 
     Raises `Refused` if the configuration names a file that this machine lacks, and `BotoCoreError` if this machine's
     configuration cannot be used.
@@ -209,7 +210,7 @@ def session_for(client_config: S3ClientConfig) -> Session:
 
 
 def require_encryption(s3: "S3Client", settings: S3Settings, where: str) -> None:
-    """Make a client request the configured encryption whenever it creates an object, by one put or in parts.
+    """Make a client request the configured encryption whenever it creates an object, in one put or in parts.
 
     From then on, creating an object raises `Refused` if the server, named `where`, does not confirm the encryption.
     """
@@ -250,7 +251,7 @@ def error_code(error: boto.ClientError) -> str:
 
 @contextmanager
 def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
-    """Raise boto3's errors as slackwater's. A `ClientError` with an `expected` code passes through.
+    """Raise boto3's errors as slackwater's errors. A `ClientError` with an `expected` code stays as it is.
 
     The error code decides, not the HTTP status: web servers that are not S3 answer 404 too, and versitygw does so for
     unknown credentials.

@@ -1,8 +1,8 @@
 """Settings of S3 requests, and the S3 configuration and credentials that a process hands to other processes.
 
 Encryption, timeouts, the retry budget and part sizes are set in the table `[s3]` of slackwater.toml or in variables
-`SLACKWATER_S3_…`, which take precedence. A store is opened with all of them as one value, which travels with the store
-to every process that talks to S3.
+`SLACKWATER_S3_…`, which take precedence. They form one value, which is passed with a store to every process that talks
+to S3.
 
 Spark tasks run on machines that have neither endpoint nor credentials. The driver puts an `S3Access` into the closure
 that Spark pickles for them, and nowhere else: not into an option, a setting, a variable or a log.
@@ -37,12 +37,12 @@ class S3Settings(msgspec.Struct, frozen=True):
     """Encryption at rest to request for each object: "AES256", "aws:kms", or empty for the bucket's default."""
     sse_kms_key_id: str = ""
     sse_bucket_key: bool = False
-    """True to use an S3 Bucket Key, which reduces the requests to KMS."""
+    """True to use an S3 Bucket Key, which reduces the number of requests to KMS."""
     connect_timeout_s: _Seconds = 5.0
     read_timeout_s: _Seconds = 30.0
-    """Longest time without a byte from the server."""
+    """Longest time without a byte from the server, in seconds."""
     attempt_timeout_s: _Seconds = 120.0
-    """Longest time until an answer has arrived completely."""
+    """Longest time until an answer has arrived completely, in seconds."""
     retries_at_once: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = MAX_RETRY_BURST
     retries_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = RETRIES_PER_S
     multipart_bytes: _PartBytes = 16 * _MIB
@@ -54,10 +54,10 @@ _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.struct
 
 
 def load_s3_settings(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
-    """Return the settings from environment variables, then a table, then defaults. Ignores empty variables.
+    """Return the settings of S3 requests from variables, then `table`, then defaults.
 
-    `table` is `[s3]` of slackwater.toml. Errors name its settings with `where` in front: `slackwater.toml: s3.`.
-    Raises `Usage` for an unknown setting or an invalid value.
+    `table` is `[s3]` of slackwater.toml. Empty variables are ignored. Errors name the table's settings with `where` in
+    front: `slackwater.toml: s3.`. Raises `Usage` for an unknown setting or an invalid value.
     """
     variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
     entries = [(where, name, value) for name, value in (table or {}).items()]
@@ -78,7 +78,7 @@ def load_s3_settings(environ: Mapping[str, str], table: Mapping[str, Any] | None
 
 
 def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which AWS libraries find S3 and credentials. Some values are secrets."""
+    """Return the environment variables by which AWS libraries find S3 and credentials. Some are secrets."""
     return {name: value for name, value in environ.items() if name.startswith("AWS_")}
 
 
@@ -102,13 +102,13 @@ class S3ClientConfig:
     """Endpoint, region and settings of an S3 client, without secrets."""
 
     endpoint_url: str
-    """Endpoint; empty for the one in AWS's environment and files, or else AWS's own in the region."""
+    """Endpoint; if empty, the one in AWS's environment and files, or else AWS's own in the region."""
     region: str
     settings: S3Settings
     ca_bundle: str = ""
-    """File of trusted certificates, needed on each machine; empty for the machine's own certificates."""
+    """File of trusted certificates, needed on each machine. If empty, each machine uses its own certificates."""
     handed_over: bool = False
-    """True if another process provided the configuration: this machine's AWS configuration is ignored."""
+    """True if the configuration comes from another process; this machine's AWS configuration is then ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class S3Credentials:
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """An S3 client configuration and its current credentials."""
+    """Client configuration and current credentials by which another process can use S3."""
 
     client_config: S3ClientConfig
     credentials: S3Credentials
@@ -130,7 +130,7 @@ class S3Access:
 
 @runtime_checkable
 class HasS3Access(Protocol):
-    """A store that another process can open only with an `S3Access`."""
+    """Store that another process can open only with an `S3Access`."""
 
     def access(self) -> S3Access | None:
         """Return the client configuration and current credentials; None if the process has no credentials."""

@@ -98,7 +98,7 @@ class S3Store(BaseStore):
     def access(self) -> S3Access | None:
         """Return the client configuration and current credentials for another process; None without credentials.
 
-        Renews temporary credentials that are about to expire.
+        Temporary credentials that are about to expire are renewed first.
         """
         connected, _ = self._connect()
         if connected.credentials is None:
@@ -212,7 +212,7 @@ class S3Store(BaseStore):
             raise ObjectExists(key, self.url) from None
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects. Costs one request for each 1,000 objects, made while they are consumed."""
+        """Yield the objects under `prefix`. Costs one request for each 1,000 objects, sent as they are consumed."""
         extra = {"StartAfter": self._base + start_after} if start_after else {}
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
@@ -231,10 +231,10 @@ class S3Store(BaseStore):
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
-        """Yield the multipart uploads of keys under `prefix` that are unfinished. One request per 1,000 uploads.
+        """Yield the unfinished multipart uploads under `prefix`. Costs one request per 1,000 uploads.
 
-        If a page of the listing ends between two uploads of a key, the later ones are skipped until the earlier are
-        discarded: some servers (versitygw 1.8) cannot continue a listing within a key.
+        Some servers (versitygw 1.8) cannot continue a listing within a key. If a page ends between two uploads of a
+        key, the later uploads are skipped until the earlier ones are discarded.
         """
         for page in self._pages("list_multipart_uploads", "KeyMarker", Prefix=self._base + prefix):
             for entry in page.get("Uploads", ()):
@@ -282,7 +282,7 @@ class S3Store(BaseStore):
 
 
 class _RetryingClient:
-    """S3 client for boto3's transfer manager that retries single requests instead of the whole upload."""
+    """S3 client for boto3's transfer manager. It retries single requests, not the whole upload."""
 
     def __init__(self, call: Callable[..., Any], s3: "S3Client") -> None:
         self.meta = s3.meta
@@ -315,9 +315,10 @@ class _RetryingClient:
 
 
 def _read_body(body: "StreamingBody", until_s: float) -> bytes:
-    """Return the whole body; raise `TransientError` if it has not arrived by `until_s` of the monotonic clock.
+    """Return the whole body of an answer. Raises `TransientError` if it has not arrived by `until_s`.
 
-    boto3 limits the silence on a connection, not the duration of an answer.
+    `until_s` is a time of the monotonic clock. boto3 limits the silence on a connection, but not the duration of an
+    answer.
     """
     chunks = []
     with body:

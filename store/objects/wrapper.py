@@ -1,4 +1,4 @@
-"""Base classes of stores: `BaseStore` opens stores at other roots, `StoreWrapper` forwards to another store."""
+"""Base classes of object stores, for opening stores at other roots and for wrapping stores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BaseStore(ABC):
-    """Base class of stores. `at` opens each other root once, with `open_other`, or else with `open_store`."""
+    """Base class of stores. `at` opens the store at another root only once."""
 
     open_root: ClassVar[Callable[..., ObjectStore]]
 
@@ -36,7 +36,7 @@ class BaseStore(ABC):
 
 
 class StoreWrapper(BaseStore):
-    """Base class that forwards all requests to an inner store.
+    """Base class of wrappers, which forward all requests to an inner store.
 
     `at(root)` returns a copy of the wrapper, around the inner store at that root. So state of a subclass, such as
     counters, belongs in objects that the copies share.
@@ -56,7 +56,7 @@ class StoreWrapper(BaseStore):
         return self._inner.url
 
     def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
-        """Forward one request to the inner store. Subclasses override this method to change all requests."""
+        """Forward one request to the inner store. Subclasses override this method to change every request."""
         return request()
 
     def get(self, key: str) -> bytes:

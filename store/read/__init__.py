@@ -1,5 +1,5 @@
-"""Reading SSTs: fetching, decoding, the local cache, multi-get, range reads, DuckDB views of a table.
+"""Reading of SSTs: whole or by ranges, through a local cache, for look-ups and for DuckDB.
 
-`multi_get` looks up a batch's keys. It searches blocks (`decode`) from the `cache` or from whole fetched objects
+`multi_get` looks up a batch's keys. It searches blocks (`decode`) of SSTs that are in the `cache` or were fetched whole
 (`fetch`), and reads single pages of other SSTs (`remote_sst`). Nothing here writes to the store.
 """

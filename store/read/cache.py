@@ -1,7 +1,8 @@
 """Local cache of SSTs, memory-mapped for look-ups and as Parquet files for DuckDB.
 
 Correctness never depends on the cache: missing or damaged files are fetched again, and without a usable folder
-everything is read into memory. DuckDB reads the object itself if the store is local, else a copy on this machine.
+everything is read into memory. DuckDB reads an object's own file if the store is local, and a copy on this machine
+otherwise.
 """
 
 import os
@@ -35,9 +36,9 @@ _SQL_SUFFIX = ".shown.parquet"
 
 
 class ParquetCopies:
-    """Local Parquet files, each verified once by this process and kept until `close`. Thread-safe.
+    """Local Parquet files for DuckDB. This process verifies each file once, and keeps it until `close`. Thread-safe.
 
-    Copies that the cache folder cannot hold go to a temporary folder, which is removed with this object.
+    Copies for which the cache folder has no room go to a temporary folder, which is removed with this object.
     """
 
     def __init__(self, folder: CacheFolder) -> None:
@@ -138,13 +139,13 @@ _MAX_COUNTED = 10_000
 _TOUCH_S = 60.0
 _RETRY_REFUSED_S = 60.0
 _MEMORY_BYTES = 256 << 20
-"""Memory limit for SSTs while the cache folder is unusable; `open` may exceed it for a larger SST."""
+"""Memory limit for SSTs while the cache folder is unusable. `open` exceeds it for a single larger SST."""
 _MAX_WHOLE_FETCH_BYTES = 64 << 20
-"""Size above which SSTs are fetched into the cache by ranges, which bounds memory."""
+"""Size above which an SST is fetched into the cache in ranges, to limit the use of memory."""
 
 
 class SstCache:
-    """A size-limited cache folder of SSTs, and the SSTs mapped by this process. Safe for many threads and processes."""
+    """Cache folder of SSTs with a size limit, and the SSTs that this process has mapped. Thread-safe."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -162,15 +163,16 @@ class SstCache:
         self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _RETRY_REFUSED_S)
 
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> MappedSst:
-        """Return the SST's rows, from the local cache or the store.
+        """Return the rows of an SST, from the local cache or the store.
 
-        Rows that the cache cannot hold are read into process memory; `fetch_rows` avoids that. Raises `Corruption`.
+        An SST for which the cache has no room is read into process memory; `fetch_rows` avoids that. Raises
+        `Corruption`.
         """
         mapped = self.fetch_rows(store, sst, table, ReadCounters())
         return mapped or self._keep_in_memory(sst, table, list(decode(fetch(store, sst), sst, table)))
 
     def fetch_rows(self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters) -> MappedSst | None:
-        """Return the SST's rows, fetched if needed; None if neither the folder nor the memory limit can hold them.
+        """Return the rows of an SST, fetched if needed; None if neither cache folder nor memory has room for them.
 
         `reads` counts the requests. Raises `Corruption`.
         """
@@ -212,7 +214,7 @@ class SstCache:
         return data
 
     def cached_rows(self, sst: Sst, table: Table) -> MappedSst | None:
-        """Return the SST's rows if they are cached on this machine, or None. Makes no request."""
+        """Return the rows of an SST if they are cached on this machine, else None. Makes no request."""
         name = file_name(sst)
         with self._lock:
             cached = self._mapped if name in self._mapped else self._in_memory
@@ -251,32 +253,33 @@ class SstCache:
             return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
-        """Cache the rows of an SST that was just written. `rows` has the SST's columns, field ids and order."""
+        """Cache the rows of a new SST. `rows` has the SST's columns, field ids and order."""
         self._write(sst, rows.combine_chunks().to_batches())
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:
-        """Cache the rows of an SST that was just written, from its bytes. Needs the memory of one block."""
+        """Cache the rows of a new SST from its bytes. Needs memory for one block."""
         self._write(sst, decode(data, sst, table))
 
     def parquet_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a file with the object's bytes, verified once. It stays until the cache is closed.
+        """Return the path of a local file with an SST's bytes, verified once. It stays until the cache is closed.
 
-        The file is the object itself in a local store, or else a copy. Raises `Corruption` if the SST is missing or
-        damaged, and `Unavailable` if the store did not answer or no folder of this machine can hold a copy.
+        With a local store, the file is the object itself. Raises `Corruption` if the SST is missing or damaged, and
+        `Unavailable` if the store did not answer or no folder of this machine can hold a copy.
         """
         return self._parquet.path(store, sst)
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a Parquet file for DuckDB with the SST's rows, in order. Raises the errors of `parquet_path`.
+        """Return the path of a local Parquet file with an SST's rows, in order, for DuckDB.
 
-        Values that SQL cannot represent are replaced (`arrow_types.make_sql_safe`).
+        Values that SQL cannot represent are replaced (`arrow_types.make_sql_safe`). Raises the errors of
+        `parquet_path`.
         """
         return self._parquet.sql_path(store, sst)
 
     def drop(self, objects: Iterable[str]) -> None:
-        """Remove the cached rows of objects, from memory and folder, because keys were forgotten.
+        """Remove the cached rows of these SST objects, from memory and disk, because keys were forgotten.
 
-        Readers that have an SST mapped keep it until they release it.
+        Readers that have mapped an SST keep it until they release it.
         """
         names = {key.rpartition("/")[2].removesuffix(".parquet") for key in objects}
         with self._lock:

@@ -1,11 +1,11 @@
-"""A folder of immutable files, shared by several processes and limited in bytes.
+"""A cache folder of immutable files, shared by several processes and limited in size.
 
-Files appear atomically, by rename, and disappear by unlink, which does not disturb processes that have them mapped. A
-file that must not be evicted is pinned by a shared flock(2), which ends with the process at the latest. A folder that
-cannot be written raises no error: this is logged once, and the folder behaves as if it were empty.
+Files appear atomically, by rename, and disappear by unlink, so processes that have mapped a file can go on reading it.
+A shared flock(2) pins a file, which protects it from eviction, until the process ends at the latest. A folder that
+cannot be written raises no error: a warning is logged once, and the folder behaves as if it were empty.
 
-The rows of an SST are one such file, memory-mapped for look-ups: an uncompressed Arrow IPC file, followed by the
-xxh3_128 of its bytes and its name, to detect failing disks and files moved by hand.
+For look-ups, the rows of an SST are stored as one such file and memory-mapped. It is an uncompressed Arrow IPC file,
+followed by the xxh3_128 of its bytes and its name, to detect failing disks and files moved by hand.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ _EVICTED_SHARE = 0.1
 
 
 class CacheFolder:
-    """Immutable files by name. Safe to use from many threads and processes."""
+    """Folder of immutable files, by name. Safe for many threads and processes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """`path` is a folder for cache files alone, created with the first file. `max_bytes` limits their total size.
@@ -51,9 +51,9 @@ class CacheFolder:
         self._has_warned = False
 
     def put(self, name: str, write: Callable[[Path], object]) -> bool:
-        """Let `write` fill a temporary file, and rename it to `name`. Returns True if the file exists now.
+        """Add a file, which `write` fills under a temporary name. Returns True if the file then exists.
 
-        Handles only file system errors; other errors of `write` pass through, and leave no file.
+        File system errors return False. Other errors of `write` are raised, and leave no file.
         """
         temporary = self.path / f"{_TEMPORARY}{uuid4().hex}"
         try:
@@ -79,7 +79,7 @@ class CacheFolder:
         return True
 
     def has(self, name: str) -> bool:
-        """Return True if the file exists. Does not count as a use."""
+        """Return True if the file exists. This does not count as a use of the file."""
         return os.path.exists(f"{self.path}/{name}")  # noqa: PTH110  called for each SST of each look-up
 
     def size_of(self, name: str) -> int:
@@ -108,7 +108,7 @@ class CacheFolder:
                     self.remove(item.name)
 
     def pin(self, name: str) -> int | None:
-        """Protect the file from eviction until the returned file descriptor is closed; None if there is no file."""
+        """Protect a file from eviction until the returned file descriptor is closed; None if there is no file."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -176,12 +176,12 @@ class MappedSst:
 
     @staticmethod
     def from_batches(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "MappedSst":
-        """Return an SST's rows, ready for look-ups. Raises `Corruption` if the table never had their columns."""
+        """Make rows of an SST ready for look-ups. Raises `Corruption` if the table never had their columns."""
         reading = check_columns(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
         return MappedSst(tuple(Block.from_rows(batch, reading) for batch in rows), memory_bytes, table)
 
     def read_as(self, table: Table, sst: Sst) -> "MappedSst":
-        """Return the rows with the columns of another version's table. Raises `Corruption` if that is impossible."""
+        """Return the rows with the columns of the given table. Raises `Corruption` if they cannot be converted."""
         if table == self.table or not self.blocks:
             return self
         reading = check_columns(sst, table, self.blocks[0].stored.schema, sst.rows)
@@ -201,7 +201,7 @@ class MappedSst:
 
 
 def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write the SST's rows, with field ids. Raises `Corruption` if there are no rows, and `OSError`."""
+    """Write an SST's rows to a cache file, with field ids. Raises `Corruption` if there are no rows, and `OSError`."""
     remaining = iter(batches)
     first = next(remaining, None)
     if first is None:
@@ -216,7 +216,7 @@ def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def map_file(path: Path, sst: Sst, table: Table) -> MappedSst:
-    """Map a file from `write_file`. The map stays valid if the file is unlinked or replaced.
+    """Map a cache file that `write_file` wrote. The map stays valid if the file is unlinked or replaced.
 
     Raises `Corruption`, `ArrowException` or `OSError` for a damaged file.
     """

@@ -1,4 +1,4 @@
-"""Copies immutable objects between stores, concurrently; an object of the full length counts as copied."""
+"""Concurrent copying of immutable objects between stores. An object of the full length counts as copied."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ WORKERS = 8
 
 @dataclass(slots=True)
 class Copier:
-    """Copies objects from `source` to `target` with `workers` threads, and counts objects and bytes."""
+    """Copies objects from the store `source` to `target` with `workers` threads, and counts objects and bytes."""
 
     source: ObjectStore
     target: ObjectStore
@@ -29,9 +29,9 @@ class Copier:
     _lock: Lock = field(default_factory=Lock)
 
     def copy_ssts(self, ssts: Iterable[Sst], *, may_be_missing: bool) -> None:
-        """Copy the SSTs that the target lacks, each verified against its manifest entry.
+        """Copy the SSTs that the target lacks. Each is verified against its manifest entry.
 
-        With `may_be_missing`, skips SSTs that the source lacks. Raises `Corruption` for a damaged or missing SST.
+        With `may_be_missing`, SSTs that the source lacks are skipped. Raises `Corruption` for a damaged or missing SST.
         """
         missing = {sst.object: sst for sst in ssts if not self._has(sst.object, sst.bytes)}
 
@@ -47,12 +47,12 @@ class Copier:
         for_each_concurrently(copy, missing.values(), self.workers)
 
     def copy_sst_to(self, sst: Sst, key: str) -> None:
-        """Copy an SST to a key, unless the target has these bytes there. Raises `Corruption`."""
+        """Copy an SST to a key, unless the target has the same bytes under this key. Raises `Corruption`."""
         if not (self._has(key, sst.bytes) and xxhash.xxh3_128_hexdigest(self.target.get(key)) == sst.checksum):
             self._put(key, fetch(self.source, sst))
 
     def copy_listed(self, infos: Iterable[ObjectInfo]) -> None:
-        """Copy the objects that the target lacks or has with a different length. Skips deleted objects."""
+        """Copy the objects that the target lacks, or has with another length. Deleted objects are skipped."""
         for_each_concurrently(lambda info: self.copy_object(info.key), self.missing(infos), self.workers)
 
     def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:

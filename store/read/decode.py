@@ -2,10 +2,10 @@
 
 Also `read_whole`, which reads Parquet from memory without leaving references to the bytes in Arrow's threads.
 
-Arrow's readers of tables and row groups hand parts of the file to its thread pool, whose threads release them a moment
-after the caller has the rows. To release Python's memory they need the interpreter's lock; a thread that requests it
-during interpreter shutdown is ended inside a C++ destructor, and with it the process ("terminate called without an
-active exception"). Reading by batches keeps the parts in the caller, and the pool only works on them.
+Arrow's readers of tables and row groups hand parts of the file to Arrow's thread pool, whose threads release these
+parts a moment after the caller has the rows. Releasing Python's memory takes the interpreter's lock. A thread that
+requests the lock during interpreter shutdown is ended inside a C++ destructor, which aborts the process ("terminate
+called without an active exception"). Reading by batches keeps the parts in the caller's thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ BLOCK_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows of one SST in memory."""
+    """Consecutive rows of one SST in memory, sorted by hash."""
 
     stored: pa.RecordBatch
-    """Rows with the SST's columns. Read the table's columns only through `rows` and `take`.
+    """Rows with the SST's own columns, which may differ from the table's: use `rows` and `take` for those.
 
     The internal columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly.
     """
@@ -54,7 +54,7 @@ class Block:
         return stored.select(names) if self.conversion is None else self.conversion.convert(stored, names)
 
     def take(self, at: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
-        """Return these columns of the rows at these positions; converts no other rows."""
+        """Return the named columns of the rows at positions `at`. Other rows are not converted."""
         if self.conversion is None:
             return self.stored.select(names).take(pa.array(at))
         return self.conversion.convert(
@@ -62,7 +62,7 @@ class Block:
         )
 
     def find(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions of ascending hashes in the block, as by `numpy.searchsorted` from the left.
+        """Return the position of each hash in the block, as `numpy.searchsorted` does. The hashes are ascending.
 
         In a large block, each step of a binary search waits for memory. Here all hashes take a step together, so that
         the waits overlap: half the time for 20,000 hashes in 2.5 M.
@@ -85,11 +85,11 @@ class Block:
         positions: npt.NDArray[np.int64],
         columns: Sequence[str],
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
-        """Find the keys at these `positions` of `keys`. `hashes` are those of all `keys`, ascending.
+        """Find the keys at these `positions` of `keys` in the block. `hashes` has the hashes of all `keys`, ascending.
 
-        For keys whose hash the block has, yields four aligned values: positions of the keys, indices of rows with their
-        hashes, `columns` of these rows, and a mask of the rows that have the searched key. After a hash collision, the
-        key is yielded again with the next row of that hash, if there is one.
+        Yields four aligned values for the keys whose hash is in the block: positions of the keys, indices of rows with
+        this hash, `columns` of these rows, and a mask of the rows that have the key. After a hash collision, the key is
+        yielded again with the next row of the hash, if there is one.
         """
         if not self.hashes.size:
             return
@@ -112,10 +112,10 @@ class Block:
 
 
 def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> ColumnConversion | None:
-    """Return the conversion of a file's columns to the table's; None if the columns are equal.
+    """Return the conversion of an SST file's columns to the table's columns; None if they are equal.
 
-    Raises `Corruption` if the table never had these columns, or if the row count differs from the manifest's. The file
-    may have `_expires_at` or lack it.
+    Raises `Corruption` if the table never had these columns, or if `rows` is not the row count in the manifest. The
+    file may have `_expires_at` or lack it.
     """
     try:
         conversion = column_conversion(stored, table)
@@ -127,9 +127,9 @@ def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Colum
 
 
 def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a whole SST, in order and with its columns, at most `BLOCK_ROWS` at a time.
+    """Yield the rows of a whole SST, in order and with the SST's columns, at most `BLOCK_ROWS` at a time.
 
-    Raises `Corruption` if the bytes are not Parquet, or the table never had their columns.
+    Raises `Corruption` if the bytes are not Parquet, or if the table never had the SST's columns.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -140,16 +140,16 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
 
 
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
-    """Return all rows of a Parquet file; `check_pages` verifies the checksum of each page.
+    """Return all rows of a Parquet file. With `check_pages`, the checksum of each page is verified.
 
-    Raises `ArrowException` or `OSError` for a file that is not Parquet or is damaged.
+    Raises `ArrowException` or `OSError` if the file is damaged or is not Parquet.
     """
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
     return read_groups(file, range(file.num_row_groups))
 
 
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of these row groups, in the given order, with these columns; None for all columns."""
+    """Return the rows of these row groups of a file, in the given order. `columns` of None are all columns."""
     rows = sum(file.metadata.row_group(group).num_rows for group in groups)
     batches = file.iter_batches(batch_size=max(rows, 1), row_groups=list(groups), columns=columns and list(columns))
     schema = file.schema_arrow
@@ -157,7 +157,7 @@ def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[s
 
 
 class Cells(dict[str, Callable[[int], object]]):
-    """Accessors of single values by column name, created on first use. Thread-safe.
+    """Functions that return a block's value at a position, by column name. Created on first use. Thread-safe.
 
     Values are converted as by `arrow_types.python_rows`.
     """

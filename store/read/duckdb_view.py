@@ -1,13 +1,13 @@
-"""DuckDB views of a table at one or several versions: the newest rows, without deleted ones.
+"""DuckDB views of a table at one or several versions: the newest row of each key, without deleted keys.
 
 Merge-on-read by position: the hidden rows of each SST (`visible_rows`) are computed before the view is created. So a
-query scans the columns that it selects and one bit a row; it reads no key, hash or version, and joins nothing.
+query scans the columns that it selects and one bit for each row; it reads no key, hash or version, and joins nothing.
 
 SSTs that the cache has mapped are scanned in place, with the bit as an extra column: nothing is decoded, and 1 M rows
-take less time than one Parquet file of the same rows. Other SSTs are scanned as Parquet files, with the bits in a
-variable of the connection.
+take less time than one Parquet file of these rows. Other SSTs are scanned as Parquet files, with the bits in a variable
+of the connection.
 
-SSTs with the same columns are one scan. Renamed, widened and added columns are converted in its SELECT, as by
+SSTs with equal columns are one scan. Renamed, widened and added columns are converted in its SELECT, as by
 `sst.schema`; tables that were never migrated, and SSTs with the current columns, need no conversion.
 
 In a view of several versions, each row of an SST comes with the versions that show it. An SST belongs to many versions,
@@ -43,7 +43,7 @@ from .fetch import corruption_error, file_name
 from .visible_rows import HiddenRowFinder, find_hidden_rows
 
 _BITMAP_ROWS = 1 << 30
-"""Largest number of rows of SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
+"""Maximum total of rows in SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
 _NO_CURSOR = "a cursor cannot query this view: use the connection itself"
 _MAX_SCHEMAS = 10_000
@@ -61,9 +61,9 @@ def register_table(
     clock_ms: int | None = None,
     internal: bool = False,
 ) -> frozenset[Path]:
-    """Create or replace a view `name` of the manifest's table in the connection.
+    """Create or replace a DuckDB view `name` of the manifest's table in the connection.
 
-    The view has the key and value columns; internal columns only with `internal`. Rows that expire at `clock_ms` or
+    The view has the key and value columns; with `internal`, also internal columns. Rows that expire at `clock_ms` or
     before are hidden; None uses the manifest's own clock. `con` is a connection to a database in memory, and needs no
     DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
     queried. Returns the files that the view reads, each from `cache.sql_path`. Raises `Usage` if the stage has no
@@ -173,7 +173,7 @@ def _newest_rows(
 
 @dataclass(frozen=True, slots=True)
 class SstGroup:
-    """SSTs with equal columns."""
+    """SSTs with equal columns, which one query scans."""
 
     positions: tuple[int, ...]
     conversion: ColumnConversion | None = None
@@ -198,9 +198,9 @@ class SstGroup:
 
 
 def group_by_columns(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[SstGroup, ...]:
-    """Group the SSTs by their columns, in order. `paths` has their files by object key.
+    """Group SSTs by their columns, in order. `paths` has their local files by object key.
 
-    Opens no file of a table that was never migrated. Raises `Corruption` for columns that the table never had.
+    Opens no file if the table was never migrated. Raises `Corruption` for columns that the table never had.
     """
     if not table.schema:
         return (SstGroup(tuple(range(len(ssts)))),) if ssts else ()
@@ -219,7 +219,7 @@ def group_by_columns(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Tabl
 
 
 def from_clause(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
-    """Return a FROM clause over files. `by_name` permits missing columns; `filename` adds a column with the path."""
+    """Return a FROM clause over Parquet files. `by_name` permits missing columns; `filename` adds a path column."""
     files = ", ".join(quote_literal(str(path)) for path in paths)
     # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
@@ -235,12 +235,12 @@ def quote_literal(text: str) -> str:
 
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Row numbers, and for each row the positions of the first and last version that show it; last < first for none."""
+"""Row numbers, and for each row the positions of the first and last version that show it (last < first for none)."""
 
 
 @dataclass(slots=True)
 class _SstLifespan:
-    """Consecutive versions that have an SST, with the SSTs that may hide its rows. Versions are numbered from 0."""
+    """Consecutive versions that have an SST, and the SSTs that may hide its rows. Versions count from 0."""
 
     sst: Sst
     first: int
@@ -251,12 +251,13 @@ class _SstLifespan:
 def register_versions(
     con: duckdb.DuckDBPyConnection, name: str, store: ObjectStore, cache: SstCache, manifests: Sequence[Manifest]
 ) -> frozenset[Path]:
-    """Create a temporary view `name` of the table at these versions, with `_version` and `_committed_at`.
+    """Create a temporary DuckDB view `name` of a table at several versions.
 
-    `manifests` are versions of one stage, ascending; at least one has an SST. Rows expire in each version by its own
-    clock. The connection needs no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must
-    stay open while the view is queried. Returns the files that the view reads, each from `cache.sql_path`. Raises
-    `Usage` if the stage has no table.
+    The view has the key and value columns, `_version` and `_committed_at`. `manifests` are versions of one stage,
+    ascending; at least one has an SST. Rows expire in each version by the version's own clock. The connection needs no
+    DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
+    queried. Returns the files that the view reads, each from `cache.sql_path`. Raises `Usage` if the stage has no
+    table.
     """
     table = manifests[-1].table
     if table is None:

@@ -1,4 +1,4 @@
-"""Fetches SSTs from the store: whole and verified, or by ranges, of which nearby ones are joined."""
+"""Fetches SSTs from the store: whole and verified, or in byte ranges; nearby ranges share a request."""
 
 import os
 from bisect import bisect_right
@@ -18,13 +18,13 @@ from ..versions.entries.ssts import Sst
 
 
 def file_name(sst: Sst) -> str:
-    """Return the file name of an SST's local copy: object name and checksum, as names repeat across roots."""
+    """Return the file name of an SST's local copy: object name and checksum, because names repeat across roots."""
     # Without pathlib, because each look-up calls this for each SST.
     return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
 
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
-    """Return the bytes of the whole SST. Raises `Corruption` if it is missing or differs from the manifest entry."""
+    """Return the bytes of a whole SST. Raises `Corruption` if it is missing or differs from the manifest entry."""
     try:
         data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:
@@ -54,7 +54,7 @@ _MAX_GAP_BYTES = 65_536
 _MAX_GAP_SHARE = 16
 """A gap above `_SMALL_GAP_BYTES` is read if it has at most 1 / `_MAX_GAP_SHARE` of the useful bytes before it."""
 _MAX_REQUEST_BYTES = 8 << 20
-"""Size above which a range is split into concurrent requests: one connection gives 50 to 100 MB/s."""
+"""Size above which a range is split into concurrent requests: one connection reads 50 to 100 MB/s."""
 _MAX_REQUESTS = 32
 
 
@@ -68,7 +68,7 @@ os.register_at_fork(after_in_child=request_pool.cache_clear)
 
 
 class RangeReader:
-    """Reads ranges of an SST's object, and counts requests and bytes."""
+    """Reads byte ranges of an SST, and counts requests and bytes."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: ReadCounters) -> None:
         self._store, self._sst, self.reads = store.at(sst.root), sst, reads
@@ -91,7 +91,7 @@ class RangeReader:
 
 @dataclass(frozen=True, slots=True)
 class ByteRanges:
-    """Some byte ranges of a file."""
+    """Byte ranges of a file that were read."""
 
     ranges: Sequence[tuple[int, bytes]]
 
@@ -101,7 +101,7 @@ class ByteRanges:
 
 
 def read_ranges(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[ByteRanges]:
-    """Return the bytes of ascending ranges of several SSTs, in one round trip. Raises `Corruption`."""
+    """Return the bytes of ranges of several SSTs, in one round trip. Ranges must ascend. Raises `Corruption`."""
     parts = [
         (number, reader, start, at, min(_MAX_REQUEST_BYTES, end - at))
         for number, (reader, ranges) in enumerate(requests)

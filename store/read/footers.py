@@ -42,7 +42,7 @@ _INTERNAL_COLUMNS, _PAGE_ENTRY_BYTES = 5, 24
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Metadata, offsets and hash ranges of an SST's row groups. Arrays have one element per row group."""
+    """Footer of an SST: metadata, offsets and hash ranges of its row groups. Arrays have a value per row group."""
 
     metadata: pq.FileMetaData
     schema: pa.Schema
@@ -54,7 +54,7 @@ class Footer:
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     filter_checksums_start: npt.NDArray[np.int64]
-    """Start offset of each row group's filter checksums, followed by the end of the last."""
+    """Offset of each row group's filter checksums, then the offset after the last group's."""
     checksums: bytes
 
     def filter_chunk_range(self, group: int, chunk: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class PageIndex:
-    """Locations and value ranges of a row group's pages. Pages of all columns begin at the same rows."""
+    """Offsets and value ranges of a row group's pages. The pages of all columns begin at the same rows."""
 
     first_row: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ _lock = Lock()
 
 
 def load_footer(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:
-    """Return the SST's footer: cached, decoded from `tail` (the object's last bytes), or read now."""
+    """Return an SST's footer: from the cache, decoded from `tail` (the object's last bytes), or read now."""
     name = file_name(sst)
     with _lock:
         footer = _footers.get(name)
@@ -163,7 +163,7 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedIndexes:
-    """Page indexes and filter chunks that a reader of an SST has loaded, besides the footer."""
+    """Page indexes and filter chunks of one SST that a reader has loaded."""
 
     sst: Sst
     footer: Footer
@@ -174,7 +174,7 @@ class LoadedIndexes:
     def missing_ranges(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
         """Return the offset ranges to read for the required indexes and filter chunks, ascending.
 
-        `required` has the numbers of filter chunks by row group. Parts that this process has cached are not read again.
+        `required` has the numbers of filter chunks by row group. Parts that this process has cached are left out.
         """
         name, ranges = file_name(self.sst), []
         for group, numbers in required.items():
@@ -192,9 +192,9 @@ class LoadedIndexes:
         return sorted(span for span in ranges if span[0] < tail_start)
 
     def decode_parts(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
-        """Decode the required parts. `read` returns the bytes between two offsets of a range from `missing_ranges`.
+        """Decode the required indexes and filter chunks. Raises `Corruption`.
 
-        Raises `Corruption`.
+        `read` returns the bytes between two offsets of a range from `missing_ranges`.
         """
         name, tail_start = file_name(self.sst), self.sst.bytes - len(self.tail)
 
@@ -256,9 +256,10 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
 def fetch_tails(
     store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: ReadCounters, max_index_bytes: int
 ) -> list[bytes]:
-    """Return the last bytes of each SST, which contain its footer, in one round trip; empty if the footer is cached.
+    """Return the last bytes of each SST, which contain its footer, in one round trip.
 
-    Includes the page index before the footer if it has at most `max_index_bytes`. Raises `Corruption`.
+    If the footer is cached, the bytes are empty. The page index is included if it has at most `max_index_bytes`. Raises
+    `Corruption`.
     """
     with _lock:
         absent = [sst for sst in ssts if file_name(sst) not in _footers]
@@ -270,10 +271,6 @@ def fetch_tails(
 
 
 def _index_bytes(sst: Sst, table: Table, max_index_bytes: int) -> int:
-    """Return the estimated bytes of page indexes and checksums before the footer; 0 if over `max_index_bytes`.
-
-    If the estimate is too low, because of wide rows or nested columns, a later read gets the rest.
-    """
     pages = sst.rows // page_rows(sst.rows) + 1 + sst.rows // ROW_GROUP_ROWS
     size = pages * (len(table.key) + len(table.values) + _INTERNAL_COLUMNS) * _PAGE_ENTRY_BYTES
     size += sst.filter_bytes * CHUNK_CHECKSUM_BYTES // CHUNK_BYTES

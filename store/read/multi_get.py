@@ -1,12 +1,13 @@
 """Look-ups in a table at one version: the newest row of each of many keys, and rows that fall due.
 
-One pass for each SST, newest first, with only the keys that are still missing. The SST's hash range prunes keys; if the
-SST is not on this machine, its Bloom filter and page index prune more (`remote_sst`). A binary search over its hashes
-finds candidates, and equality of the key decides (`decode.Block.match`). A tombstone or an expired row ends the search
-for its key. All steps are vectorised; the cost depends on the number of keys, not on the size of the state.
+SSTs are searched one by one, newest first, each for the keys that are still missing. The SST's hash range rules keys
+out; if the SST is not on this machine, its Bloom filter and page index rule out more (`remote_sst`). A binary search
+over the hashes finds candidates, and comparison of the keys decides (`decode.Block.match`). A tombstone or an expired
+row ends the search for its key. All steps are vectorised; the cost depends on the number of keys, not on the size of
+the state.
 
-Also finds rows that fall due, whose time (`_due_at`) is in a span, without reading other rows. In a cached SST the
-column of times is scanned in place; of another SST only the pages are read that may have such times, by its footer and
+Rows that fall due have a time (`_due_at`) in a span, and are found without reading other rows. In a cached SST, the
+column of times is scanned in place. Of another SST, only pages are read that may have such times, by the footer and the
 page index.
 """
 
@@ -36,7 +37,7 @@ from .remote_sst import SMALL_BYTES, RangedSst, load_indexes, read_together
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Rows that fall due in a period of time."""
+    """Rows that fall due in a period: keys, values and `_seq`, and the next due time after the period."""
 
     keys: pa.Table
     values: pa.Table
@@ -53,10 +54,11 @@ def find_due_rows(
     span: tuple[int, int],
     hashes: tuple[int, int],
 ) -> tuple[pa.Table, int | None]:
-    """Return `_hash`, key and `_seq` of all rows that fall due in a period, even rows that newer SSTs hide.
+    """Return `_hash`, key and `_seq` of all rows that fall due in a period, even of rows that newer SSTs hide.
 
-    Also returns the earliest time after the period at which a row may fall due, or None. `span` is the first and last
-    millisecond since 1970 UTC, and `hashes` are the lowest and highest hash to find; all bounds are inclusive.
+    Also returns the earliest time after the period at which a row may fall due, or None. `span` is the first and the
+    last millisecond of the period, since 1970 UTC; `hashes` is the lowest and the highest hash to find. All bounds are
+    inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -91,21 +93,21 @@ def _blocks(
 
 
 _MIN_SAVED_SHARE = 1 / 6
-"""Share of an SST's bytes that range reads must save. Otherwise it is read whole: at most 1.2 times the need."""
+"""Share of an SST's bytes that range reads must save; if they save less, the whole SST is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Limits within which a look-up reads more than it needs, to save round trips."""
+    """Limits up to which a look-up reads more than it needs, to save round trips."""
 
     whole_bytes: int = SMALL_BYTES
-    """Size up to which an SST is fetched whole, into the cache, in one round trip."""
+    """Size in bytes up to which an SST is fetched whole, into the cache, in one round trip."""
     index_bytes: int = 0
-    """Size up to which a page index is fetched together with the footer."""
+    """Size in bytes up to which a page index is fetched together with the footer."""
     max_unfiltered_probes: int = 0
-    """Number of probes up to which pages are read without reading the filter."""
+    """Number of probes up to which pages are read without their filter."""
     ahead_bytes: int = 128 << 10
-    """Size up to which pages of several runs are read together."""
+    """Size in bytes up to which pages of several SSTs are read together."""
 
 
 DEFAULT_READ_AHEAD = ReadAhead()
@@ -113,7 +115,7 @@ DEFAULT_READ_AHEAD = ReadAhead()
 
 @dataclass(frozen=True, slots=True)
 class TableLookUps:
-    """Looks up rows of a table at one version, by key or by due time."""
+    """Look-ups of rows in a table at one version, by key or by due time."""
 
     store: ObjectStore
     cache: SstCache
@@ -125,9 +127,9 @@ class TableLookUps:
     def get_rows(
         self, hashes: npt.NDArray[np.int64], keys: pa.Table
     ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Return the value columns of each key, a mask of present keys, and each row's `_seq` (0 if absent).
+        """Return the value columns of each key, a mask of present keys, and the `_seq` of each key's newest row.
 
-        Arguments and errors are those of `multi_get`.
+        `_seq` is 0 without a row. Arguments and errors are those of `multi_get`.
         """
         seqs = np.zeros(len(hashes), np.int64)
         values, present = multi_get(
@@ -136,9 +138,9 @@ class TableLookUps:
         return values, present, seqs
 
     def get_due_rows(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """Return the visible rows that fall due in a period. For the arguments see `find_due_rows`.
+        """Return the visible rows that fall due in a period. Arguments are those of `find_due_rows`.
 
-        Each candidate is looked up again, because a newer SST may have its key.
+        Each row found is looked up by its key, because a newer SST may hide it.
         """
         candidates, next_ms = find_due_rows(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
         keys = candidates.drop_columns([SEQ])
@@ -162,10 +164,10 @@ def multi_get(
     seqs: npt.NDArray[np.int64] | None = None,
     read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Look up the values of keys, through the cache.
+    """Look up the values of keys in a table's SSTs, through the cache.
 
     Of an SST outside the cache, only pages that may have the keys are read. If these are almost the whole SST, or once
-    range reads have cost as much as the whole SST, it is fetched whole into the cache.
+    range reads have cost as much as the whole SST, the SST is fetched whole into the cache.
 
     Args:
         store: the store of the app.
@@ -176,7 +178,7 @@ def multi_get(
         keys: the key columns, in their declared types; keys may repeat.
         reads: counters of the look-up; None to count nothing.
         clock_ms: rows that expire at this time or before are absent (`sst.ttl`); None only for a table without a ttl.
-        newer: rows in memory, in the form and order of an SST, with unique keys, and newer than those of `ssts`.
+        newer: rows in memory that are newer than all rows of `ssts`, in the form and order of an SST, with unique keys.
         seqs: output array, shape of `hashes`, for the `_seq` of the newest stored row of each key, even a tombstone or
             an expired row; 0 if there is none.
         read_ahead: limits of reading more than needed from SSTs outside the cache.
@@ -211,12 +213,12 @@ def multi_get(
 
 
 class _UncachedReader:
-    """Reads uncached SSTs for one look-up."""
+    """Reads the SSTs of one look-up that are not in the cache."""
 
     def __init__(
         self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", read_ahead: ReadAhead
     ) -> None:
-        """Fetches small SSTs, and footers, page indexes and filters of SSTs that are read by ranges.
+        """Fetch small SSTs whole, and the footers, page indexes and filters of the other SSTs.
 
         Takes two round trips for all SSTs together, or one if all indexes are within `read_ahead.index_bytes`.
         """
@@ -289,7 +291,7 @@ class _UncachedReader:
 
 
 class _Search:
-    """Keys of a look-up, sorted by hash so that searches hit the CPU's cache."""
+    """Keys of a look-up and the rows found. Keys are sorted by hash, so that searches hit the CPU's cache."""
 
     def __init__(
         self,
@@ -316,9 +318,9 @@ class _Search:
         self._found_positions: list[npt.NDArray[np.int64]] = []
 
     def iter_ssts(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
-        """Yield the SSTs to search, newest first, each with the positions of missing keys that it may have.
+        """Yield the SSTs to search, newest first, each with the positions of the missing keys that it may have.
 
-        Lazy: keys found in one SST are not missing for the next.
+        Lazy: a key that was found in one SST is no longer missing for the next SST.
         """
         newest_first = sorted(ssts, key=lambda run: run.seq_max, reverse=True)
         # Most SSTs have none of a few keys: two searches for all SSTs avoid numpy calls for each.

@@ -1,8 +1,8 @@
-"""Look-ups of a few keys in a table whose SSTs are open in this process, without Arrow calls per look-up.
+"""Look-ups of a few keys in a table whose SSTs are open in this process.
 
 The search is that of `multi_get`: the SSTs of a key's state partition, newest first; a binary search over hashes finds
-candidates, equality of the key decides; a tombstone or an expired row ends the search. In `multi_get` the first key of
-a look-up costs about 300 µs and each further key 1 µs; here each key costs about 10 µs.
+candidates, comparison of the keys decides; a tombstone or an expired row ends the search. Without Arrow calls, a key
+costs about 10 µs here. In `multi_get` the first key of a look-up costs about 300 µs, and each further key 1 µs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ from .decode import Cells
 
 
 class OpenRows:
-    """Some state partitions of a table at one version. Keeps all their SSTs mapped while it exists. Thread-safe."""
+    """State partitions of a table at one version, for look-ups. All their SSTs stay mapped. Thread-safe."""
 
     def __init__(self, table: Table, partitions: Collection[int], opened: Iterable[tuple[Sst, MappedSst]]) -> None:
         self.table = table
@@ -35,7 +35,7 @@ class OpenRows:
     def row(
         self, hash_: int, key: tuple[object, ...], names: Sequence[str], clock_ms: int | None
     ) -> dict[str, object] | None:
-        """Return these columns of a key's row, or None. Values are converted as by `arrow_types.python_rows`.
+        """Return the named columns of a key's row, or None. Values are converted as by `arrow_types.python_rows`.
 
         Args:
             hash_: hash of the key (`hash_keys`), in one of the state partitions.
@@ -63,7 +63,6 @@ def _is_visible(cells: Cells, at: int, clock_ms: int | None) -> bool:
 
 
 def _is_same(key: object, stored: object) -> bool:
-    """Return True if two key values are equal: null equals null and NaN equals NaN, also inside a struct."""
     if key == stored:
         return True
     if isinstance(key, dict) and isinstance(stored, dict):

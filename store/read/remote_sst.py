@@ -1,11 +1,11 @@
 """Reads an SST by ranges: its footer, then only the pages that may have the requested keys or values.
 
-For a cold cache and for single look-ups. The checksum of the whole file cannot be verified this way. But the footer,
-the page index of each row group and each chunk of a filter have checksums of their own, and each page a CRC.
+For a cold cache and for single look-ups. The checksum of the whole file cannot be verified this way, but the footer,
+the page index of each row group and each chunk of a filter have checksums of their own, and each page has a CRC.
 
-A look-up of few keys reads the footer; then the page index and the filter chunks of the row groups whose hash ranges
-have the keys, all at the same time; then the pages of the keys that pass the filter. So a key costs three round trips.
-Row groups with many of the keys are read whole, without index and filter.
+A look-up of few keys takes three round trips: for the footer; for the page indexes and filter chunks of the row groups
+whose hash ranges have the keys; and for the pages of the keys that pass the filter. Row groups with many of the keys
+are read whole, without index and filter.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from .fetch import ByteRanges, RangeReader, corruption_error, read_ranges
 from .footers import LoadedIndexes, load_footer
 
 _MAX_KEYS_PER_PAGE = 16
-"""Largest number of keys per page for which a row group's index and filter are read.
+"""Number of keys per page up to which a row group's index and filter are read.
 
 A filter has 1/20 of a row group's bytes, and rules out all of 16 absent keys with a probability of 0.6.
 """
@@ -46,10 +46,10 @@ class PageSelection:
 
 
 class RangedSst:
-    """One SST in the store, read by ranges."""
+    """One SST in the store that is read by byte ranges."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters, tail: bytes = b"") -> None:
-        """Reads the footer, unless `tail` (from `fetch_tails`) has it or it is cached. `reads` counts requests."""
+        """Read the footer, unless it is cached or in `tail` (from `fetch_tails`). `reads` counts requests."""
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
         self._footer = load_footer(self._reader, sst, table, tail)
@@ -58,9 +58,10 @@ class RangedSst:
     def find_hashes(
         self, hashes: npt.NDArray[np.int64], *, filtered: bool = True
     ) -> tuple[npt.NDArray[np.bool_], list[PageSelection]]:
-        """Return a mask of the ascending hashes that the SST may have, and the pages that may have them.
+        """Return a mask of the hashes that the SST may have, and the pages that may have them.
 
-        `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged.
+        The hashes are ascending. With `filtered=False`, no filter is read. Raises `Corruption` if footer, index or
+        filter are damaged.
         """
         load_indexes([(self, hashes)], filtered=filtered)
         first, end = self._positions_by_group(hashes)
@@ -118,7 +119,7 @@ class RangedSst:
         return parts
 
     def next_value_after(self, column: str, high: int) -> int | None:
-        """Return the smallest value above `high` in the pages that `find_values` leaves out, or None."""
+        """Return the smallest value above `high` in pages that `find_values` left out, or None."""
         ranges = [self._ranges_of(column)]
         ranges += [index.ranges[column] for index in self._indexes.indexes.values() if column in index.ranges]
         # All-null row groups and pages have empty ranges.
@@ -129,7 +130,7 @@ class RangedSst:
         """Return the least and the largest value of an int64 column in each row group.
 
         Without statistics, the range has all values. If all values are null, or the SST is older than the column, the
-        range is empty: its least value is above its largest.
+        range is empty: its least value is above its largest value.
         """
         metadata, ranges = self._footer.metadata, []
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
@@ -157,10 +158,10 @@ class RangedSst:
     def read(
         self, parts: Sequence[PageSelection], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
     ) -> Iterator[Block]:
-        """Yield the rows of these pages, from `find_hashes` or `find_values`, in SST order.
+        """Yield the rows of these pages, which are from `find_hashes` or `find_values`, in SST order.
 
         `names` are the needed columns, of the table or internal; None for all. Columns that the SST lacks are left out.
-        Up to `window_bytes` are read, decoded and searched at once; a larger part is read alone. Raises `Corruption`.
+        Pages are read in windows of up to `window_bytes`; a larger part is read alone. Raises `Corruption`.
         """
         waiting = deque((part, self.bytes_of([part])) for part in parts)
         while waiting:
@@ -180,7 +181,6 @@ class RangedSst:
         return [name for name in schema.names if name in {*own, *converted, HASH}]
 
     def _page_ranges(self, part: PageSelection, names: Sequence[str] | None) -> list[list[tuple[int, int]]]:
-        """Return the offset ranges of each leaf column's pages, dictionary first; empty for unneeded columns."""
         stored = None if names is None else {name.encode() for name in self._stored_names(names)}
         ranges: list[list[tuple[int, int]]] = []
         for number, chunk in enumerate(self._footer.groups[part.group].columns):

@@ -1,8 +1,8 @@
 """Finds hidden rows of SSTs: tombstones, and rows whose key a newer SST has.
 
-Computed once for each pair of SSTs and cached, because SSTs are immutable. Iceberg and Delta store such positions as
-deletion vectors. The computation reads the hashes of the older SST and the keys of the newer one, for a vectorised
-search as in a look-up. A query then reads only the selected columns of the older SST.
+Hidden rows are computed once for each pair of SSTs and cached, because SSTs are immutable. Iceberg and Delta store such
+positions as deletion vectors. The computation reads the hashes of the older SST and the keys of the newer SST, for a
+vectorised search. A query then reads only the selected columns of the older SST.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,10 @@ _lock = Lock()
 def find_hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """Return the positions of hidden rows by SST, unsorted and perhaps repeated. `ssts` are all SSTs of a version.
+    """Return the positions of hidden rows of each SST, unsorted and perhaps repeated.
 
-    SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or damaged.
+    `ssts` are all SSTs of a version. SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or
+    damaged.
     """
     hiding = HiddenRowFinder(store, cache, table, at_once=len(ssts) + 1)
     hidden = {}
@@ -53,8 +54,8 @@ def find_hidden_rows(
 class HiddenRowFinder:
     """Finds the rows of an SST that newer SSTs of the table hide.
 
-    Reads hashes, keys and operations from mapped SSTs, or from Parquet files. Keeps the keys of at most `at_once` SSTs
-    in memory. Raises `Corruption`.
+    Reads hashes, keys and operations from mapped SSTs, or from Parquet files. Memory holds the keys of at most
+    `at_once` SSTs. Raises `Corruption`.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _MAX_CACHED_SSTS) -> None:
@@ -63,9 +64,9 @@ class HiddenRowFinder:
         self._block_cache: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
     def find_hidden(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
-        """Return the positions of hidden rows of `older`, by the newer SST that hides them; tombstones under None.
+        """Return the positions of hidden rows of `older`, by the newer SST that hides them.
 
-        Reads the older SST once for every `at_once` newer SSTs.
+        Tombstones are under None. Reads the older SST once for every `at_once` newer SSTs.
         """
         by = [None, *newer] if older.tombstones else list(newer)
         hidden: dict[Sst | None, npt.NDArray[np.int64]] = {}

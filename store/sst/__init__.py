@@ -1,4 +1,4 @@
-"""The file format of state: column types, key hashes, SST writing, Bloom filters, expiry, sorted runs.
+"""The file format of stored rows: column types, key hashes, SST writing, Bloom filters, expiry, sorted runs.
 
-Not here: looking up rows (`read`), or choosing SSTs to merge (`compaction`).
+Elsewhere: look-ups of rows (`read`), and the choice of SSTs to merge (`compaction`).
 """

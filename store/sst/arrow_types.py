@@ -1,11 +1,12 @@
-r"""Arrow types of manifests' column types, and conversion of Arrow values that Python or SQL cannot represent.
+r"""Arrow types of the column types in manifests, and conversion of values that Python or SQL cannot represent.
 
 Some Arrow values have no Python value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are not
-UTF-8. Milliseconds taken for seconds make the year 55,840: such a fault must be visible, so these values become text.
+UTF-8. A program that takes milliseconds for seconds makes the year 55,840: such a mistake must be visible, so these
+values become text.
 
 Spark keeps any bytes in a string, and keeps duplicate map keys from JSON or Protobuf. State tables store these values
-unchanged. DuckDB refuses a whole file with such a value, so strings that are not UTF-8 get `\xff` in place of invalid
-bytes, and maps with duplicate keys become null.
+unchanged. DuckDB refuses a whole file with such a value. So, for DuckDB, strings that are not UTF-8 get `\xff` in place
+of invalid bytes, and maps with duplicate keys become null.
 """
 
 import re
@@ -59,12 +60,12 @@ def schema_from_ddl(ddl: str) -> pa.Schema:
 
 @lru_cache(maxsize=1024)
 def to_arrow(name: str) -> pa.DataType:
-    """Return the Arrow type for a `Column.type`. Raises `Usage` for a type that state tables do not support."""
+    """Return the Arrow type of a column type in a manifest. Raises `Usage` for a type that tables do not support."""
     return arrow_type(parse_type(name))
 
 
 def arrow_type(kind: ColumnType) -> pa.DataType:
-    """Return the Arrow type of a type tree. Raises `KeyError` for an unknown plain type."""
+    """Return the Arrow type of a parsed column type. Raises `KeyError` for an unknown plain type."""
     inside = [arrow_type(child) for child in kind.children]
     match kind.name:
         case "struct":
@@ -79,7 +80,7 @@ def arrow_type(kind: ColumnType) -> pa.DataType:
 
 
 def from_arrow(arrow_type: pa.DataType) -> str:
-    """Return the name of an Arrow type in manifests.
+    """Return the name that manifests use for an Arrow type.
 
     Types that hold equal values in different layouts share a name: large and view variants of string, binary and list
     have the plain variant's name, and timestamps in any time zone have UTC's. Struct fields and list elements are
@@ -113,8 +114,8 @@ def _quote(name: str) -> str:
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
     r"""Return the rows as dicts, like `to_pylist`; values that Python lacks become text: `55840-11-08 22:13:20`.
 
-    Times with a zone are in UTC, and years are written as by `instants.day`. Bytes of a string that are not UTF-8
-    become `\xff`.
+    Times with a zone are in UTC, and years are written as by `instants.format_day`. Bytes of a string that are not
+    UTF-8 become `\xff`.
     """
     if not table.num_columns:
         return [{} for _ in range(table.num_rows)]
@@ -259,7 +260,7 @@ def _replace_values(rows: pa.Table, change_map: Callable[[pa.MapArray], pa.Array
 
 
 def maps_as_lists(array: pa.Array) -> pa.Array:
-    """Return the array with all maps, at any depth, converted to lists of entries. Lists allow duplicate keys."""
+    """Return the array with maps at any depth converted to lists of entries, which may have duplicate keys."""
 
     def listed(maps: pa.MapArray) -> pa.Array:
         entries = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
@@ -273,7 +274,7 @@ def map_nested(
     change_leaf: Callable[[pa.Array], pa.Array],
     change_map: Callable[[pa.MapArray], pa.Array] = lambda it: it,
 ) -> pa.Array:
-    """Return a nested array after `change_leaf` was applied to its leaf arrays, then `change_map` to its maps."""
+    """Apply `change_leaf` to the leaf arrays of a nested array, then `change_map` to its maps. Return the result."""
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return change_leaf(array)

@@ -1,12 +1,10 @@
-"""Hashes of keys, compatible with Spark; mapping of hashes to state partitions; equality and order of keys.
+"""Hashes of keys, compatible with Spark; state partitions of hashes; equality and order of keys.
 
-`_hash` equals Spark SQL's `xxhash64(key columns)`, so Spark can compute it, too. The layout of each type is that of
-Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each column's
-hash is the seed of the next column, and NULL keeps the seed. A struct is hashed field by field; a NULL struct keeps the
-seed, as NULL fields do. Two structs are the same key if all fields are; NULL and a struct of NULLs are different keys,
+`_hash` equals Spark SQL's `xxhash64(key columns)`, so Spark can compute it, too. Each type is hashed as in Spark's
+`HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each column's hash is
+the seed of the next column, and NULL keeps the seed. A struct is hashed field by field; a NULL struct keeps the seed,
+as NULL fields do. Two structs are equal keys if all fields are equal; NULL and a struct of NULLs are different keys,
 although they share their hash.
-
-A `KeyShare` is a sample of keys by hash: the same keys in a table, in its input, and in Spark.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _LONG_DECIMAL_DIGITS = 18
 
 
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return Spark's `xxhash64(columns)` of each row. Raises `Usage` if a column's type cannot be a key."""
+    """Return the key hash of each row: Spark's `xxhash64(columns)`. Raises `Usage` if a column cannot be a key."""
     for name in columns:
         _check_hashable(name, rows.schema.field(name).type)
     running = np.full(rows.num_rows, _SEED)
@@ -50,7 +48,7 @@ FAST_KEY_TYPES = frozenset(_FAST_PACKERS)
 
 
 def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
-    """Return the hash of one key with columns of `FAST_KEY_TYPES`, about 100 times faster than `hash_keys`."""
+    """Return the hash of one key whose types are in `FAST_KEY_TYPES`, about 100 times faster than `hash_keys`."""
     running = int(_SEED)
     for value, kind in zip(values, types, strict=True):
         if value is not None:
@@ -59,16 +57,16 @@ def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
 
 
 def partition_of(hashes: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int32]:
-    """Return the state partition of each hash: one of `partitions` equal ranges of the signed 64-bit integers.
+    """Return the state partition of each hash: the index of one of `partitions` equal ranges of int64.
 
-    Multiply-shift on the upper half of the hash. Doubling the partitions splits each range in two.
+    Multiply-shift on the upper half of the hash. Doubling `partitions` splits each range in two.
     """
     from_zero = hashes.view(np.uint64) ^ np.uint64(1 << 63)
     return (((from_zero >> np.uint64(32)) * np.uint64(partitions)) >> np.uint64(32)).astype(np.int32)
 
 
 def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return the rows with canonical keys: -0.0 becomes 0.0, and every NaN the canonical NaN. Nulls stay."""
+    """Return the rows with canonical keys: -0.0 becomes 0.0, and all NaNs become one NaN. Nulls stay."""
     for name in columns:
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
@@ -90,9 +88,9 @@ def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
 def same_keys(
     left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows with equal keys on both sides: null equals null, and NaN equals NaN.
+    """Return a mask of the rows whose keys are equal on both sides. Null equals null, and NaN equals NaN.
 
-    Both sides have equally many rows, and these columns have the same types.
+    Both sides have the same number of rows, and the same types in these columns.
     """
     if not columns:
         return np.ones(left.num_rows, np.bool_)
@@ -100,9 +98,10 @@ def same_keys(
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the order of keys by (hash, key), and a mask, in that order, of keys that equal their predecessor.
+    """Return the order of keys by (hash, key), and a mask, in this order, of keys that equal the key before.
 
-    Stable. The keys must be normalised, and `hashes` are their `hash_keys`. Keys are compared only if hashes are equal.
+    The sort is stable. The keys must be normalised, and `hashes` are their `hash_keys`. Keys are compared only if their
+    hashes are equal.
     """
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
@@ -129,7 +128,7 @@ def _equals_previous(
 
 
 def hash_values(column: pa.Array | pa.ChunkedArray) -> U64:
-    """Return a hash of each value of any type, lists and maps included. Not Spark's hash."""
+    """Return a hash of each value of any type, lists and maps included. The hash differs from Spark's."""
     return _hash_values(one_array(column), np.zeros(len(column), np.uint64))
 
 
@@ -172,7 +171,6 @@ def _normalise(column: pa.Array) -> pa.Array:
 
 
 def _sort_columns(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    """Return flat columns that sort like the column: for a struct, its null flags and then its fields."""
     plain = one_array(column)
     if not pa.types.is_struct(plain.type):
         return [plain]
@@ -226,7 +224,6 @@ def _check_hashable(name: str, kind: pa.DataType) -> None:
 
 
 def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
-    """Return the hash of each value under its seed. Results for nulls are undefined."""
     types, kind = pa.types, column.type
     if types.is_struct(kind):
         for number in range(kind.num_fields):
@@ -268,7 +265,7 @@ def _fixed_width_values(column: pa.Array) -> np.ndarray:
 
 
 def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the bytes of integers, and their offsets, as by Java's `BigInteger.toByteArray`.
+    """Return the bytes of integers, and their offsets, as in Java's `BigInteger.toByteArray`.
 
     Each integer has its shortest signed big-endian form.
     """
@@ -284,12 +281,15 @@ def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
 
 
 SHARE_GRANULARITY = 10_000
-"""Number of equal parts of all hashes; a `KeyShare` has some of these parts."""
+"""Number of equal parts into which hashes are divided; a `KeyShare` has the first `parts` of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyShare:
-    """A sample of keys: the rows whose `xxhash64(columns)`, modulo `SHARE_GRANULARITY`, is below `parts`."""
+    """A sample of keys, chosen by hash: the same keys are chosen in a table, in its input, and in Spark.
+
+    A key is in the sample if its `xxhash64`, modulo `SHARE_GRANULARITY`, is below `parts`.
+    """
 
     columns: tuple[str, ...]
     parts: int

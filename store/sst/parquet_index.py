@@ -1,14 +1,13 @@
-"""Decodes Parquet's footer, page index and Bloom filters, and builds Parquet files from single pages of a file.
+"""Reads Parquet's footer, page index and Bloom filters, and builds Parquet files from single pages of a file.
 
 Arrow reads whole row groups and does not expose page offsets. So this module decodes the offsets from Parquet's
 metadata (parquet-format, `parquet.thrift`) with Apache Thrift; the structs here declare only the fields that are
-needed. Arrow then decodes the chosen pages from a file made of these pages alone: the same bytes, under a footer with
-new offsets.
+needed. Arrow then decodes the chosen pages from a file made of these pages alone, under a footer with new offsets.
 
-Bloom filters over the key hashes, at one byte a row, skip row groups that cannot have a key. They are Parquet's own
-split-block Bloom filters over `_hash`, one for each row group, between the last row group and the footer, so that any
-Parquet reader profits, DuckDB too. Arrow writes them; this module probes them, for all keys of a look-up at once. With
-eight bits a row, a filter passes all keys that the row group has, and 3 of 100 keys that it lacks.
+Bloom filters over the key hashes, with one byte per row, rule out row groups that cannot have a key. They are Parquet's
+own split-block Bloom filters over `_hash`, one for each row group, between the last row group and the footer, so that
+any Parquet reader profits, DuckDB too. Arrow writes them; this module probes them, for all keys of a look-up at once.
+With eight bits a row, a filter passes all keys that the row group has, and 3 of 100 keys that it lacks.
 
 The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`), after Putze,
 Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes a value with XXH64, so
@@ -40,7 +39,7 @@ def _field(number: int, kind: Any) -> Any:
 
 
 class _Struct(TBase):  # type: ignore[misc]  # thrift has no type hints
-    """Base of Thrift structs whose fields are declared by `_field`; missing fields are None."""
+    """Base class of Thrift structs with fields that `_field` declares; missing fields are None."""
 
     thrift_spec: ClassVar[tuple[Any, ...]]
 
@@ -61,10 +60,10 @@ class _Struct(TBase):  # type: ignore[misc]  # thrift has no type hints
 
 
 class PageHeader(_Struct):
-    """Header of a page."""
+    """Header of a Parquet page."""
 
     class Data(_Struct):
-        """Fields of a data page's header, in version 1 or 2."""
+        """Fields of a data page's header, of version 1 or 2."""
 
         num_values: int = _field(1, TType.I32)
 
@@ -73,7 +72,7 @@ class PageHeader(_Struct):
 
 
 class PageLocation(_Struct):
-    """Offset of a page, its size including the header, and its first row."""
+    """Offset of a page, its size with the header, and the number of its first row."""
 
     offset: int = _field(1, TType.I64)
     size: int = _field(2, TType.I32)
@@ -81,13 +80,13 @@ class PageLocation(_Struct):
 
 
 class OffsetIndex(_Struct):
-    """Locations of the pages of a column in a row group."""
+    """Locations of the pages that a column has in a row group."""
 
     pages: list[PageLocation] = _field(1, [PageLocation])
 
 
 class ColumnIndex(_Struct):
-    """Least and largest value of each page of a column in a row group."""
+    """Least and largest value of each page that a column has in a row group."""
 
     null_pages: list[bool] = _field(1, [TType.BOOL])
     min_values: list[bytes] = _field(2, [TType.STRING])
@@ -95,7 +94,7 @@ class ColumnIndex(_Struct):
 
 
 class ColumnMetaData(_Struct):
-    """Metadata of a column in a row group."""
+    """Metadata of one column of a row group."""
 
     type: int = _field(1, TType.I32)
     encodings: list[int] = _field(2, [TType.I32])
@@ -120,7 +119,7 @@ class ColumnMetaData(_Struct):
 
 
 class ColumnChunk(_Struct):
-    """A column in a row group, and the offsets of its indexes."""
+    """One column of a row group, with the offsets of its indexes."""
 
     file_offset: int = _field(2, TType.I64)
     meta_data: ColumnMetaData = _field(3, ColumnMetaData)
@@ -131,7 +130,7 @@ class ColumnChunk(_Struct):
 
 
 class RowGroup(_Struct):
-    """Columns and row count of a row group."""
+    """Columns and number of rows of a row group."""
 
     columns: list[ColumnChunk] = _field(1, [ColumnChunk])
     total_byte_size: int = _field(2, TType.I64)
@@ -168,7 +167,10 @@ def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def page_value_ranges(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the least and the largest value of each page of an int64 column; an empty range if all values are null."""
+    """Return the least and the largest value of each page of an int64 column.
+
+    A page with only nulls has an empty range, whose least value is above the largest.
+    """
     low, high = (
         np.array([missing if null else int.from_bytes(value, "little", signed=True) for null, value in pages], np.int64)
         for missing, pages in (
@@ -185,7 +187,7 @@ def build_file_of_pages(
     read: Callable[[int, int], bytes],
     nested: Sequence[bool],
 ) -> bytes:
-    """Return a Parquet file made of some pages of another file.
+    """Build a Parquet file from some pages of another file, and return its bytes.
 
     Args:
         schema: schema of the other file.
@@ -245,21 +247,21 @@ def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
 
 
 FALSE_POSITIVE_RATE = 0.05
-"""Rate requested from Arrow, which rounds the filter's size up: a full row group then has a rate of 0.03."""
+"""False positive rate requested from Arrow. Arrow rounds the filter up: a full row group has a rate of 0.03."""
 
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
 _HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
-"""End of a filter's Thrift header: the only algorithm, hash and compression that Parquet specifies."""
+"""End of a filter's Thrift header, with the only algorithm, hash and compression that Parquet specifies."""
 CHUNK_BYTES = 512
-"""Smallest part of a filter that is read; a look-up of a key tests one block in it."""
+"""Size of a filter chunk, the smallest part of a filter that is read. A key's bits are in one block in a chunk."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
 def split_filter(data: bytes) -> dict[int, bytes]:
-    """Return all chunks of a filter, by number, from its bytes in Parquet (header and bits).
+    """Split a Bloom filter, given as its bytes in Parquet (header and bits), into numbered chunks.
 
     Raises `ValueError` for an unknown header.
     """
@@ -277,23 +279,24 @@ def split_filter(data: bytes) -> dict[int, bytes]:
 
 
 def filter_bits_range(column: ColumnMetaData) -> tuple[int, int]:
-    """Return the start and end offset of the bits of a column's filter; equal offsets if it has no filter."""
+    """Return the start and the end offset of the bits of a column's Bloom filter; equal without a filter."""
     start, size = column.bloom_filter_offset or 0, column.bloom_filter_length or 0
     # The header before them is shorter than a block.
     return start + size % _BLOCK_BYTES, start + size
 
 
 def probed_chunks(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the number of the filter chunk that each `_hash` probes; `num_bytes` is the size of the bits."""
+    """Return the number of the filter chunk that has the bits of each `_hash`. `num_bytes` is the filter's size."""
     return (_block_numbers(_filter_hashes(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(
         np.int64
     )
 
 
 def probe_filter(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the hashes that the filter passes; the row group certainly lacks the others.
+    """Return a mask of the hashes that the Bloom filter passes. The row group lacks all other hashes.
 
-    `chunks` has, by number, at least the chunks that `probed_chunks` returns. `num_bytes` is the size of the bits.
+    `chunks` has, by number, at least the chunks that `probed_chunks` returns. `num_bytes` is the size of the filter's
+    bits.
     """
     numbers = np.array(sorted(chunks), np.int64)
     data = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())

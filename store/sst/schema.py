@@ -1,11 +1,10 @@
 """Arrow schemas of tables and SSTs, and conversion of SSTs whose columns differ from the table's current ones.
 
-A column is known by its id (`Table.column_ids`), which an SST carries as Parquet's field id. So a renamed column is
-found under its former name, a widened column is cast, an added column has its default, and a removed column is not
-read.
+A column has a permanent id (`Table.column_ids`), which SSTs store as Parquet's field id. So a renamed column is found
+under its former name, a widened column is cast, an added column has its default, and a removed column is not read.
 
-No other module maps an SST's columns to a table's. All code that reads rows uses a `ColumnConversion`, or None if the
-SST has the table's own columns.
+Only this module maps an SST's columns to a table's columns. All code that reads rows uses a `ColumnConversion`, or None
+if the SST has the table's own columns.
 """
 
 import zlib
@@ -27,16 +26,16 @@ HASH = "_hash"
 SEQ = "_seq"
 OP = "_op"
 EXPIRES = "_expires_at"
-"""SST column of a table that has or had a ttl: the row's expiry time, ms since 1970 UTC; null for never."""
+"""SST column with the row's expiry time in ms since 1970 UTC, null for never; only if the table has or had a ttl."""
 PREV = "_prev_seq"
-"""SST column: `_seq` of the key's previous row, even a tombstone or expired row; 0 for none, null for unknown."""
+"""SST column: `_seq` of the key's previous row, even a tombstone or an expired row; 0 for none, null for unknown."""
 DUE = "_due_at"
 """Internal value column of tables whose rows fall due: the due time in ms since 1970 UTC; null for never."""
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
 INTERNAL_FIELD_IDS = {HASH: 1 << 30, SEQ: (1 << 30) + 1, OP: (1 << 30) + 2, PREV: (1 << 30) + 3, EXPIRES: (1 << 30) + 4}
-"""Field ids of internal columns, which Iceberg's readers need; Iceberg reserves ids above 2^31 - 201."""
+"""Field ids of internal columns, for Iceberg's readers. Iceberg reserves ids above 2^31 - 201."""
 _FIRST_NESTED_ID = (1 << 30) + 16
 _NESTED_IDS = 1 << 29
 
@@ -47,17 +46,17 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 
 
 def visible_columns(table: Table) -> tuple[Column, ...]:
-    """Return the columns that users see: the key columns, then the values that are not internal."""
+    """Return the columns that users see: key columns, then value columns that are not internal."""
     return (*table.key, *(column for column in table.values if not is_internal(column.name)))
 
 
 @lru_cache(maxsize=256)
 def sst_schema(table: Table) -> pa.Schema:
-    """Return the schema of a table's new SSTs: `_hash`, the columns, `_seq`, `_op`, `_prev_seq`, perhaps `_expires_at`.
+    """Return the schema of a table's new SSTs: `_hash`, the table's columns, `_seq`, `_op` and `_prev_seq`.
 
-    Columns carry field ids (`Table.column_ids`); internal columns and nested fields have fixed ids. SSTs from before
-    the table got a ttl lack `_expires_at` (`stored_schema`), and SSTs from before a migration have other columns
-    (`ColumnConversion`). Raises `Usage` for an unsupported type.
+    A table with a ttl also has `_expires_at`. Columns carry field ids (`Table.column_ids`); internal columns and nested
+    fields have fixed ids. SSTs from before the ttl lack `_expires_at` (`stored_schema`), and SSTs from before a
+    migration have other columns (`ColumnConversion`). Raises `Usage` for an unsupported type.
     """
     columns = zip(table.column_ids, arrow_schema(table.columns), strict=True)
     fields = [pa.field(HASH, pa.int64(), nullable=False)]
@@ -73,7 +72,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return `schema` with `_expires_at` if `stored` has that column, else without it."""
+    """Return `schema` with the column `_expires_at` if `stored` has it, and without it otherwise."""
     at, has = schema.get_field_index(EXPIRES), EXPIRES in stored.names
     if has and at < 0:
         return schema.append(with_field_ids(pa.field(EXPIRES, pa.int64()), INTERNAL_FIELD_IDS[EXPIRES]))
@@ -81,7 +80,7 @@ def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
 
 
 def add_missing_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with all columns of an SST: nulls for a missing `_prev_seq` or `_expires_at`."""
+    """Return the rows with all columns of `schema`: a missing `_prev_seq` or `_expires_at` is null."""
     for name in (PREV, EXPIRES):
         if name in schema.names and name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))
@@ -89,7 +88,7 @@ def add_missing_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_field_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
-    """Return the field with a Parquet field id, nested fields included.
+    """Return the field with Parquet field ids on itself and on its nested fields.
 
     The id of a nested field is derived from the column's id and the path of names, which never change.
     """
@@ -123,7 +122,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Source of a table column in an SST with different columns: column `name`, or `default` if that is None."""
+    """Source of a table's column in an SST: the SST's column `name`, or the value `default` if `name` is None."""
 
     type: pa.DataType
     name: str | None
@@ -137,7 +136,7 @@ class ColumnConversion:
 
     sources: dict[str, ColumnSource]
     schema: pa.Schema
-    """Schema of the converted rows: the table's SST schema, with `_expires_at` if the SST has it."""
+    """Schema of the converted rows: the table's SST schema, with `_expires_at` only if the SST has it."""
 
     def stored_names(self, names: Sequence[str]) -> list[str]:
         stored = (name if name in _INTERNAL_COLUMNS else self.sources[name].name for name in names)
@@ -157,7 +156,7 @@ class ColumnConversion:
 
 
 def column_conversion(stored: pa.Schema, table: Table) -> ColumnConversion | None:
-    """Return the conversion from an SST's columns to the table's; None if the columns are equal.
+    """Return the conversion from an SST's columns to the table's columns; None if they are equal.
 
     Raises `ValueError` if the table never had the SST's columns.
     """
@@ -196,7 +195,7 @@ def _column_conversion(stored: tuple[tuple[str, pa.DataType, int, bool], ...], t
 
 
 def default_value(column: Column) -> pa.Scalar:
-    """Return a column's value in rows older than the column. Raises `ValueError` if it does not fit the type."""
+    """Return the value of a column in rows older than the column. Raises `ValueError` if it does not fit the type."""
     kind = to_arrow(column.type)
     if column.default is None:
         return pa.scalar(None, kind)
@@ -204,7 +203,7 @@ def default_value(column: Column) -> pa.Scalar:
 
 
 def default_text(value: object, kind: pa.DataType) -> str:
-    """Return a column default as text for the manifest, rounded to the column's type.
+    """Return a column's default as text for the manifest, rounded to the type `kind`.
 
     Raises `ValueError` or `TypeError` if the value is not of the type, or if the type is nested or binary.
     """
@@ -220,16 +219,17 @@ def default_text(value: object, kind: pa.DataType) -> str:
 
 
 def can_read_rows_of(was: pa.Schema, schema: pa.Schema) -> bool:
-    """Return True if rows of the schema `was` can be read with `schema`.
+    """Return True if rows of the schema `was` can be read with the schema `schema`.
 
-    Types may be widened, and columns may be either added or removed. If both were, some may have been renamed.
+    Types may have been widened, and columns added or removed. If columns were both added and removed, some may have
+    been renamed, and the result is False.
     """
     had, has = set(was.names), set(schema.names)
     return not (had - has and has - had) and all(can_widen(was.field(n).type, schema.field(n).type) for n in had & has)
 
 
 def can_widen(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Return True if every value of the type `was` is a value of `kind`: wider integers, floats, decimals, structs.
+    """Return True if the type `kind` has every value of the type `was`: wider integers, floats, decimals, structs.
 
     A wider struct keeps all fields and may have more, which are null in older rows.
     """
@@ -264,10 +264,10 @@ def expired_mask(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.N
 
 
 def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
-    """Return the rows with `_expires_at` (ms since 1970 UTC), if the table has a time to live.
+    """Return the rows with their expiry times as `_expires_at` (ms since 1970 UTC), if the table has a ttl.
 
-    `_expires_at` is null for tombstones, for rows without an event time, and while the time to live is off. `rows` has
-    the value columns and `_op`. `clock_ms` is the batch's clock, for expiry by write time.
+    `_expires_at` is null for tombstones, for rows without an event time, and while the ttl is off. `rows` has the value
+    columns and `_op`. `clock_ms` is the batch's clock, for expiry by write time.
     """
     ttl = table.ttl
     if ttl is None:
@@ -281,7 +281,7 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
 
 
 def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
-    """Return the largest event time of rows that are no tombstones.
+    """Return the largest event time of the rows that are no tombstones, in ms since 1970 UTC.
 
     Returns None without such rows, or if the table does not expire rows by event time.
     """
@@ -293,7 +293,7 @@ def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
 
 
 def event_ms(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Convert timestamps (microseconds) or dates to milliseconds since 1970 UTC; a date is its first instant."""
+    """Convert timestamps (in microseconds) or dates to ms since 1970 UTC. A date means its first instant."""
     if pa.types.is_date32(times.type):
         return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), DAY_MS)
     return pc.divide(times.cast(pa.int64()), 1000)

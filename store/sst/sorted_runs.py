@@ -1,9 +1,9 @@
 """Sorted runs of SSTs: the state partitions of an SST's hashes, and the SSTs that overlap.
 
 The number of state partitions may change (`snapshot.change.stages`) while the SSTs stay, so an SST belongs to
-partitions by its range of hashes, never by `Sst.partition`. Compaction and every history of rescales keep one law: two
-SSTs that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in the SST with the
-larger `seq_max`. Pure, and without numpy, which `status` must not load.
+partitions by its range of hashes, never by `Sst.partition`. Compactions and rescales preserve one invariant: two SSTs
+that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in the SST with the larger
+`seq_max`. Pure functions without numpy, which `status` must not load.
 """
 
 from bisect import bisect, insort
@@ -31,12 +31,12 @@ def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
 
 
 def newer_than(older: Sst, ssts: Iterable[Sst]) -> list[Sst]:
-    """Return the SSTs that may hide rows of an older SST, in the given order."""
+    """Return the SSTs that may hide rows of `older`: newer SSTs that overlap its hashes, in the given order."""
     return [sst for sst in overlapping(ssts, older.hash_min, older.hash_max) if sst.seq_max > older.seq_max]
 
 
 def estimate_within(whole: int, sst: Sst, low: int, high: int) -> int:
-    """Estimate how much of `whole` (an SST's bytes or rows) has hashes from `low` to `high`, both included.
+    """Estimate the part of `whole` (an SST's bytes or rows) with hashes from `low` to `high` (inclusive).
 
     Assumes evenly spread hashes.
     """
@@ -45,7 +45,7 @@ def estimate_within(whole: int, sst: Sst, low: int, high: int) -> int:
 
 
 def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
-    """Return the SSTs of each state partition, by ascending partition; partitions without SSTs are left out."""
+    """Return the SSTs of each state partition, in the order of partitions. Partitions without SSTs are left out."""
     groups: defaultdict[int, list[Sst]] = defaultdict(list)
     for sst in ssts:
         for partition in overlapped_partitions(sst, partitions):
@@ -54,14 +54,14 @@ def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
 
 
 def max_l0_files(ssts: Iterable[Sst], partitions: int) -> int:
-    """Return the largest number of level-0 SSTs in a state partition, all of which a look-up searches."""
+    """Return the largest number of level-0 SSTs in any state partition. A look-up searches all of these."""
     return max(map(len, by_partition((sst for sst in ssts if sst.level == 0), partitions).values()), default=0)
 
 
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     """Return the sorted runs of one state partition's SSTs, newest run first, and in a run newest SST first.
 
-    Runs never overlap in `_seq`. SSTs of a run may overlap in `_seq` if they were written when several partitions
+    Runs never overlap in `_seq`. SSTs of a run overlap in `_seq` only if they were written when several partitions
     covered these hashes, or are outputs of one merge. Otherwise the SSTs of a run have one level, 1 or more, and do not
     overlap in `_hash`, so that at most one of them has a given key.
     """
@@ -84,13 +84,13 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
 
 
 def max_overlap(ssts: Iterable[Sst]) -> int:
-    """Return the largest number of these SSTs that can have one key."""
+    """Return the largest number of these SSTs whose ranges of hashes share one hash."""
     ends = sorted(end for sst in ssts for end in ((sst.hash_min, -1), (sst.hash_max, 1)))
     return max(accumulate(-change for _, change in ends), default=0)
 
 
 class _GrowingRun:
-    """SSTs of a run that is being formed; once `level` is 0, no further SST can join the run."""
+    """A run that is being formed from SSTs. Once `level` is 0, no further SST can join the run."""
 
     def __init__(self, ssts: list[Sst]) -> None:
         self.ssts = ssts
@@ -115,7 +115,7 @@ class _GrowingRun:
 
 
 def overlapping_older(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
-    """Return the SSTs that share hashes with an older SST, in the given order."""
+    """Return the SSTs whose hashes overlap those of an older SST, in the given order."""
     newer = {newer for newer, _ in overlapping_pairs(ssts)}
     return tuple(sst for sst in ssts if sst in newer)
 

@@ -6,10 +6,10 @@ too (`Manifest.clock_ms`): every read of a version sees the same rows. Clocks ne
 one version is expired at all later ones, and compaction may drop it.
 
 There are two kinds of clock. *By write time* it is the wall clock at the start of the batch. *By event time* it is the
-largest event time in the table: it does not advance without input, and replaying an old topic expires no row too early.
-A table whose time to live was turned off keeps its last clock: no more rows expire, and none come back.
+largest event time in the table: this clock does not advance without input, and replaying an old topic expires no row
+too early. A table whose time to live was turned off keeps its last clock: no more rows expire, and none come back.
 
-Pure, and without numpy (`status` must start quickly); `schema` works on rows.
+Pure functions without numpy (`status` must start quickly); `schema` works on rows.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from ..versions.manifest import Manifest, Table, Ttl
 from .sorted_runs import overlapped_partitions
 
 BEFORE_FIRST_EVENT_MS = -(1 << 63)
-"""Clock of a table that expires by event time, before its first event."""
+"""Clock of a table that expires by event time, while no event has come."""
 
 _MIN_EXPIRED_SHARE = 0.5
-"""Smallest share of expired bytes at which runs are rewritten, so that a rewrite frees at least what it writes."""
+"""Share of expired bytes from which runs are rewritten: a rewrite then frees at least what it writes."""
 
 
 def expires_by_write_time(ttl: Ttl | None) -> bool:
@@ -33,7 +33,7 @@ def expires_by_write_time(ttl: Ttl | None) -> bool:
 
 
 def batch_clock_ms(head: Manifest, now_ms: int) -> int:
-    """Return the clock of look-ups in the batch after `head`.
+    """Return the clock for the look-ups of the batch after `head`.
 
     `now_ms` is the wall clock at the batch's start. To repeat an earlier batch, pass the `clock_ms` of its version.
     """
@@ -43,7 +43,7 @@ def batch_clock_ms(head: Manifest, now_ms: int) -> int:
 
 
 def claim_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -> int:
-    """Return the clock of a claim: the head's `clock_ms`, or `BEFORE_FIRST_EVENT_MS` if event-time expiry is new."""
+    """Return the clock of a claim: `clock_ms`, or `BEFORE_FIRST_EVENT_MS` if event-time expiry is new."""
     had = previous is not None and previous.ttl is not None
     if had or table is None or table.ttl is None:
         return clock_ms
@@ -51,7 +51,7 @@ def claim_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -
 
 
 def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
-    """Return the clock for reading a version as readers saw it at `at_ms`, when it was the newest.
+    """Return the clock for reading a version as readers saw it at `at_ms`, when it was the newest version.
 
     With `at_ms` 0, returns the version's own clock, which gives the same rows at any time.
     """
@@ -60,7 +60,7 @@ def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
 
 
 def reconcile_ttl(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
-    """Return the time to live of a table after the program turned it on or off or changed its length.
+    """Return a table's time to live after the program turned it on or off, or changed its length.
 
     Raises `Refused` if stored rows expire by another clock than the declared one.
     """
@@ -95,14 +95,14 @@ def has_no_visible_rows(sst: Sst, clock_ms: int) -> bool:
 
 
 def visible_rows_key(sst: Sst, clock_ms: int) -> tuple[str, int]:
-    """Return a key that identifies an SST's visible rows at a clock: equal keys mean equal rows."""
+    """Return a key for an SST's visible rows at a clock. Equal keys mean equal visible rows."""
     if not has_expired_rows(sst, clock_ms):
         return sst.object, 0
     return sst.object, 1 + min(clock_ms, sst.expires_max) - sst.expires_min
 
 
 def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
-    """Return the smallest index from which on expired rows have at least half of the bytes, or None.
+    """Return the smallest index of a run from which on expired rows have at least half of the bytes, or None.
 
     `runs` are newest first. The runs from this index to the oldest are worth a merge, whatever their number and sizes:
     only a merge that includes the oldest run drops expired rows.
@@ -122,10 +122,10 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
 
 
 def drop_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int) -> tuple[Sst, ...]:
-    """Return the inputs of a merge that must be read; `inputs` are newest first and include the oldest run.
+    """Return the inputs that a merge must read. `inputs` are newest first and include the oldest run.
 
-    The oldest inputs without visible rows are skipped, because no older run is left whose rows they could hide. An
-    input that reaches into other partitions is always read.
+    The oldest inputs are left out if all their rows are expired, because there is no older run with rows that they
+    could hide. An input that reaches into other partitions is always read.
     """
     end = len(inputs)
     while (

@@ -1,8 +1,8 @@
 """Writes SSTs: sorted, immutable Parquet objects.
 
-One format for our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key). Row groups have
-statistics of `_hash`, `_seq`, `_expires_at` and `_due_at`, and a filter over `_hash`; Parquet's page index has the same
-statistics for each page, and its offset. The pages of all columns begin at the same rows. So look-ups, queries for
+One format serves look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key). Row groups have statistics
+of `_hash`, `_seq`, `_expires_at` and `_due_at`, and a Bloom filter over `_hash`; Parquet's page index has these
+statistics and the offset for each page. The pages of all columns begin at the same rows. So look-ups, queries for
 changes and queries for due rows read only the pages that they need. Pages carry a CRC, and the manifest has the
 checksum of the whole file.
 
@@ -40,11 +40,11 @@ from .parquet_index import (
 from .schema import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, add_missing_columns, describe_schema, sst_schema
 
 ROW_GROUP_ROWS = 131_072
-"""Largest number of rows in a row group. Each cold look-up reads the footer, which grows with row groups."""
+"""Maximum number of rows in a row group. More row groups make the footer longer, which cold look-ups read."""
 ROW_GROUP_BYTES = 32 << 20
 _MIN_ROW_GROUP_ROWS = 16_384
 PAGE_ROWS = 2_176
-"""Largest number of rows in a page. A look-up reads a page of each column; smaller pages slow down scans."""
+"""Maximum number of rows in a page. A look-up reads a page of each column; smaller pages slow down scans."""
 _SMALL_SST_PAGES = 14
 _MIN_NARROW_PAGE_ROWS = 512
 _PAGE_BYTES = 128 << 10
@@ -59,7 +59,7 @@ def page_rows(rows: int) -> int:
 
 
 class SstWriter:
-    """Encodes one SST in memory from batches of rows, appended in SST order."""
+    """Encodes one SST in memory, from batches of rows that are appended in SST order."""
 
     def __init__(self, table: Table) -> None:
         self._table, self._schema, self._can_expire = table, sst_schema(table), table.ttl is not None
@@ -134,7 +134,7 @@ class SstWriter:
     ) -> Sst:
         """Put the SST into the store (one request) and the cache, and return its manifest entry.
 
-        The SST becomes visible when a manifest with it is committed. Raises `ValueError` if no row was appended.
+        The SST becomes visible when a manifest with its entry is committed. Raises `ValueError` if no row was appended.
         """
         sst, data = self.finish(app=app, stage=stage, partition=partition, level=level, ulid=ulid)
         store.put(sst.object, data)
@@ -143,7 +143,7 @@ class SstWriter:
         return sst
 
     def finish(self, *, app: str, stage: str, partition: int, level: int, ulid: str = "") -> tuple[Sst, bytes]:
-        """Return the SST's manifest entry and its bytes, which the caller puts. Without `ulid`, the name is new.
+        """Return the SST's manifest entry and its bytes, which the caller stores. Without `ulid`, the name is new.
 
         Raises `ValueError` if no row was appended.
         """
@@ -179,7 +179,7 @@ def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
 
 
 def prepare_rows(rows: pa.Table, table: Table) -> pa.Table:
-    """Return the rows as an SST stores them: its columns and types, normalised keys, sorted by (`_hash`, key).
+    """Return rows in the form that an SST stores: its columns and types, normalised keys, sorted by (`_hash`, key).
 
     `rows` has `_hash`, the table's columns, `_seq`, `_op`, optionally `_prev_seq`, and `_expires_at` if the table has a
     ttl, in any order of columns and rows; other columns are dropped. Raises `Refused` if a column is missing, values do
@@ -209,7 +209,7 @@ def prepare_rows(rows: pa.Table, table: Table) -> pa.Table:
 
 
 class RowsCache(Protocol):
-    """A local cache that accepts a written SST, as rows or as bytes."""
+    """Local cache that accepts a new SST, as rows or as bytes."""
 
     def add(self, sst: Sst, rows: pa.Table, /) -> object:
         """Cache the SST's rows."""
@@ -229,7 +229,7 @@ def write_sst(
     rows: pa.Table,
     level: int = 0,
 ) -> Sst:
-    """Put one SST with these rows into the store and the cache. Returns its manifest entry.
+    """Put one SST with these rows into the store and the cache, and return its manifest entry.
 
     Raises `Refused` if rows do not fit the table, repeat a key or belong to another hash range, and `ValueError`
     if there are no rows.
@@ -259,7 +259,10 @@ def write_partitions(
     rows: pa.Table,
     level: int = 0,
 ) -> tuple[Sst, ...]:
-    """Put one SST for each hash range of these rows. Raises `Refused` if rows do not fit the table."""
+    """Put one SST for each hash range of these rows, and return the manifest entries.
+
+    Raises `Refused` if rows do not fit the table.
+    """
     numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
     put = partial(write_sst, store, cache, app=app, stage=stage, table=table, level=level)
@@ -268,7 +271,7 @@ def write_partitions(
 
 @lru_cache(maxsize=64)
 def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
-    """Return the encoding and compression of columns, as keywords of `pq.ParquetWriter`.
+    """Return the encoding and compression of each column, as keyword arguments of `pq.ParquetWriter`.
 
     `repeating` are the text or binary columns whose values repeat in a sample.
 
@@ -305,7 +308,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
-    """Return the file with checksums added before the footer, and the SST's `filter_bytes` and `footer_bytes`."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes

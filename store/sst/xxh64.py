@@ -1,8 +1,7 @@
-"""XXH64 over whole arrays, in numpy.
+"""The hash function XXH64 over whole arrays, in numpy.
 
-The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64), written for a column at a time:
-every step is one operation on all values that are still in it. All arithmetic is modulo 2**64, which is what
-numpy's uint64 does.
+The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64). It is written for a whole column: every
+step is one operation on all values that need the step. All arithmetic is modulo 2**64, as in numpy's uint64.
 """
 
 from typing import TypeAlias
@@ -22,24 +21,24 @@ _P1_PLUS_P2 = np.uint64((int(_P1) + int(_P2)) % 2**64)
 _MINUS_P1 = np.uint64(2**64 - int(_P1))
 
 _BLOCK_ROWS = 16_384
-"""Values hashed at once: their intermediate arrays (128 KiB each) fit into a core's own cache."""
+"""Number of values hashed at once. The intermediate arrays (128 KiB each) then fit into a core's own cache."""
 _SMALL_COUNT = 16
 _LONG_BYTES = 512
-"""Length above which the xxhash package hashes a value by itself: one call then costs less than numpy's steps."""
+"""Length above which a value is hashed by the xxhash package, whose call then costs less than numpy's steps."""
 
 
 def hash_u64(values: U64, seeds: U64) -> U64:
-    """Return the XXH64 of each value's eight little-endian bytes, each with its own seed."""
+    """Return the XXH64 of each value's eight little-endian bytes. `seeds` has a seed for each value."""
     return _avalanche(_add_word(seeds + (_P5 + np.uint64(8)), values))
 
 
 def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
-    """Return the XXH64 of each value's four little-endian bytes, each with its own seed."""
+    """Return the XXH64 of each value's four little-endian bytes. `seeds` has a seed for each value."""
     return _avalanche(_add_half_word(seeds + (_P5 + np.uint64(4)), values.astype(np.uint64)))
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """Return the XXH64 of byte strings in Arrow's layout, each with its own seed.
+    """Return the XXH64 of byte strings in Arrow's layout. `seeds` has a seed for each string.
 
     String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
@@ -104,7 +103,6 @@ def _hash_block(
 
 
 def _hash_stripes(windows: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """Return the accumulators after all whole stripes of 32 bytes. Every length is at least 32."""
     stripes = np.where(lengths > _LONG_BYTES, 0, lengths >> 5)
     # Longest first, so that the unfinished strings are always a prefix.
     order = np.argsort(-stripes, kind="stable")

@@ -1,4 +1,4 @@
-"""Versions of one stage: manifests, their codec and limits, object keys, the commit by compare-and-swap, history.
+"""Versions of one stage: manifests, their JSON format and limits, object keys, commits, and reading of history.
 
-Pure Python and JSON, so that reading a manifest does not load Arrow. Not here: rows, or cuts across stages.
+Pure Python and JSON, so that reading a manifest does not load Arrow. Rows and cuts across stages are elsewhere.
 """

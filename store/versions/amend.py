@@ -1,4 +1,4 @@
-"""Changes to a stage (amendments) as data, and the loop that commits them by compare-and-swap.
+"""Amendments, which are changes to a stage as data, and the loop that commits them by compare-and-swap.
 
 Claims, compactions, rescales, migrations and batches are amendments: a condition on the newest version, and a function
 from that version to the next. A writer that loses the race for a number checks and applies its change again on the
@@ -32,25 +32,25 @@ class Amendment:
 
     kind: VersionKind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
-    """Pure function that changes the content of a draft, the successor of the newest version.
+    """Pure function that changes the content of a draft, which is the successor of the newest version.
 
     If a claim or an init is the stage's first version, the draft is an empty version 1.
     """
     requires: Callable[[Manifest], bool] = lambda _head: True
-    """Condition on the newest version, called before `update`; it may be slow.
+    """Condition on the newest version, called before `update`. It may be slow.
 
-    Returns False if nothing is left to do. Raises if the change is not allowed.
+    It returns False if there is nothing left to do, and raises an error if the change is not allowed.
     """
     epoch: int = 0
     """Epoch of the stage's current writer if that writer makes the change; else 0.
 
-    The change then fails if another writer has taken the stage over.
+    With an epoch, the change fails if another writer has taken the stage over.
     """
     cost: Stats = field(default_factory=Stats)
 
 
 class Amended(NamedTuple):
-    """Result of an amendment."""
+    """Result of an amendment: the newest version before it, and the new version."""
 
     previous: Manifest | None
     manifest: Manifest
@@ -74,9 +74,9 @@ def amend(
 
     `target` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
     stage's current writer first tries the version that it knows, without looking for newer ones. `by` is host:pid or
-    user@host, for people; `writer` is the author's unique id, needed if later commits carry it too. `now_ms` is the
-    wall clock, or a function called for each attempt. `take_stats` returns the requests and bytes since its last call,
-    for the version's stats; None to count nothing.
+    user@host, for people. `writer` is the author's unique id, needed only if later commits carry it too. `now_ms` is
+    the wall clock, or a function called for each attempt. `take_stats` returns the requests and bytes since its last
+    call, for the version's stats; None to count nothing.
 
     Raises:
         Fenced: another writer took the stage over from the one with `change.epoch`; or the stage was deleted.
@@ -125,7 +125,7 @@ def amend(
 
 
 def commit_first(store: ObjectStore, first: Manifest) -> bool:
-    """Commit a stage's first version, unless it exists with the same kind. Returns True if this call committed it.
+    """Commit the first version of a stage. Returns False if a version of this kind exists already.
 
     Raises the errors of `commit.commit`.
     """
@@ -163,7 +163,7 @@ def read_base(store: ObjectStore, app: str, stage: str, previous: Manifest | Non
 
 
 def with_stats(previous: Manifest, manifest: Manifest, cost: Stats) -> Manifest:
-    """Return the successor of `previous` with `stats` set and added to `totals`.
+    """Return the successor of `previous` with its `stats` set, and with these added to the `totals`.
 
     `stats` is `cost` plus the bytes of new SSTs.
     """

@@ -1,6 +1,6 @@
-"""The apps under a store root: their identities, and the names that promotions moved between them.
+"""The apps under a store root: their identities, and the names that promotions moved between apps.
 
-An app's name is the name of its folder until another app is promoted over it. From then on, promotion outcomes map the
+An app's name is the name of its folder, until another app is promoted over it. After that, promotion outcomes map the
 name to a folder.
 """
 
@@ -19,13 +19,13 @@ from .manifest import AppInfo, Promotion
 
 
 class PromotionOutcome(Struct, frozen=True):
-    """Outcome of a promotion. Created by put-if-absent, so the first outcome is final."""
+    """Outcome of a promotion, as stored. It is created by put-if-absent, so the first outcome is final."""
 
     name: limits.Name
     number: limits.Version
     folder: limits.Name
     over: limits.Name
-    """Folder of the app that had the name before; equal to `folder` if the promotion was withdrawn."""
+    """Folder of the app that had the name before. It equals `folder` if the promotion was withdrawn."""
     by: limits.ShortText
     time_ms: limits.TimeMs
     back: bool = False
@@ -43,7 +43,7 @@ _NAME_PATTERN = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
 
 
 def folder_of(store: ObjectStore, name: str) -> str:
-    """Return the folder of the app that has a name now; for `NAME~1`, of the app that had it one promotion ago.
+    """Return the folder of the app that has a name now. `NAME~1` is the app that had NAME one promotion ago.
 
     Costs one request for a name without promotions. Raises `Usage` for an invalid name, and `NotFound` if the name had
     fewer promotions.
@@ -52,7 +52,10 @@ def folder_of(store: ObjectStore, name: str) -> str:
 
 
 def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folder of the app that has a name now (`folder_of`), then those of earlier owners, newest first."""
+    """Return the folder of the app that has a name now, then the folders of its former owners, newest first.
+
+    `NAME~1` leaves out the newest owner (see `folder_of`).
+    """
     match = _NAME_PATTERN.fullmatch(name)
     if match is None:
         raise Usage(
@@ -68,26 +71,26 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
 
 
 def owner_folders(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folders of all apps that have had a name, newest first; the last is the folder with that name.
+    """Return the folders of all apps that have had a name, newest first. The last is the folder of that name.
 
-    After a promotion back, a folder appears again. Costs one request for a name without promotions. Raises `Usage` or
+    A folder appears again after a promotion back. Costs one request for a name without promotions. Raises `Usage` or
     `NotFound`.
     """
     return (*(note.folder for note in reversed(promotions(store, name))), name)
 
 
 def promotions(store: ObjectStore, name: str) -> tuple[PromotionOutcome, ...]:
-    """Return a name's promotions that were not withdrawn, oldest first. One request for a name without promotions."""
+    """Return the promotions of a name, without withdrawn ones, oldest first. Costs one request if there are none."""
     if PROMOTION_OUTCOMES.find(store, 1, name) is None:
         return ()
     return tuple(note for note in PROMOTION_OUTCOMES.all(store, name) if not note.withdrawn)
 
 
 def promoted_names(store: ObjectStore) -> dict[str, str]:
-    """Return, by folder, the names that apps have by promotions: another app's name, or `NAME~1` for a lost name.
+    """Return the names of apps that promotions renamed, by folder.
 
-    Apps that returned a name, or have their own name, are left out. Costs one listing, and for each promoted name twice
-    the requests of `folder_of`.
+    The app that was promoted has another app's name; the app that lost its name has `NAME~1`. Apps whose name is that
+    of their folder are left out. Costs one listing, and for each promoted name twice the requests of `folder_of`.
     """
     names: dict[str, str] = {}
     for name in store.list_folders(f"{keys.NAMES}/"):
@@ -101,20 +104,20 @@ def promoted_names(store: ObjectStore) -> dict[str, str]:
 
 
 def find_promoted_name(store: ObjectStore, folder: str) -> str:
-    """Return the name that an app got from another app by a promotion; empty if it has none."""
+    """Return the name that an app got by a promotion; empty if it has none."""
     return promoted_name(promoted_names(store), folder)
 
 
 def promoted_name(names: Mapping[str, str], folder: str) -> str:
-    """Return the name that `promoted_names` has for a folder; empty if it has none, or only a lost name."""
+    """Return the name of a folder's app in `names` (from `promoted_names`); empty if it got no name."""
     name = names.get(folder, "")
     return "" if "~" in name else name
 
 
 def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
-    """Return the folder that now has the name which the app in `folder` had at `time_ms`.
+    """Find the name that the app in `folder` had at `time_ms`, and return the folder that has this name now.
 
-    Returns `folder` itself if its name was never moved, or was already lost by then. Reads all promotion outcomes.
+    Returns `folder` if the name never moved, or if the app had lost it before `time_ms`. Reads all promotion outcomes.
     """
     for name in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, name)
@@ -124,12 +127,12 @@ def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def take_back_command(name: str, folder: str) -> str:
-    """Return the command that returns a name to the app that most recently lost it."""
+    """Return the command that gives a name back to the app that lost it last."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
 def check_name_free(store: ObjectStore, name: str) -> None:
-    """Raise `Refused` if a promotion moved a name or gave its app another one: no new app can have such a name.
+    """Raise `Refused` if promotions use a name, so that no new app can have it.
 
     Reads all promotion outcomes.
     """
@@ -145,9 +148,9 @@ def check_name_free(store: ObjectStore, name: str) -> None:
 
 
 def replace_name_by_folder(store: ObjectStore, text: str) -> str:
-    """Return a ref, or `APP/STAGE`, with the app's name replaced by its folder; unchanged for an invalid name.
+    """Return a ref, or `APP/STAGE`, in which the app's folder replaces the app's name.
 
-    Raises `NotFound` if the name had fewer promotions than `NAME~N` says.
+    An invalid name stays as it is. Raises `NotFound` if the name had fewer promotions than `NAME~N` says.
     """
     called = re.split("[@/]", text, maxsplit=1)[0]
     return folder_of(store, called) + text[len(called) :] if _NAME_PATTERN.fullmatch(called) else text
@@ -160,10 +163,10 @@ def is_promotion_decided(store: ObjectStore, promotion: Promotion) -> bool | Non
 
 
 def published_sinks(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
-    """Return the sinks that an app publishes, with their topics; None for all sinks, as declared.
+    """Return the sinks that an app publishes, with their topics; None if it publishes all declared sinks.
 
-    A clone publishes the sinks in its origin; an app that took part in a promotion publishes the sinks that the
-    promotion gave it. Costs at most one request.
+    A clone publishes the sinks in its origin. After a promotion, an app publishes the sinks that the promotion gave it.
+    Costs at most one request.
     """
     if promotion is None:
         return info.origin.sinks if info is not None and info.origin is not None else None
@@ -171,7 +174,10 @@ def published_sinks(store: ObjectStore, info: AppInfo | None, promotion: Promoti
 
 
 def iter_clone_sources(store: ObjectStore, app: str) -> Iterator[str]:
-    """Yield the app, then the app in this root that it was cloned from, and so on. Costs one request for each."""
+    """Yield the app, the app that it was cloned from, and so on, within this store root.
+
+    Costs one request for each.
+    """
     seen: set[str] = set()
     while app and app not in seen:
         seen.add(app)
@@ -182,7 +188,7 @@ def iter_clone_sources(store: ObjectStore, app: str) -> Iterator[str]:
 
 
 class CloneJournal(Struct, frozen=True):
-    """Journal of an unfinished clone, with all that a retry needs."""
+    """Journal of an unfinished clone or adoption, with all that a retry needs."""
 
     info: AppInfo
     root: limits.ShortText
@@ -191,7 +197,7 @@ class CloneJournal(Struct, frozen=True):
     """Salt of masked values; deleted together with the journal."""
     deep: bool = False
     adopts: limits.NameOrNone = ""
-    """Stage that an adopted Spark query becomes; empty for a clone."""
+    """Stage into which a Spark query is adopted; empty for a clone."""
 
 
 @checks.find_violations.register
@@ -203,7 +209,7 @@ def _(value: CloneJournal) -> Iterator[checks.Violation]:
 
 
 def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> None:
-    """Write an app's identity, which makes the app exist. `cloned` means that a clone's journal still exists.
+    """Write an app's identity, which makes the app exist. `cloned` is True while the journal of its clone exists.
 
     Raises:
         Usage: the name cannot be part of an object key.
@@ -218,7 +224,10 @@ def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> No
 
 
 def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
-    """Return the stored identity of `info.name`, or write `info`. Raises the errors of `create_app`."""
+    """Return the stored identity of the app `info.name`; write `info` if there is none.
+
+    Raises the errors of `create_app`.
+    """
     return existing if (existing := find_app(store, info.name)) is not None else _create_identity(store, info)
 
 
@@ -234,15 +243,15 @@ def find_clone_journal(store: ObjectStore, name: str) -> CloneJournal | None:
 
 
 def find_app_and_journal(store: ObjectStore, name: str) -> tuple[AppInfo | None, CloneJournal | None]:
-    """Return an app's identity, or None, and its journal if it is an unfinished clone. Raises `Usage`."""
+    """Return an app's identity, or None, and the journal if the app is an unfinished clone. Raises `Usage`."""
     note = find_clone_journal(store, name)
     return (note.info if note is not None else find_app(store, name)), note
 
 
 def begin_clone(store: ObjectStore, note: CloneJournal) -> None:
-    """Write the journal of a clone or an adoption, which reserves the name.
+    """Write the journal of a clone or an adoption, which reserves the app's name.
 
-    Raises `Refused` if an app or a journal of that name exists, or the storage ignores conditional puts.
+    Raises `Refused` if an app or a journal of this name exists, or if the storage ignores conditional puts.
     """
     name, key = note.info.name, keys.clone_journal(note.info.name)
     if codec.add(store, key, note, key_of=lambda existing: keys.clone_journal(existing.info.name)) != note:
@@ -260,7 +269,7 @@ def begin_clone(store: ObjectStore, note: CloneJournal) -> None:
 
 
 def read_app(store: ObjectStore, name: str) -> AppInfo:
-    """Return an app's identity.
+    """Return the stored identity of an app.
 
     Raises `NotFound`, with similar names, `Refused` for an unfinished clone, and `Usage`.
     """
@@ -272,7 +281,7 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
 
 
 def list_apps(store: ObjectStore) -> tuple[str, ...]:
-    """Return the names of the apps under the root, in order. Costs a listing, and a request for each folder."""
+    """Return the names of the apps under the root, in order. Costs a listing and a request for each folder."""
     # A folder without that object is not an app.
     return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
 
@@ -281,10 +290,10 @@ _MAX_PARENTS = 4
 
 
 def check_root(store: ObjectStore) -> None:
-    """Raise `Refused` if the store root lies inside an app's folder of another root.
+    """Raise `Refused` if the store root lies inside the folder of an app of another store root.
 
-    Removing that app would delete the store. Costs one request for each parent folder, up to four, on S3 within the
-    bucket.
+    If that app were removed, so would be this store. Costs one request for each parent folder (within the bucket on
+    S3), up to four.
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_MAX_PARENTS):
@@ -307,7 +316,7 @@ def list_unfinished_clones(store: ObjectStore) -> tuple[str, ...]:
 
 
 def free_name(store: ObjectStore, name: str) -> str:
-    """Return the first unused name for a new app among `NAME`, `NAME-2`, `NAME-3`, …."""
+    """Return the first name that no app has, of `NAME`, `NAME-2`, `NAME-3` and so on."""
     existing = list_apps(store)
     return next(
         candidate for candidate in chain([name], map(f"{name}-{{}}".format, count(2))) if candidate not in existing
@@ -367,7 +376,10 @@ def _create_identity(store: ObjectStore, info: AppInfo, *, cloned: bool = False)
 
 
 def check_conditional_puts(store: ObjectStore, key: str, info: Struct) -> None:
-    """Raise `Refused` if storage ignores put-if-absent for an object that was just put. Costs one request."""
+    """Raise `Refused` if the storage overwrites an object in spite of put-if-absent. Costs one request.
+
+    The object must have been put just before.
+    """
     # All guarantees depend on conditional puts, and some S3 servers accept the header and overwrite anyway. Writing
     # the same bytes again is harmless, and reveals such a server before the first commit.
     try:

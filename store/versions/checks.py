@@ -1,7 +1,7 @@
-"""Checks of relations between the fields of a stored object, which `limits` cannot express.
+"""Checks that the fields of a stored object do not contradict each other.
 
-`codec` calls `find_violations` for each object that it reads or writes. Structs of higher layers register their checks
-beside their definitions.
+`limits` has the limits of single fields. `codec` calls `find_violations` for each object that it reads or writes.
+Structs of other packages register their checks beside their definitions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -102,7 +102,7 @@ def _(value: AppInfo) -> Iterator[Violation]:
 
 
 def root_violations(field: str, root: str) -> Iterator[Violation]:
-    """Yield a violation if a field is no valid store root; an empty root is valid."""
+    """Yield a violation if a field is not a valid store root. An empty root is valid."""
     try:
         check_root(root)
     except Usage:
@@ -251,7 +251,7 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def checksum_violations(field: str, checksum: str) -> Iterator[Violation]:
-    """Yield a violation if a checksum, which becomes part of file names, is not hexadecimal."""
+    """Yield a violation if a checksum is not hexadecimal; checksums become part of file names."""
     if not _is_hexadecimal(checksum):
         yield Violation(field, checksum, "a checksum of hexadecimal digits")
 

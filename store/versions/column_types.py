@@ -1,8 +1,8 @@
-"""Parser of manifests' column types: Arrow's names in tables, and Spark DDL in channels. Both become one kind of tree.
+"""Parser of column types: Arrow's names in tables, and Spark DDL in channels. Both become a `ColumnType`.
 
-Both write `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is a
-name (`int64` or `bigint`), optionally with numbers. A field's name is in backticks unless it is a word; Spark omits
-them within a struct. Pure, so that reading a manifest does not load Arrow.
+Both forms write `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is
+a name (`int64` or `bigint`), optionally with numbers. A field's name is in backticks unless it is a word; Spark omits
+the backticks within a struct. Pure Python, so that reading a manifest does not load Arrow.
 """
 
 import re
@@ -30,7 +30,7 @@ _MAX_CACHED = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column type and its nested types."""
+    """A column type with its nested types."""
 
     name: str
     children: tuple["ColumnType", ...] = ()
@@ -40,7 +40,7 @@ class ColumnType:
 
 @lru_cache(maxsize=1024)
 def parse_type(name: str) -> ColumnType:
-    """Parse a `Column.type`. Raises `Usage` for a type that state tables do not support."""
+    """Parse the type of a table's column. Raises `Usage` for a type that tables do not support."""
     try:
         tokens = _Tokens(name)
         kind = tokens.type(0)
@@ -52,7 +52,7 @@ def parse_type(name: str) -> ColumnType:
 
 
 def parse_ddl(ddl: str) -> tuple[tuple[str, ColumnType], ...]:
-    """Parse "`name` type, `name` type", as Spark's `simpleString` writes it. Raises `ValueError`."""
+    """Parse Spark DDL, "`name` type, `name` type", into columns. Raises `ValueError`."""
     return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 
 
@@ -68,12 +68,12 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, ColumnType], ...]:
 
 
 def quote_for_spark(name: str) -> str:
-    """Return a name quoted for Spark's SQL, DDL and `F.col`, in which an unquoted dot means a field."""
+    """Return a name in backticks, for Spark's SQL, DDL and `F.col`, where an unquoted dot selects a field."""
     return "`" + name.replace("`", "``") + "`"
 
 
 class _Tokens:
-    """Tokens of a text; `next` is "" at the end. Methods raise `ValueError` for an unexpected token."""
+    """Tokens of a type's text. `next` is "" at the end. Methods raise `ValueError` for an unexpected token."""
 
     def __init__(self, text: str) -> None:
         self._remaining = (match[0].strip() for match in _TOKEN.finditer(text))
@@ -96,7 +96,6 @@ class _Tokens:
         return word[1:-1].replace("``", "`") if word.startswith("`") else word
 
     def column(self) -> str:
-        """Return a column name at the top level of DDL, where an unquoted name ends at a space."""
         name, _, remainder = self.next.partition(" ")
         if name and remainder and not name.startswith("`"):
             self.next = remainder.strip()
@@ -140,7 +139,7 @@ def is_plain(name: str) -> bool:
 
 
 def parse_decimal(name: str) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal type's name; None if the name is no valid decimal type."""
+    """Return the precision and scale of a decimal type; None if the name is not a valid decimal type."""
     match = _DECIMAL.fullmatch(name)
     precision, scale = (int(match[1]), int(match[2])) if match else (0, 0)
     return (precision, scale) if 1 <= precision <= 38 and scale <= precision else None
@@ -169,10 +168,10 @@ class FieldSource(Struct, frozen=True):
     field: limits.ShortText = ""
     """Path in a record (`snapshot.query.fields`); empty if only the program knows the field."""
     by: Annotated[tuple[limits.ShortText, ...], limits.AT_MOST_1000] = ()
-    """SQL functions applied to the field's value, innermost first."""
+    """SQL functions that are applied to the field's value, innermost first."""
     format: limits.ShortText = ""
     """Decoding of the record (`pipeline.messages.decode.described`); empty for JSON and text."""
 
 
 Lineage: TypeAlias = dict[limits.ShortText, tuple[FieldSource, ...]]
-"""Sources by column name. A column that is missing here may depend on anything."""
+"""Sources of columns, by column name. A column that is missing here may depend on anything."""

@@ -1,10 +1,10 @@
 """Commits versions by compare-and-swap on their numbers, and fences former writers by epoch.
 
 Version N is committed by creating manifest N by put-if-absent; the creator wins. Numbers have no gaps, because a writer
-only tries the number after the newest that it has seen. A writer takes a stage over by committing a claim: a version of
-its own with the next epoch. The former writer's next commit has that number or an earlier one, so it fails and finds
-the newer epoch there. A rescale, a retirement and a migration also take a stage over, with no writer that continues.
-The base of a version, and the retry after a lost race, are in `amend`.
+only tries the number after the newest version that it has seen. A writer takes a stage over by committing a claim: a
+version of its own with the next epoch. The former writer's next commit has the claim's number or an earlier one, so it
+fails and finds the newer epoch. A rescale, a retirement and a migration also take a stage over, without a writer that
+continues. The choice of a base version, and the retry after a lost race, are in `amend`.
 """
 
 from functools import cache
@@ -28,11 +28,11 @@ _S = TypeVar("_S", bound=Struct)
 def successor(
     head: Manifest, *, kind: VersionKind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
 ) -> Manifest:
-    """Return the version after `head` with nothing changed yet.
+    """Return a draft of the version after `head`, in which nothing is changed yet.
 
-    Carries on state, offsets, open snapshots and `totals`; resets the fields about `head` alone. `time_ms` is
-    `now_ms`, or one more than `head`'s if that is later. Raises `Fenced` if `head` has a newer epoch, and `Refused` if
-    the stage was renamed, or is retired and `kind` does not bring it back.
+    State, offsets, open snapshots and `totals` are carried on; fields about `head` alone are reset. `time_ms` is
+    `now_ms`, but later than `head`'s. Raises `Fenced` if `head` has a newer epoch, and `Refused` if the stage was
+    renamed, or is retired and `kind` does not bring it back.
     """
     check_epoch(head, epoch)
     if head.retired and (head.called or not KINDS[kind].follows_retiring):
@@ -50,7 +50,7 @@ def successor(
 
 
 def without_version_fields(value: _S) -> _S:
-    """Return a manifest, or a part of one, with the fields about one version alone (`limits.OneVersion`) reset."""
+    """Return a manifest, or a part of one, with the fields about one version alone reset (`OneVersion`)."""
     own = _version_field_defaults(type(value))
     parts = {
         name: _value_without_version_fields(getattr(value, name)) for name in value.__struct_fields__ if name not in own
@@ -98,7 +98,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
-    """Raise `Fenced` if a newer epoch than the writer's took over the stage."""
+    """Raise `Fenced` if `head` has a newer epoch than the writer: then another writer took over the stage."""
     if head.epoch <= epoch:
         return
     done, hint = head.traits.fate, head.traits.next_step
@@ -149,7 +149,7 @@ def check_version_exists(store: ObjectStore, manifest: Manifest, version: int) -
 
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
-    """Undo a commit, and raise `Fenced`, if its number was used and collected before."""
+    """Undo a commit, and raise `Fenced`, if its number had been used and collected before."""
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)

@@ -1,11 +1,11 @@
-"""Forgotten keys: an app's index of objects that were rewritten without them, and the journal of a running forget.
+"""Forgotten keys: an app's index of the objects that were rewritten without them, and the journal of a forget.
 
 The index maps the key of an old object to the new object, or to None.
 
-Manifests and snapshots are never changed. The objects that they name are looked up here when they are read (`history`,
-`snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index is created by
-put-if-absent, and the newest has all entries. It covers the objects that the app's own manifests name, including those
-in the folder of another app whose SSTs a clone shares.
+Manifests and snapshots never change. The objects that they name are looked up in the index when they are read
+(`history`, `snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index
+is created by put-if-absent, and the newest index has all entries. It covers the objects that the app's own manifests
+name, including those in the folder of another app whose SSTs a clone shares.
 
 A process reads an app's index when it first reads one of the app's manifests with SSTs (one listing if nothing was
 forgotten), and again if a manifest requires a newer index (`Manifest.forgotten`).
@@ -32,10 +32,10 @@ from .side_tables import all_ssts, map_ssts
 
 
 class RemainingRecords(Struct, frozen=True):
-    """Remaining part of an object with in-flight records."""
+    """Object with the records that remain of an object with in-flight records, after a forget."""
 
     key: limits.Key | None
-    """Key of the object with the remaining records; None if no record is left."""
+    """Key of the object with the remaining records; None if no record remains."""
     rows: limits.Bytes = 0
     bytes: limits.Bytes = 0
     checksum: limits.Checksum = ""
@@ -43,9 +43,9 @@ class RemainingRecords(Struct, frozen=True):
 
 
 class ForgottenIndex(Struct, frozen=True):
-    """Replacements of the app's objects from which keys were forgotten, by object key.
+    """An app's index of objects from which keys were forgotten: the replacement of each object, by object key.
 
-    No replacement is replaced itself.
+    A replacement is never replaced itself.
     """
 
     app: limits.Name
@@ -53,12 +53,12 @@ class ForgottenIndex(Struct, frozen=True):
     time_ms: limits.TimeMs
     by: limits.ShortText
     ssts: dict[limits.Key, Sst | None] = {}
-    """New SST by old key. Partition and level are taken from the manifest's entry of the old SST."""
+    """New SST by old key. Partition and level come from the manifest's entry for the old SST."""
     records: dict[limits.Key, RemainingRecords] = {}
     snapshots: dict[limits.Name, limits.TimeMs] = {}
 
     def current_sst(self, sst: Sst) -> Sst | None:
-        """Return the SST with the remaining rows of `sst`: its replacement or itself; None if no row is left."""
+        """Return the SST that replaces `sst`, or `sst` itself; None if no row remains."""
         if sst.object not in self.ssts:
             return sst
         now = self.ssts[sst.object]
@@ -67,20 +67,20 @@ class ForgottenIndex(Struct, frozen=True):
 
     @property
     def replaced_keys(self) -> tuple[str, ...]:
-        """Keys of the objects to delete from this store and its copies.
+        """Keys of replaced objects, which have to be deleted from this store and from its copies.
 
         A copy may delete them when it has this index and the objects that the index names.
         """
         return (*self.ssts, *self.records)
 
     def apply_to(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with its current SSTs; the given object if no SST was replaced."""
+        """Return the manifest with replaced SSTs; the same object if no SST was replaced."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
             return manifest
         return map_ssts(manifest, self.current_sst)
 
     def current_keys(self, objects: Iterable[str]) -> tuple[str, ...]:
-        """Return the current keys of SST objects; objects without remaining rows are left out."""
+        """Return the current keys of SST objects. Objects without remaining rows are left out."""
         current = (self.ssts.get(key, key) for key in objects)
         return tuple(now if isinstance(now, str) else now.object for now in current if now is not None)
 
@@ -90,7 +90,10 @@ class ForgottenIndex(Struct, frozen=True):
         records: dict[str, RemainingRecords],
         snapshots: dict[str, int],
     ) -> "ForgottenIndex":
-        """Return the index with more replacements. Entries whose replacement is replaced now get the new one."""
+        """Return the index with more replacements.
+
+        An entry whose replacement is replaced now gets the new replacement.
+        """
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
@@ -129,12 +132,12 @@ def empty_index(app: str) -> ForgottenIndex:
 
 
 _indexes: WeakKeyDictionary[ObjectStore, dict[str, tuple[ForgottenIndex, int]]] = WeakKeyDictionary()
-"""By store, and then by app: the newest index read, and the largest number that a reader required."""
+"""Cache by store and app: the newest index read, and the largest index number that a reader required."""
 _lock = Lock()
 
 
 def newest(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
-    """Return an app's stored index. Costs a listing, and a read if there is an index."""
+    """Return an app's newest index from the store. Costs a listing, and a read if there is an index."""
     stored = INDEXES.newest(store, app) or empty_index(app)
     with _lock:
         cached = _indexes.setdefault(store, {})
@@ -146,9 +149,9 @@ def newest(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
 
 
 def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
-    """Return an app's cached index, or read it if it is not cached or its number is below `at_least`.
+    """Return an app's index from the cache; read it if it is not cached or has a number below `at_least`.
 
-    With `at_least` None, nothing is read: the result is empty if no index is cached.
+    With `at_least` None, nothing is read, and the index is empty if it is not cached.
     """
     with _lock:
         known, looked_for = _indexes.get(store, {}).get(app, (None, 0))
@@ -159,12 +162,12 @@ def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> Forg
 
 
 def delete_replaced(store: ObjectStore, app: str, before_ms: int) -> None:
-    """Delete replaced indexes written at `before_ms` or earlier. Usually costs only a listing."""
+    """Delete an app's replaced indexes that were written at `before_ms` or earlier. Usually costs a listing."""
     INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
 def drop_cached(store: ObjectStore, app: str) -> None:
-    """Drop the cached index of a removed app: a new app of its name may reuse the numbers."""
+    """Drop a removed app's index from the cache: a new app of this name may reuse the numbers."""
     with _lock:
         _indexes.get(store, {}).pop(app, None)
 
@@ -175,7 +178,7 @@ _ATTEMPTS = 100
 def change(
     store: ObjectStore, app: str, update: Callable[[ForgottenIndex], ForgottenIndex | None], *, by: str, now_ms: int
 ) -> ForgottenIndex:
-    """Create the next index by put-if-absent; after a lost race, retry on the newest. Returns the newest index.
+    """Commit a change to an app's index: create the next index by put-if-absent, and retry after a lost race.
 
     `update` is pure, and returns None to change nothing. Raises `CommitConflict` after many lost races, and
     `Unstorable` if the index would be too large.
@@ -197,10 +200,10 @@ def change(
 
 
 class RewrittenObject(Struct, frozen=True):
-    """An object that had forgotten keys, with the number of removed rows."""
+    """An object that a forget rewrote, with the number of removed rows."""
 
     what: limits.ShortText
-    """Kind of the object (`operations.erasure.held.HeldObject.what`)."""
+    """Kind of object, in words (`operations.erasure.held.HeldObject.what`)."""
     of: limits.ShortText
     fields: dict[limits.ShortText, limits.Count]
     bytes: limits.Bytes
@@ -208,7 +211,7 @@ class RewrittenObject(Struct, frozen=True):
 
 
 class ForgetJournal(Struct, frozen=True):
-    """Journal of a forget in progress, in the app and in each app that shares its SSTs."""
+    """Journal of a forget in progress. It is in the app, and in each app that shares the app's SSTs."""
 
     id: limits.Ulid
     of: limits.Name
@@ -216,7 +219,7 @@ class ForgetJournal(Struct, frozen=True):
     time_ms: limits.TimeMs
     salt: limits.ShortText
     digest: limits.Checksum
-    """Salted digest of the keys, which recognises a repeated request. Deleted with the journal."""
+    """Salted digest of the keys, by which a repeated request is recognised. Deleted with the journal."""
     message: limits.ShortText = ""
     taken: dict[limits.Key, RewrittenObject] = {}
     """Objects of the requested app that were or will be rewritten, by key. Contains no forgotten keys."""
@@ -228,12 +231,12 @@ def find_journal(store: ObjectStore, app: str) -> ForgetJournal | None:
 
 
 def begin_journal(store: ObjectStore, app: str, note: ForgetJournal) -> ForgetJournal:
-    """Write the journal unless one exists, and return the stored one. Costs one or two requests."""
+    """Write the journal of a forget, unless one exists, and return the stored one. Costs one or two requests."""
     return codec.add(store, keys.forget_journal(app), note)
 
 
 def record_rewritten(store: ObjectStore, app: str, rewritten: dict[str, RewrittenObject]) -> None:
-    """Record objects in the journal before they are rewritten. Costs two requests."""
+    """Add objects to the journal before they are rewritten. Costs two requests."""
     if rewritten and (note := find_journal(store, app)) is not None and not rewritten.items() <= note.taken.items():
         codec.put(store, keys.forget_journal(app), replace(note, taken=note.taken | rewritten))
 

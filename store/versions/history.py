@@ -1,9 +1,9 @@
-"""Reads a stage's versions: the newest, one by number, ranges, and the newest at a time.
+"""Reads a stage's versions: the newest, one by number, a range, or the newest at a given time.
 
-Manifests are immutable, and their numbers have no gaps from a stage's first version on; before that, garbage collection
-may have kept single versions (`horizon`). So the newest is found by asking which numbers exist: by a listing for few
-versions, by a galloping search over the numbers (Bentley and Yao 1976) for many. A few hundred decoded manifests are
-cached for each store, because searches by time read the same ones again.
+Manifests are immutable, and their numbers have no gaps from some version on, where the complete history begins; before
+it, garbage collection may have kept single versions (`horizon`). So the newest is found by asking which numbers exist:
+by a listing for few versions, by a galloping search over the numbers (Bentley and Yao 1976) for many. A few hundred
+decoded manifests are cached for each store, because searches by time often read the same manifests.
 """
 
 from bisect import bisect_left
@@ -33,10 +33,10 @@ _lock = Lock()
 
 
 def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest | None:
-    """Return the newest version, or None. Raises `Corruption`.
+    """Return the newest version of a stage, or None. Raises `Corruption`.
 
     `hint` is a version that the caller has seen within the last half hour. With a hint, costs one request, one for each
-    newer version, and one if the hinted manifest is needed and not cached. Without it, or with many newer versions,
+    newer version, and one if the hinted manifest is needed and not cached. Without a hint, or with many newer versions,
     costs a listing and a read; at 100,000 versions, also two more listings and about 13 requests of a byte each.
     """
     low = 0
@@ -88,9 +88,9 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
 
 
 def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Return one version as written, including SSTs that were replaced when keys were forgotten. Ignores the cache.
+    """Return one version as written, with SSTs that were replaced when keys were forgotten. Ignores the cache.
 
-    Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or another version's.
+    Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or is another version.
     """
     key = keys.manifest(app, stage, version)
     manifest = bind_reader(store, codec.read(store, key, Manifest))
@@ -105,7 +105,7 @@ def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manif
 
 
 def drop_cached(store: ObjectStore, app: str) -> None:
-    """Drop a deleted app's manifests from the cache: a new app of its name may reuse the version numbers."""
+    """Drop a deleted app's manifests from the cache: a new app of this name may reuse the version numbers."""
     with _lock:
         if (recent := _recent.get(store)) is not None:
             for key in [key for key in recent if key.startswith(f"{app}/")]:
@@ -114,16 +114,16 @@ def drop_cached(store: ObjectStore, app: str) -> None:
 
 
 def iter_after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
-    """Yield the versions after `version`, oldest first, up to the newest. One request for each, and one more."""
+    """Yield the versions after `version`, oldest first, up to the newest. Costs one request for each, plus one."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
         yield manifest
         version += 1
 
 
 def iter_base_versions(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
-    """Yield the versions above `after` on which `manifest` is based, itself last, without versions undone by rewinds.
+    """Yield the versions after `after` on which `manifest` is based, and `manifest` last.
 
-    Costs one request for each. Raises `NotFound` for a missing version.
+    Versions that a rewind undid are left out. Costs one request for each. Raises `NotFound` for a missing version.
     """
     for versions in manifest.base_versions(after):
         for version in versions:
@@ -132,7 +132,7 @@ def iter_base_versions(store: ObjectStore, manifest: Manifest, after: int) -> It
 
 
 def iter_between(store: ObjectStore, app: str, stage: str, after: int, up_to: int) -> Iterator[Manifest]:
-    """Yield the versions above `after` on which version `up_to` is based, itself last. One request for each."""
+    """Yield the versions after `after` on which version `up_to` is based, and `up_to` last. One request for each."""
     if up_to > after:
         yield from iter_base_versions(store, read(store, app, stage, up_to), after)
 
@@ -144,7 +144,7 @@ def previous_version(store: ObjectStore, manifest: Manifest) -> Manifest | None:
 
 
 def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield this version and the versions before it, newest first, until one is missing."""
+    """Yield this version and the versions before it, newest first, until a version is missing."""
     earlier: Manifest | None = manifest
     while earlier is not None:
         yield earlier
@@ -152,11 +152,10 @@ def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]
 
 
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
-    """Return the newest version committed at or before `time_ms`, or None.
+    """Return the newest version that was committed at or before `time_ms`, or None.
 
-    A binary search, as commit times increase with versions. Costs the requests of `head`, and one for each step.
-    Versions kept from before the complete history are skipped: only a boundary's `moments` tell which of them form a
-    cut.
+    A binary search, because commit times increase with versions. Costs the requests of `head`, and one for each step.
+    Only the complete history is searched; a boundary's `moments` tell which of the older kept versions form a cut.
     """
     newest = head(store, app, stage)
     if newest is None:
@@ -171,7 +170,7 @@ def newest_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> Manifest | None:
-    """Return the newest version, from `first` up to `newest`, for which `holds` returns True; None if there is none.
+    """Return the newest version for which `holds` returns True, from `first` to `newest`; None if there is none.
 
     A binary search: `holds` must be True up to some version and False after it. `newest` itself is not read. `read` may
     return None for a version that was collected meanwhile, together with all earlier versions.
@@ -193,7 +192,7 @@ def first_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> int:
-    """Return the number of the oldest version for which `holds` returns True; `holds(newest)` must be True.
+    """Return the number of the oldest version for which `holds` returns True. It must be True for `newest`.
 
     A binary search (`newest_where`): `holds` must be False up to some version and True after it.
     """
@@ -202,14 +201,14 @@ def first_where(
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
-    """Return the version from which the history is complete, or 0. Costs two or three requests."""
+    """Return the version from which the history is complete; 0 without versions. Costs two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):
         return whole_from
     return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
 def list_versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
-    """Return all uncollected versions, ascending. Costs one request per 1,000, and two for the boundary."""
+    """Return the versions that are not collected, ascending. Costs one request per 1,000, and two for the boundary."""
     limit = horizon.newest(store, app)
     # A collectable version may still exist, or exist again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
@@ -223,7 +222,7 @@ def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Return the app's stages in order; none if the app does not exist.
+    """Return an app's stages, in order; none if the app does not exist.
 
     Raises `Refused` if the app is being removed, or is an unfinished clone.
     """
@@ -249,7 +248,7 @@ def _newest_version(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 
 def _galloping_search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """Return an existing version at most `within` below a missing one. `low` is an existing version or 0."""
+    """Return an existing version that is at most `within` below a missing one. `low` exists or is 0."""
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):
         low += step

@@ -1,14 +1,14 @@
-"""Boundaries below which versions may be deleted. Garbage collection writes one before it deletes any version.
+"""Boundaries: the versions of an app that garbage collection keeps, written before any version is deleted.
 
 A boundary has, for each stage, the version from which the history is complete, and the older versions that are kept.
 All other versions are collectable: deleted already, or about to be. Boundaries are numbered and created by
-put-if-absent, like versions, so two concurrent collections cannot overwrite each other: one of them fails.
+put-if-absent, like versions, so of two concurrent collections one fails.
 
-A collection writes two. The first is a proposal. After it, snapshots are listed again: a process that pinned a version
-before the proposal is seen there, and a process that pins one later reads the proposal and gives up. The second
-boundary is final: it keeps all that the proposal keeps, even for a snapshot removed meanwhile, and newly pinned
+A collection writes two boundaries. The first is a proposal. After it, snapshots are listed again: a process that pinned
+a version before the proposal is seen there, and a process that pins one later reads the proposal and gives up. The
+second boundary is final: it keeps all that the proposal keeps, even for a snapshot removed meanwhile, and newly pinned
 versions. Only versions outside a final boundary are deleted, and no later boundary includes them again. So a collection
-that was suspended and resumes after others deletes only collectable versions.
+that was suspended, and resumes after others, deletes only collectable versions.
 """
 
 import time
@@ -29,35 +29,35 @@ MIN_AGE_MS = HOUR_MS
 """Age, by storage's clock, below which no version is collected."""
 
 _UNCHECKED_S = 30.0
-"""Time, after a number was seen free, within which no other process can have both used and deleted it."""
+"""Seconds after a number was seen free, within which other processes cannot have used and deleted it."""
 
 SETTLED_MS = 45_000
-"""Minimum age at which the version that begins a stage's removal is deleted.
+"""Minimum age, in ms, at which the version that begins a stage's removal is deleted.
 
-1.5 times `_UNCHECKED_S`, because two clocks that measure an interval differ by less than half.
+It is 1.5 times `_UNCHECKED_S`, because two clocks that measure an interval differ by less than half.
 """
 
 
 class KeptCut(Struct, frozen=True):
-    """A consistent cut older than the complete history, kept by retention or by a snapshot."""
+    """A consistent cut that is older than the complete history, and is kept by retention or a snapshot."""
 
     time_ms: limits.TimeMs
     stages: dict[limits.Name, limits.Version]
     until_ms: limits.TimeMs = 0
-    """Last time at which the app was in this state; later times refer to another moment.
+    """Last time at which the app was in this state. Later times refer to another moment.
 
-    0 if the app never was in exactly this state, or that is unknown.
+    It is 0 if the app never was in exactly this state, or if that is unknown.
     """
 
 
 class Boundary(Struct, frozen=True):
-    """Versions of an app that garbage collection leaves."""
+    """Versions of an app that garbage collection does not delete."""
 
     number: limits.Version
     final: bool
-    """False for a proposal, which allows no deletion."""
+    """True if versions outside the boundary may be deleted; False for a proposal."""
     first: dict[limits.Name, limits.Version] = {}
-    """Version from which a stage's history is complete. Stages without deleted versions are left out."""
+    """Version from which each stage's history is complete. Stages without deleted versions are left out."""
     kept: dict[limits.Name, tuple[limits.Version, ...]] = {}
     moments: tuple[KeptCut, ...] = ()
     by: limits.ShortText = ""
@@ -70,7 +70,7 @@ class Boundary(Struct, frozen=True):
         return index < len(versions) and versions[index] == version
 
     def previous_version(self, stage: str, version: int) -> int:
-        """Return the largest version below `version` that garbage collection leaves; 0 if there is none."""
+        """Return the largest version below `version` that is not collected; 0 if there is none."""
         if version > self.first.get(stage, 1):
             return version - 1
         versions = self.kept.get(stage, ())
@@ -107,12 +107,12 @@ def _(value: Boundary) -> Iterator[checks.Violation]:
 
 
 def newest(store: ObjectStore, app: str) -> Boundary:
-    """Return the boundary in effect, or `NOTHING_COLLECTED`. Costs a listing and at most one read."""
+    """Return an app's newest boundary, or `NOTHING_COLLECTED`. Costs a listing and at most one read."""
     return BOUNDARIES.newest(store, app) or NOTHING_COLLECTED
 
 
 def read_all(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
-    """Return the stored boundaries in order, usually the last final one and perhaps a proposal."""
+    """Return an app's stored boundaries in order: usually the last final one and perhaps a proposal."""
     listed = BOUNDARIES.listed(store, app)
     while len(boundaries := tuple(BOUNDARIES.read(store, listed, app))) < len(listed):
         listed = BOUNDARIES.listed(store, app)  # one was replaced since the listing
@@ -120,7 +120,7 @@ def read_all(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
 
 
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a boundary with the next number. Raises `Refused` if another collection was first."""
+    """Write a boundary under its number. Raises `Refused` if another collection wrote this number first."""
     if BOUNDARIES.add(store, boundary, app) != boundary:  # equal: ours, even if the answer was lost
         raise overtaken_error(app)
     # Numbers of deleted boundaries are free again, and a delayed put may have taken one.
@@ -130,7 +130,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
 
 
 def finalise(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a final boundary, and delete earlier boundaries. Raises `Refused` if another collection was first."""
+    """Write a final boundary, and delete earlier ones. Raises `Refused` if another collection was first."""
     propose(store, app, boundary)
     number = BOUNDARIES.key(boundary, app)
     BOUNDARIES.sweep(store, BOUNDARIES.listed(store, app), lambda info: info.key < number)
@@ -151,11 +151,11 @@ def _boot_time_s() -> float:
 
 
 class Freshness:
-    """Times at which this process last saw that a stage's next number was free.
+    """Times at which this process last saw that a stage's next version number was free.
 
     A version is collected at an age of `MIN_AGE_MS` or more, and removed with its app at `SETTLED_MS` or more. So a
     writer that saw the number free less than half a minute ago cannot re-create a deleted version; other writers must
-    check after their create. A runner checks every few seconds.
+    check after they created the version. A runner checks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = _boot_time_s) -> None:
@@ -167,7 +167,7 @@ class Freshness:
         self._free[app, stage] = (version, at)
 
     def is_fresh(self, app: str, stage: str, version: int) -> bool:
-        """Return True if the number was seen free too recently to have been used and collected since."""
+        """Return True if the number was seen free so recently that it cannot have been used and collected since."""
         seen, at = self._free.get((app, stage), (0, 0.0))
         return seen == version and self.now() - at < _UNCHECKED_S
 

@@ -1,4 +1,4 @@
-"""Keys of objects under a store root. No other module knows the layout."""
+"""Keys of all objects under a store root. No other module knows the layout."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -11,10 +11,10 @@ NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a d
 TOPIC = r"[a-zA-Z0-9._-]{1,249}"
 TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
-"""Pattern of column names. Arrow reads a name with a leading dot as a path."""
+"""Regular expression of column names. Arrow reads a name with a leading dot as a path."""
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters, the first of them no dot"
 RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
-"""Names of internal columns of SSTs and queries, in lower case."""
+"""Names of internal columns of SSTs and queries, in lower case, which tables cannot use."""
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
@@ -24,12 +24,12 @@ TOKENS = "_serve/tokens/"
 INSTANCES = "_serve/instances/"
 NAMING = "_serve/naming/"
 REMOVING = "_removing"
-"""Folder among an app's stages that exists while a removal is unfinished. No stage can have this name."""
+"""Name of a folder among an app's stages, which exists while the app is being removed. No stage has this name."""
 CLONING = "_cloning"
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it is valid in object keys and topic names. Raises `Usage`, which mentions the `kind`."""
+    """Return `name` if it is valid in object keys and topic names. Raises `Usage`, with the `kind` of name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         near = re.sub(r"[^a-z0-9_-]+", "-", str(name).lower()).strip("-_")[:63]
         hint = f"for example {near!r}" if _NAME.fullmatch(near) else ""
@@ -44,7 +44,10 @@ def check_topic(name: str) -> str:
 
 
 def check_columns(subject: str, names: Iterable[str], reserved: Collection[str] = RESERVED_COLUMNS) -> None:
-    """Raise `Usage`, beginning with `subject`, for an invalid column name or names that differ only in case."""
+    """Raise `Usage` for an invalid column name, or for names that differ only in case.
+
+    The message begins with `subject`.
+    """
     seen: dict[str, str] = {}
     for name in names:
         if not _COLUMN.fullmatch(name):
@@ -98,7 +101,7 @@ def promotion_outcomes(name: str) -> str:
 
 
 def json_object(folder: str, name: str | int) -> str:
-    """Return the key of a small JSON object in a folder; integers are padded so that keys sort numerically."""
+    """Return the key of a small JSON object in a folder. Integer names are padded, so that keys sort numerically."""
     return f"{folder}{name:020}.json" if isinstance(name, int) else f"{folder}{name}.json"
 
 
@@ -119,7 +122,7 @@ def edit_rows(app: str, ulid: str) -> str:
 
 
 def published_positions(app: str, stage: str, sink: str) -> str:
-    """Return the prefix of a sink's published positions."""
+    """Return the key prefix of a sink's published positions."""
     return f"{app}/stages/{stage}/sinks/{sink}/"
 
 
@@ -144,9 +147,9 @@ LEAF = re.compile(rf"{NAME}/stages/{NAME}/leaves/[0-9A-Z]{{26}}\.json")
 
 @lru_cache(maxsize=256)
 def sst_pattern(*names: str) -> re.Pattern[str]:
-    """Return a pattern of SST keys of a stage, each followed by a newline, in the folder of this or another app.
+    """Return a regular expression of a stage's SST keys, each with a newline after it, in the folder of any app.
 
-    `names` are the stage's present and former names, because SSTs keep their keys; none for any name. Possessive
+        `names` are the stage's present and former names, because SSTs keep their keys; none for any name. Possessive
     (`+`) to avoid backtracking, as this is the slowest check when a manifest is read.
     """
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names)) or NAME})/sst/{_FILE}\n)*+")
@@ -161,7 +164,7 @@ def captured_records(app: str, name: str, ulid: str) -> str:
 
 
 def archive_folder(topic: str, incarnation: int) -> str:
-    """Return the folder of a topic's archive. `incarnation` is 1 plus the number of the topic's re-creations."""
+    """Return the folder of a topic's archive. `incarnation` is 1, plus the number of the topic's re-creations."""
     return topic if incarnation == 1 else f"{topic}@{incarnation}"
 
 

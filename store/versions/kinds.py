@@ -1,4 +1,4 @@
-"""Kinds of versions, with all their properties.
+"""Kinds of versions, such as a batch or a claim, with all their properties.
 
 Code that treats kinds differently asks `Manifest.traits`. A new kind needs a name in `VersionKind`, a declaration, its
 verbs in `snapshot/take/audit_log.py`, and a place in the list of docs/design.md.
@@ -19,47 +19,50 @@ _RESTART_HINT = "start this one again: it continues from there"
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a kind of version. The defaults hold for most kinds."""
+    """Properties of one kind of version. The defaults fit most kinds."""
 
     name: VersionKind
     noun: str
     verbs: tuple[str, ...] = ()
-    """CLI verbs that commit this kind, the usual one first; empty for kinds that only runners commit."""
+    """CLI commands that commit this kind, the most usual first; empty for kinds that only runners commit."""
 
     fences: bool = True
-    """True if the version takes the stage over with the next epoch, so that the current writer's commits fail."""
+    """True if the version takes the next epoch and so fences the stage's current writer."""
     beside_batches: bool = False
-    """True if another process commits the version between two batches, under the epoch of the writer, which goes on."""
+    """True if a process other than the runner commits the version, between two of the runner's batches.
+
+    The version has the runner's epoch, and the runner continues.
+    """
     fate: str = "taken over"
-    """Past participle that ends "the stage was …" in the fenced writer's error."""
+    """Past participle for the fenced writer's error: "the stage was …"."""
     next_step: str = CONTINUE_HINT
-    """Hint for the operator of the fenced writer; `{name}` and `{back}` come from the promotion."""
+    """Hint in the fenced writer's error. `{name}` and `{back}` are filled in for a promotion."""
 
     may_begin: bool = False
     retires: bool = False
     follows_retiring: bool = False
     for_next_program: bool = False
-    """True if the version belongs to the program of the next claim."""
+    """True if the version belongs to the program that claims the stage next."""
 
     claims: bool = False
-    """True if a runner takes the stage with the version, before its first batch."""
+    """True if a runner commits the version to take the stage over, before its first batch."""
     reads_records: bool = False
     writes_rows: bool = False
-    """True if the version's own SSTs have new rows."""
+    """True if the version writes SSTs with new rows."""
     changes_rows: bool = True
-    """False if readers see the same rows as at the previous version. A `forget` removes keys from all versions."""
+    """False if readers see the same rows as at the version before. A `forget` changes all versions alike."""
     brings_rows: bool = False
-    """True if the version begins the stage with a table that no batch wrote."""
+    """True if the stage begins at this version with a table that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
-    """Reason for which a history may begin with this kind above version 1; empty if it may not."""
+    """Reason why a stage's history may begin with this kind above version 1; empty if it may not."""
     restarts: bool = False
-    """True if inputs, channels and sinks may vanish with the version, and records may be lost."""
+    """True if inputs, channels and sinks may be removed by the version, and records may be lost."""
     sets_sinks: bool = False
     sets_offsets: bool = False
     ends_replays: bool = False
-    """True if later batches can be replayed only on this version's rows."""
+    """True if batches after the version can be replayed only on the rows of this version or a later one."""
     shows_reading: bool = False
-    """True if the log shows how many rows the version read, and its duration."""
+    """True if the log shows the number of rows that the version read, and its duration."""
 
     @property
     def by_runner(self) -> bool:

@@ -1,8 +1,8 @@
-"""Types of stored values, with their limits.
+"""Types of the fields of stored objects, with their limits.
 
-`codec` checks every object against them when it is read and when it is written. Limits are far beyond real use; values
-that a program declares (partitions, policies, names) are checked against the same limits at declaration, so that none
-is refused only when it is stored. Relations between fields are in `checks`.
+`codec` checks every object against them when it is read and when it is written. Limits are far beyond real use. Values
+that a program declares (partitions, policies, names) are checked at declaration, so that none is refused only when it
+is stored. Checks between fields are in `checks`.
 
 A new field only needs one of these types. `description` is the expected value in errors.
 """
@@ -17,21 +17,21 @@ from . import keys
 MAX_OBJECT_BYTES = 64 << 20
 """Largest stored JSON object."""
 MAX_OBJECT_VALUES = 1 << 21
-"""Largest number of JSON values in an object, which bounds memory. An SST has about 18."""
+"""Maximum number of JSON values in an object, which limits memory. An SST has about 18 values."""
 MAX_PARTITIONS = 1 << 16
 MAX_TASKS = 1 << 12
-"""Largest number of tasks that a table can set for a batch."""
+"""Maximum number of tasks of a batch that a table can set."""
 MAX_KAFKA_PARTITIONS = 1 << 18
 MAX_SHORT_TEXT = 1 << 12
 MAX_MERGE_RUNS = 1 << 20
 MIN_FILE_BYTES = 1 << 8
-"""Smallest size that a policy can set for SSTs and levels; with less, each row would be an SST."""
+"""Minimum size that a policy can set for SSTs and levels. With less, each row would be an SST."""
 MAX_FILE_BYTES = 1 << 45
-"""Largest size of an SST or a level; the sum over a manifest's SSTs still fits into 64 bits."""
+"""Maximum size of an SST or a level. The sum over all SSTs of a manifest still fits into 64 bits."""
 MAX_TTL_MS = 1_000_000 * DAY_MS
-"""Longest time to live; added to any time in a column, it still fits into 64 bits."""
+"""Maximum time to live, in ms. Its sum with any time in a column still fits into 64 bits."""
 MIN_FANOUT, MAX_FANOUT = 1.1, 1e6
-"""A table of one TiB has about 150 levels with the minimum, and two with the maximum."""
+"""A table of 1 TiB has about 150 levels with the minimum fan-out, and two with the maximum."""
 MAX_AMPLIFICATION = 1e18
 
 MAX_SSTS = MAX_OBJECT_VALUES // 16
@@ -44,7 +44,7 @@ YEAR_1_MS = -62_135_596_800_000
 ONE_VERSION = "of one version alone"
 _T = TypeVar("_T")
 OneVersion = Annotated[_T, ONE_VERSION]
-"""Type of a field about one version alone, which the next version does not carry on (`commit.successor`)."""
+"""Type of a field that is about one version alone: the next version resets it (`commit.successor`)."""
 
 
 def _integer_range(least: float, most: float, description: str) -> Meta:
@@ -59,7 +59,7 @@ Offset = Annotated[int, _integer_range(0, _INT64, "an offset, from 0 to 2^63 - 1
 TimeMs = Annotated[int, _integer_range(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
 EventMs = Annotated[int, _integer_range(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
 AnyTimeMs = Annotated[int, _integer_range(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
-"""Any time that a column can hold; the minimum means that there is no time yet."""
+"""Any time that a column can hold, in ms. The minimum means that there is no time yet."""
 Hash = Annotated[int, _integer_range(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
 
 Rows = Annotated[int, _integer_range(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]

@@ -1,9 +1,9 @@
 """Published positions of sinks: small objects beside a stage's versions, of which the newest counts.
 
-A position is stored under the number of its version, and older ones are deleted afterwards, so a publisher that was
-suspended and resumes cannot move the position back. For a Kafka sink, Kafka's own transactions record what was
-published, and the position follows within seconds; garbage collection, `status` and the deletion of internal records
-use the position, and all tolerate a position that lags. For a function, the position itself is the record.
+A position is stored under the number of its version, and older positions are deleted afterwards, so a publisher that
+was suspended and resumes cannot move the position back. For a Kafka sink, Kafka's own transactions record what was
+published, and the stored position follows within seconds. Garbage collection, `status` and the deletion of internal
+records use the stored position, and tolerate that it lags. For a function, the stored position itself is the record.
 """
 
 from msgspec import Struct
@@ -16,11 +16,11 @@ from .manifest import Manifest, Sink
 
 
 class PublishedPosition(Struct, frozen=True, order=True):
-    """Published position of a sink: all versions up to `version` are published."""
+    """Published position of a sink: the output of all versions up to `version` is published."""
 
     version: limits.Version
     offset: limits.Offset
-    """Next message of the internal topic to publish."""
+    """Offset of the next message on the internal topic to publish."""
     rows: limits.Count
 
 
@@ -28,9 +28,9 @@ POSITIONS = JsonFolder(PublishedPosition, keys.published_positions, lambda place
 
 
 def newest(store: ObjectStore, head: Manifest, sink: str) -> PublishedPosition | None:
-    """Return the stored position of a sink; None before its publisher's first start. Costs a listing and a read.
+    """Return the stored position of a sink; None before its publisher first started. Costs a listing and a read.
 
-    Ignores the position of an earlier sink with the same name.
+    Ignores the position of an earlier sink with this name.
     """
     place = POSITIONS.newest(store, head.app, head.stage, sink)
     return place if place is not None and place.version >= head.sinks[sink].since else None
@@ -39,19 +39,19 @@ def newest(store: ObjectStore, head: Manifest, sink: str) -> PublishedPosition |
 def write_position(
     store: ObjectStore, head: Manifest, sink: str, place: PublishedPosition, previous: PublishedPosition | None
 ) -> None:
-    """Write a position, and delete the `previous` one. Costs two requests."""
+    """Store a published position, and delete the `previous` one. Costs two requests."""
     POSITIONS.put(store, place, head.app, head.stage, sink)
     if previous is not None and previous.version < place.version:
         POSITIONS.remove(store, previous.version, head.app, head.stage, sink)
 
 
 def unpublished_rows(sink: Sink, place: PublishedPosition | None) -> int:
-    """Return the number of rows written to a sink and not published yet."""
+    """Return the number of rows that were written to a sink and are not published yet."""
     return sink.sent - (place.rows if place else 0)
 
 
 def check_all_published(store: ObjectStore, head: Manifest) -> None:
-    """Raise `Refused` if a stage that is about to stop publishing under this name has unpublished rows."""
+    """Raise `Refused` if a sink of the stage has rows that are not published yet."""
     for name, place in read_positions(store, head).items():
         if unpublished := unpublished_rows(head.sinks[name], place):
             raise Refused(
@@ -62,9 +62,9 @@ def check_all_published(store: ObjectStore, head: Manifest) -> None:
 
 
 def read_positions(store: ObjectStore, head: Manifest) -> dict[str, PublishedPosition | None]:
-    """Return the position of each sink of a stage's newest version. Costs a listing and a read for each sink.
+    """Return the published position of each sink of a stage. Costs a listing and a read for each sink.
 
-    Returns no sinks if they were added by a promotion that was withdrawn.
+    Returns nothing if the sinks came with a promotion that was withdrawn.
     """
     promotion = head.promotion
     if (
@@ -78,7 +78,7 @@ def read_positions(store: ObjectStore, head: Manifest) -> dict[str, PublishedPos
 
 
 def first_needed_versions(store: ObjectStore, head: Manifest) -> dict[str, int]:
-    """Return, by sink, the first version whose output must still be published."""
+    """Return, by sink, the oldest version that may have output still to be published."""
     return {
         name: place.version if place else head.sinks[name].since for name, place in read_positions(store, head).items()
     }

@@ -1,6 +1,6 @@
 """Causes of a bad commit that replays can prove, other than one bad record; one module per group of causes.
 
-Each class of causes is tested by an assumption, for example that a record was missing, that another program ran, or
-that no row was late. If the batch is good under the assumption, the assumption names the cause.
-`snapshot/bisect/causes.py` declares the classes. `snapshot.bisect` itself finds the causes that need no replay.
+To test a cause, the batch is replayed without it, for example with the old program, or with a late row included. If
+the batch is then good, the cause is proved. `snapshot/bisect/causes.py` declares the kinds of causes.
+`snapshot.bisect` finds the causes that need no replay.
 """

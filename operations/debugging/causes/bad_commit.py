@@ -1,4 +1,4 @@
-"""Replays of a verdict's bad batch with changed records, another program, or other table rows before the batch."""
+"""Replays of the batch that `bisect` found bad, with changed records, another program, or other previous rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from ..replay.stage_replay import StageReplay
 from ..replay.what_if import BadBatch
 
 _MAX_LATER_VERSIONS = 16
-"""Maximum number of versions after the bad one that are searched for later batches."""
+"""Maximum number of versions after the bad commit that are searched for batches to replay."""
 
 
 @dataclass(frozen=True)
 class BadCommit:
-    """Evaluates the predicate at the bad moment of a verdict, and at later moments, under assumptions."""
+    """The first bad commit that a bisect found. Evaluates the predicate at moments with replayed versions."""
 
     program: LoadedProgram
     verdict: Verdict
@@ -56,7 +56,10 @@ class BadCommit:
         return read_line(self.program.store, self.verdict.app)
 
     def is_bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
-        """Return True if the bad moment, or `cut`, is bad when `manifest` replaces the version of its stage."""
+        """Return True if a moment is bad after `manifest` replaces the version of the same stage.
+
+        The moment is `cut`, by default the first bad moment of the bisect.
+        """
         cut, heads = cut or self.verdict.bad, self.line.heads.stages
         moment = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).with_renamed_stages(heads)
         return bool(self.predicate.rows(Context(self.program.store, self.program.cache, moment, heads), 1).num_rows)
@@ -72,9 +75,10 @@ class BadCommit:
         return SubsetReplay(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
 
     def replay_later_batches(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
-        """Return True if a later batch turns bad when `manifest` replaces the bad version, and the number of replays.
+        """Replay batches after the bad one, on the rows of `manifest`, until the moment is bad.
 
-        Replays at most `batches` later batches, oldest first. Raises the errors of a replay.
+        Returns True if a batch made the moment bad, and the number of replays. Replays at most `batches` batches,
+        oldest first. Raises the errors of a replay.
         """
         store, current, count = self.program.store, manifest, 0
         later = history.iter_after(store, self.verdict.app, self.commit.stage, self.commit.version)
@@ -94,7 +98,10 @@ class BadCommit:
         return False, count
 
     def bad_record_addresses(self, guilty: RecordPath) -> tuple[RecordLocation, ...]:
-        """Return addresses of records that are bad by themselves, in the app's order; empty if they are not known."""
+        """Return the Kafka positions of records that make the moment bad without any other record.
+
+        They are in the order in which the app read the records. Empty if they are not known.
+        """
         if guilty.records is None:
             return ()
         alone = guilty.records.filter(guilty.records["alone"])
@@ -102,9 +109,10 @@ class BadCommit:
         return tuple(RecordLocation(**row) for row in rows)
 
     def source_address(self, replay: StageReplay, number: int) -> RecordLocation | None:
-        """Return the source record, in a user's topic, of a record of a batch; None if a stage mixes records.
+        """Return the Kafka position of the user's record from which a batch's record was made.
 
-        If several source records are equal, one of them is returned. Raises the errors of a replay.
+        `number` is the record's number in the batch. None if a stage makes rows from several records. If several source
+        records are equal, one of them is returned. Raises the errors of a replay.
         """
         name, records, at = replay.find_record(number)
         if not records.upstream:
@@ -126,20 +134,24 @@ Step = tuple[str, int]
 
 @dataclass
 class CounterfactualReplay:
-    """Replays batches with another program or table; inputs change if a sender then sends other rows."""
+    """Replay of a batch and of the upstream batches that sent to it, with another program or other rows."""
 
     program: LoadedProgram
     replacement_programs: Mapping[str, LoadedProgram] = field(default_factory=lambda: MappingProxyType({}))
-    """Replacement programs, by the checksum of the program that ran; `program` replaces programs not listed here."""
+    """Program to run, by the checksum of the program that ran originally.
+
+    Batches of programs without an entry are replayed with `program`.
+    """
     replacement_versions: Mapping[Step, Manifest] = field(default_factory=lambda: MappingProxyType({}))
     replayed_batches: Collection[Step] | None = None
     """Upstream batches to replay; None for all batches that sent rows to a replayed batch."""
     num_replays: int = 0
 
     def manifest(self, after: Manifest) -> Manifest:
-        """Return the version that a batch would have committed.
+        """Return the version that the batch commits in the replay.
 
-        Raises `Refused` if it needs more than `MAX_BATCHES` replays, and the errors of `StageReplay.for_version`.
+        `after` is the original version. Raises `Refused` if more than `MAX_BATCHES` batches have to be replayed, and
+        the errors of `StageReplay.for_version`.
         """
         self.num_replays = 0
         replay = self._replay(after)
@@ -157,7 +169,6 @@ class CounterfactualReplay:
         return replay if base is None else replay.with_previous(with_rows_of(replay.before, base))
 
     def _rows(self, replay: StageReplay) -> tuple[pa.Table, bool]:
-        """Return the rows of a batch's function, and True if they may differ from the rows of the original run."""
         inputs = {name: self._input(replay, name, records) for name, records in replay.records.items()}
         if any(differs for _, differs in inputs.values()):
             return replay.run({name: rows for name, (rows, _) in inputs.items()}), True
@@ -166,7 +177,6 @@ class CounterfactualReplay:
         return replay.rows(), has_other_rows or after.is_by_other_program(now)
 
     def _input(self, replay: StageReplay, name: str, records: InputRecords) -> tuple[pa.Table, bool]:
-        """Return the rows that a batch receives on one input, and True if the original batch received other rows."""
         rows, differs = records.rows, False
         for version in np.unique(records.versions).tolist() if records.upstream else ():
             if not version or (

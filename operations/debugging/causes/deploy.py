@@ -1,4 +1,7 @@
-"""Tests if a program change caused a bad commit, by replays with the old program or of earlier batches."""
+"""Tests if a program change caused a bad commit: replays the batch with the old program, or earlier batches.
+
+Earlier batches, which the old program ran, are replayed with the new program.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from .bad_commit import BadCommit, CounterfactualReplay
 Flags = npt.NDArray[np.bool_]
 
 MAX_PRECEDING_BATCHES = 2
-"""Maximum number of preceding batches to replay with the new program, whatever keys they changed."""
+"""Maximum number of batches just before the bad one that are replayed with the new program."""
 MAX_KEY_WRITERS = 3
-"""Maximum number of earlier batches to replay because they changed the bad keys."""
+"""Maximum number of earlier batches that are replayed because they wrote the bad keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,10 @@ def is_old_program_given(
 
 
 def find_deploy_cause(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: RecordPath) -> DeployFindings:
-    """Test if a program change is the cause. `other_programs` may have run before `bad.program`."""
+    """Test by replays if a program change is the cause of the bad commit.
+
+    `other_programs` are programs that may have run before `bad.program`.
+    """
     changes = _program_changes(bad, guilty)
     if not changes:
         return DeployFindings(None)
@@ -65,7 +71,10 @@ def find_deploy_cause(bad: BadCommit, other_programs: Sequence[LoadedProgram], g
 
 
 def find_deploy_cause_with_old_program(bad: BadCommit) -> Cause | None:
-    """Return the program change as the cause if `bad.program` is the old program, and the batch is good with it."""
+    """Return the program change as cause if `bad.program` is the old program and proves it.
+
+    The old program proves the cause if a replay with it is good. Otherwise returns None.
+    """
     now, change = program_of(bad.program.app), last_program_change(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:
         return None
@@ -143,7 +152,6 @@ def _suspected_keys(bad: BadCommit, guilty: RecordPath) -> pa.Table | None:
 
 
 def _earlier_batches(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> Iterator[Manifest]:
-    """Yield earlier batches of the bad stage: the preceding ones, newest first, then those that wrote the keys."""
     store, commit = bad.program.store, bad.commit
     own = last_program_change(store, commit)
     last = own.last_old_version if own is not None and own.before == change.before else commit.version - 1
@@ -178,7 +186,6 @@ def _key_rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.T
 
 
 def _look_up(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> tuple[pa.Table, Flags, RecordNumbers]:
-    """Return the rows of keys at a version, flags for keys that have a row, and the `_seq` of each row."""
     assert manifest.table is not None  # noqa: S101  it has keys
     columns = keys.cast(arrow_schema(manifest.table.key))
     program = bad.program

@@ -1,4 +1,4 @@
-"""Tests if event time caused a bad commit: expired rows, rows that fell due, late rows, an advanced watermark."""
+"""Tests if event time caused a bad commit: rows expired or fell due, rows were late, a watermark advanced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from .bad_commit import BadCommit
 
 
 def explain_no_record(bad: BadCommit, finding: RecordlessBatch) -> Cause:
-    """Return the cause of a batch that is bad even without its records. Raises the errors of a replay."""
+    """Return the cause of a batch that is bad even if it is replayed without its records.
+
+    Raises the errors of a replay.
+    """
     after = history.read(bad.program.store, bad.verdict.app, finding.stage, finding.version)
     if finding.expired.num_rows:
         table = after.table
@@ -38,9 +41,10 @@ def explain_no_record(bad: BadCommit, finding: RecordlessBatch) -> Cause:
 
 
 def find_expiry_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return a `time` cause if rows expired because event time advanced; None if the old clock gives a bad batch too.
+    """Return a `time` cause if the moment is bad because rows expired when event time advanced, else None.
 
-    The old clock is the clock of the previous version. The suspected record is the one that advanced event time.
+    As a test, the moment is evaluated with the expiry clock of the previous version. The suspected record is the record
+    that advanced event time.
     """
     commit = bad.commit
     previous = history.find(bad.program.store, commit.app, commit.stage, commit.version - 1)
@@ -103,7 +107,10 @@ def _iso_time(at_ms: int | None) -> str | None:
 
 
 def find_late_table_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return a `watermark` cause if the predicate selects late rows; None if no stage on the path outputs late rows."""
+    """Return a `watermark` cause if the suspected record passed through a stage's output of late rows.
+
+    None if no such output is on the path from the record to the bad commit.
+    """
     if guilty.source_record is None:
         return None
     for below, hop in zip(guilty.hops, guilty.hops[1:], strict=False):
@@ -117,7 +124,7 @@ def find_late_table_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
 
 
 def find_dropped_late_cause(bad: BadCommit) -> Cause | None:
-    """Return a `watermark` cause if dropped late rows make the batch bad; None if it is bad with these rows too."""
+    """Return a `watermark` cause if the batch is good when its late rows are not dropped, else None."""
     commit = bad.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
@@ -162,7 +169,6 @@ def _late_cause(
 
 
 def _first_late_end_ms(replay: StageReplay, late: pa.Table) -> int | None:
-    """Return the window end, or event time, of the first late row in milliseconds; None if the row has neither."""
     if RECORD in late.column_names and late.num_rows:
         late = late.filter(pc.equal(late[RECORD], int(np.min(late[RECORD].to_numpy()))))
     ends = []
@@ -193,10 +199,10 @@ def _moved(mover: Mover | None) -> dict[str, str | None]:
 
 
 def find_watermark_mover(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
-    """Return the record and version that moved a stage's watermark to a time; None if no longer known.
+    """Return the version and record that advanced a stage's watermark to `to_ms`; None if not known.
 
-    Searches versions up to `version` by binary search, which reads a few manifests. Follows the watermark upstream to
-    the stage whose function defines it, and replays the version found there.
+    Searches versions up to `version` by binary search, which reads a few manifests. If the watermark comes from
+    upstream, the search continues in the stage that defines the watermark. One version of that stage is replayed.
     """
     store, app = bad.program.store, bad.verdict.app
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)

@@ -1,4 +1,4 @@
-"""Entry point of the search for a cause: tests each class of causes by replays, then names the bad record."""
+"""Entry point of the search for a cause: tests each kind of cause by replays, then names the bad record."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def find_cause(
     predicate: Predicate,
     on_hop: Callable[[Hop], None] = lambda _hop: None,
 ) -> TracedCause:
-    """Return the cause of a verdict, as far as replays prove it.
+    """Return the cause of the bad commit that a bisect found, as far as replays prove it.
 
-    `other_programs` are programs that may have run before. An error in a replay is reported as the cause's reason. A
-    class of causes is skipped if its test fails with an error.
+    `other_programs` are programs that may have run earlier. `on_hop` receives each step from the bad commit upstream to
+    the record. If a replay fails, the cause has the error as its reason. If the test of one kind of cause fails, the
+    other kinds are still tested.
     """
     bad = BadCommit(program, verdict, predicate)
     guilty = find_record(program, verdict, predicate, on_hop)
@@ -104,7 +105,6 @@ def describe_records(bad: BadCommit, guilty: RecordPath) -> Cause:
 
 
 def _bad_without(bad: BadCommit, record: RecordLocation) -> bool:
-    """Return True if a replay shows that the batch is bad without this record; False also if the replay fails."""
     try:
         return bad.is_bad_with(bad.manifest_without(record))
     except Exception:

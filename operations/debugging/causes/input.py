@@ -1,4 +1,4 @@
-"""Test whether input caused a bad commit: a missing or duplicate record, input read again after a reset, or an edit."""
+"""Tests if input caused a bad commit: a missing or duplicate record, input re-read after a reset, or an edit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MAX_LATER_BATCHES = 2
 
 
 def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedKeys | None) -> Cause | None:
-    """Return an `absence` cause (the bad keys lack a record); None if the suspected record caused the change.
+    """Return an `absence` cause if the bad keys lack a record and the suspected record has another key.
 
-    The suspected record has another key. The cause is proved if the moment turns bad without this record too, in the
-    bad batch or in one of the next `MAX_LATER_BATCHES`. Raises the errors of a replay.
+    None if the suspected record caused the change. The cause is proved if the moment turns bad even without the
+    suspected record, in the bad batch or in one of the next `MAX_LATER_BATCHES`. Raises the errors of a replay.
     """
     if guilty.source_record is None:
         return None
@@ -56,10 +56,10 @@ def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedK
 
 
 def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return an `unknown` cause if the query returns no key and other records could replace the suspect; else None.
+    """Return an `unknown` cause if the moment turns bad even without the suspected record.
 
-    This holds if the rows that the suspected record wrote are bad only in combination with other rows of the table, and
-    if other records turn the moment bad without the suspected one. Raises the errors of a replay.
+    Only for queries that return no key. The rows that the suspected record wrote must be bad only together with other
+    rows of the table. Otherwise returns None. Raises the errors of a replay.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
     if guilty.source_record is None or (named is not None and named.from_predicate) or not hop.alone:
@@ -94,14 +94,15 @@ def _is_last_record(bad: BadCommit, guilty: RecordPath) -> bool:
 
 
 MAX_CHANGES = 64
-"""Maximum number of earlier changes of the key, newest first, whose input is searched."""
+"""Maximum number of earlier changes of the key for which the input is searched, newest first."""
 MAX_RECORDS = 500_000
 
 
 def find_duplicate_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return a `duplicate` cause, or None unless exactly one other record has the same payload.
+    """Return a `duplicate` cause if exactly one other record has the suspected record's key and value.
 
-    Records without a value are not compared. Reads the input of the batch, and of earlier batches that changed the key.
+    Otherwise returns None. Records without a value are not compared. Reads the input of the bad batch, and of earlier
+    batches that changed the key.
     """
     if (copy := guilty.source_record) is None or not copy.value:
         return None
@@ -138,7 +139,6 @@ def _is_in_bad_batch(bad: BadCommit, address: RecordLocation) -> bool:
 
 
 def _windows_to_search(bad: BadCommit, guilty: RecordPath) -> Iterator[Window]:
-    """Yield windows of the record's topic that the bad commit read, then those of earlier changes of the key."""
     copy = guilty.source_record
     for window in bad.verdict.lineage.sources:
         if copy is not None and window.topic == copy.location.topic:
@@ -179,9 +179,9 @@ def _find_copies(bad: BadCommit, window: Window, copy: SourceRecord) -> Iterator
 
 
 def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return the reset that made the app read the suspected record again; None if the record was read once.
+    """Return the reset after which the app read the suspected record again; None if it read the record once.
 
-    Such a record is bad only as a repetition: otherwise, the commit that read it first would be the bad one.
+    A record that was read twice is bad only the second time: else the commit that first read it would be the bad one.
     """
     if guilty.source_record is None:
         return None
@@ -200,7 +200,10 @@ def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
 
 
 def find_edit_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return the edit of the row into which the record was merged; None if the batch is bad without the edit too."""
+    """Return an edit of the row that the suspected record changed, if the batch is good without the edit.
+
+    Otherwise returns None. Only the newest change of the row before the batch is examined.
+    """
     keys = bad.verdict.keys
     if guilty.source_record is None or keys is None or not keys.from_predicate:
         return None

@@ -1,8 +1,8 @@
 """Search for the record behind a bad batch of an attached Spark query, among the records that the batch read.
 
-The query's operator is not known, so nothing is replayed. The user gives a function from the source's rows to the
-operator's input, which shows the records that have a key that turned bad. If there are several, the record whose
-values are nearest to the change is returned as a guess.
+The query's operator is not known, so nothing is replayed. The user gives a function from rows of the query's source
+to input rows of its stateful operator. The function's result shows which records have a key that turned bad. If
+several records do, the record whose values are nearest to the change is returned as a guess.
 """
 
 import tempfile
@@ -39,7 +39,7 @@ InputFunction = Callable[[DataFrame], DataFrame]
 
 
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> TracedCause:
-    """Return a cause with the record of the bad batch's window that has the bad keys.
+    """Return the cause of a bad batch: a record that the batch read and that has the bad keys.
 
     `code` is `FILE:FUNCTION`; the function turns source rows into rows with the keys of the table.
     """
@@ -55,7 +55,10 @@ def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> TracedCause:
 
 
 def load_function(code: str) -> InputFunction:
-    """Load the function that `FILE:FUNCTION` names. Raises `Usage`, `NotFound`, and `Refused` if the file fails."""
+    """Load the function that `FILE:FUNCTION` names.
+
+    Raises `Usage`, `NotFound`, and `Refused` if the file fails.
+    """
     file, colon, name = code.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise Usage(
@@ -73,7 +76,10 @@ def load_function(code: str) -> InputFunction:
 
 
 def find_record_in_window(kafka: Kafka, verdict: Verdict, function: InputFunction) -> RecordPath:
-    """Return the record of the bad commit's window that has the bad keys. Raises `Refused` if the function fails."""
+    """Return the record with the bad keys, among the records that the bad commit read.
+
+    Raises `Refused` if the function fails.
+    """
     stage, windows = verdict.stage, verdict.lineage.direct
     try:
         previous, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]
@@ -149,10 +155,6 @@ def _match_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], 
 
 
 def _nearest_row(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
-    """Return the index of the row that has the number nearest to the change of its key's table row; None for a tie.
-
-    The change is taken from the key's numeric column with the largest relative change.
-    """
     sides = [np.array([*_numeric_columns(side)]) for side in (changed.before, changed.after)]
     if not sides[0].size:
         return None

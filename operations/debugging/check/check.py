@@ -1,10 +1,10 @@
-"""Determinism check of a program: run each version several times in different ways, and report what differs.
+"""Determinism check of a program: run each version several times in different ways, and report differences.
 
-All runs except one use a fixed time, so that a clock makes no difference between them, and each is compared with the
-first run. The first run that differs names the most likely dependence: randomness, the Python process, the clock, the
-order of records, batch boundaries, or state partitions.
+All runs except one use a fixed time, so their results do not differ because of the clock. Each run is compared with
+the first. The first run that differs names the most likely dependence: randomness, the Python process, the clock,
+the order of records, batch boundaries, or state partitions.
 
-If the plan shows that each row is computed from one record by deterministic Spark expressions, the function runs once,
+If Spark's plan shows that each row is computed from one record by deterministic expressions, the function runs once,
 and the rows of each arrangement are picked from its output. Otherwise each batch needs one Spark job.
 """
 
@@ -49,7 +49,6 @@ from .outcomes import Differences, RunOutcome, committed, compare_outcomes, comp
 
 _SHUFFLE, _ARROW = "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MIN_PART_RECORDS, _MAX_PARTS = 7, 100
-"""Minimum number of records per part if `Arrangement.in_small_tasks` is set; `_MAX_PARTS` is the maximum of parts."""
 
 
 def record_origins(replay: StageReplay) -> dict[str, RecordOrigins]:
@@ -89,7 +88,6 @@ class FunctionRunner:
 
     @property
     def _rows_by_record(self) -> pa.Table | None:
-        """The function's rows with the number of each row's record; None if a row may depend on several records."""
         return self._analysis[1]
 
     @cached_property
@@ -126,7 +124,6 @@ class FunctionRunner:
 
     @contextmanager
     def _rerun(self, batch: BatchRows, at_ms: int, max_records: int | None = None) -> Iterator[Rerun]:
-        """Prepare a run of the function over a batch, with at most `max_records` records per task and Arrow batch."""
         replay, size = self.replay, {"batch_rows": max_records} if max_records is not None else {}
         with tempfile.TemporaryDirectory(prefix="slackwater-check-") as folder:
             inputs = [
@@ -154,15 +151,14 @@ class FunctionRunner:
 
 
 Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
-"""Most likely dependence of a program besides its input; `outside` is anything that has changed since the commit."""
+"""Dependence of a program on something other than its input; `outside` is anything changed since the commit."""
 _TIME_SHIFT_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
-"""Difference between the two times of `FunctionRunner.times_ms`; it changes each part of a date and time."""
 FIRST, COMMITTED = "as it was", "as committed"
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """A dependence of the program besides its input, shown by two runs of a version that differ."""
+    """Evidence that the program depends on more than its input: two runs of a version with different results."""
 
     stage: str
     version: int
@@ -199,7 +195,10 @@ class PassedOver:
 def check(
     program: LoadedProgram, versions: Sequence[Manifest], on_version: Callable[[Manifest], None] = lambda _version: None
 ) -> Iterator[CheckedVersion | PassedOver]:
-    """Yield a result for each of `versions`, which must all be batches; calls `on_version` before each check."""
+    """Check each version for determinism, and yield its result. All versions must be batches.
+
+    `on_version` is called before each check.
+    """
     at_ms = max((manifest.time_ms for manifest in versions), default=0)
     now = program_of(program.app)
     for after in versions:
@@ -260,7 +259,6 @@ class _VersionCheck:
 
     @property
     def _depends_on_lateness(self) -> bool:
-        """True if batch boundaries may decide if a late row finds its match: no row of the stage is dropped as late."""
         state = self.replay.stage.state
         return state is not None and state.in_any_order and self.replay.step.lateness is None
 
@@ -271,7 +269,6 @@ class _VersionCheck:
 
     @cached_property
     def _runners(self) -> dict[str, FunctionRunner]:
-        """Runners of the user's function by output, if each output has its own rows; else one runner under ""."""
         replay, times_ms = self.replay, (self.at_ms, self.at_ms + _TIME_SHIFT_MS)
         has_own_rows = replay.shape.output_schemas and replay.shape.bound is None
         names = [output.name for output in replay.stage.writes] if has_own_rows else [""]

@@ -1,7 +1,6 @@
 """Outcome of one run of a version (table rows and sent rows), and the comparison of the outcomes of two runs.
 
-Lateness, due rows and expiry stay as they were in the original batch, whatever the number of batches in the run: they
-depend on batch boundaries, which the version records.
+All runs use the original batch's times for lateness, due rows and expiry, which depend on batch boundaries.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..replay.stage_replay import StageReplay
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Sent rows and table of one run of a version."""
+    """Rows that one run of a version sent, and the table that it left."""
 
     sent: Mapping[str, tuple[pa.Table, ...]]
     keys: pa.Table | None = None
@@ -64,10 +63,10 @@ class _FixedTimeState(BoundState):
 def compute_outcome(
     replay: StageReplay, rows_by_output: Mapping[str, Sequence[pa.Table]], partitions: int, at_ms: int
 ) -> RunOutcome:
-    """Return the outcome of a run, given the rows that the function returned for each batch, by output.
+    """Return the outcome of a run, given the rows that the user's function returned.
 
-    For a stage with state, all rows are under "". Raises `Refused` if the state's function fails, and the errors of
-    look-ups in the state.
+    `rows_by_output` has one table for each batch, by output; for a stage with state, all rows have the key "". Raises
+    `Refused` if the state's function fails, and the errors of look-ups in the state.
     """
     if replay.shape.bound is None:
         common = rows_by_output.get("", ())
@@ -143,7 +142,7 @@ def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> RunOutcome:
 
 
 def find_max_abs_float(tables: Sequence[pa.Table]) -> float:
-    """Return the largest absolute value in all float columns, from which the tolerance for sums is derived."""
+    """Return the largest absolute value in all float columns. The tolerance for sums depends on it."""
     maxima = [0.0]
     for column in (column for table in tables for column in table.columns if pa.types.is_floating(column.type)):
         values = np.abs(column.drop_null().to_numpy().astype(np.float64))
@@ -168,11 +167,11 @@ class Differences:
 
 
 def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
-    """Return the differences between two runs that the guarantees do not allow.
+    """Return the differences between two runs that a deterministic program cannot have.
 
-    Floats are compared by `snapshot.diff.equality`. If the second run has several batches, emitted rows are compared by
-    the state's kind (`Kind.emission`). Emitted rows that are rows of the table are compared only in the table. If a
-    function emits a row for each batch, the rows of each key's last batch must be among those of the first run.
+    Floats are compared by `snapshot.diff.equality`. If the second run has several batches, the comparison of emitted
+    rows depends on the state's kind (`Kind.emission`). Emitted rows that are also rows of the table are not compared.
+    If a function emits a row for each batch, the first run must have the rows of each key's last batch.
     """
     largest = max(first.max_abs_float, second.max_abs_float)
     keys = None

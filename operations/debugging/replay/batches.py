@@ -1,8 +1,8 @@
-"""Results of a bad batch and the batches upstream of it for a subset of their records.
+"""Replays of a bad batch, and of the batches upstream that sent rows to it, with a subset of their records.
 
 A batch received its records in parts: from a user's topic, or from one version of an upstream stage, whose batch can
-be replayed too. A `SubsetReplay` says which records are present; a downstream batch receives what the upstream replays
-then send. The clock and the watermark of each batch are those in its manifest, for any subset.
+also be replayed. A `SubsetReplay` states which records are present. Downstream batches receive the rows that the
+upstream replays send. Each batch keeps the clock and the watermark of its manifest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .program import LoadedProgram
 from .stage_replay import StageReplay
 
 LinePosition = tuple[int, int, int]
-"""Position of a commit on the app's line."""
+"""Sort key of a commit in the order of all commits of an app (the app's line)."""
 _KEY = ["topic", "partition", "offset", "row"]
 
 
@@ -48,18 +48,18 @@ class InputPart:
     upstream: str
     version: int
     numbers: RecordNumbers
-    """Record numbers in the batch, ascending."""
+    """Numbers of the part's records within the batch, ascending."""
     sender: ReplayBatch | None = None
-    """Batch that sent the records, after `OpenBatches.replay_sender` has replayed it; else None."""
+    """Batch that sent the records; None until `OpenBatches.replay_sender` has replayed that batch."""
     trace: tuple[RecordNumbers, RecordNumbers] | None = None
-    """Numbers of records in this batch, and for each the number of its source record in the sender's batch.
+    """Two arrays: record numbers in this batch, and the number of each record's source in the sender's batch.
 
-    None if records were made from several records, or if the numbers are not known.
+    None if a record was made from several records, or if the numbers are not known.
     """
 
     @cached_property
     def received(self) -> pa.Table:
-        """Rows as the batch's function receives them, in the order of `numbers`; rejected records included."""
+        """Rows of the part for the batch's function, in the order of `numbers`, including rejected records."""
         replay, start = self.batch.replay, self.batch.first_left_out[self.name]
         processed = replay.inputs(self.numbers)[self.name]
         rejected = self.numbers[self.numbers >= replay.count] - start
@@ -67,9 +67,9 @@ class InputPart:
 
 
 class ReplayBatch:
-    """Version of a stage, to be replayed with any subset of its records.
+    """A batch whose stage can be replayed with any subset of its records.
 
-    Processed records have the numbers of `StageReplay`; rejected records have the numbers after those.
+    Processed records have the numbers of `StageReplay`. Rejected records have the numbers after those.
     """
 
     def __init__(self, replay: StageReplay) -> None:
@@ -124,7 +124,7 @@ class ReplayBatch:
 
     @cached_property
     def side_rows(self) -> dict[str, tuple[pa.Table, RecordNumbers]]:
-        """Rows that the batch wrote to each side table, and each row's record number; -1 if it has no record."""
+        """Rows that the batch wrote to each side table, and the record number of each row; -1 for no record."""
         program, after, result = self.replay.program, self.replay.after, {}
         for name, side in after.side_tables.items():
             version = as_main_table(after, table_name(after.stage, name))
@@ -162,14 +162,14 @@ class ReplayBatch:
 
 @dataclass
 class OpenBatches:
-    """Batches of an app that were opened for replays."""
+    """Batches of an app that are open for replays; each is opened once."""
 
     program: LoadedProgram
     opened: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
     _commits_by_version: dict[tuple[str, int], frozenset[LinePosition]] = field(default_factory=dict)
 
     def open(self, after: Manifest) -> ReplayBatch:
-        """Return the batch that committed a version, opened once.
+        """Return the batch that committed the version `after`, for replays.
 
         Raises the errors of `StageReplay.for_version` and of reading records.
         """
@@ -179,13 +179,13 @@ class OpenBatches:
         return self.opened[place]
 
     def previous(self, batch: ReplayBatch) -> ReplayBatch | None:
-        """Return the newest opened batch that precedes `batch` in its stage; None if there is none."""
+        """Return the newest opened batch of the same stage before `batch`; None if there is none."""
         stage, version = batch.replay.after.stage, batch.replay.after.version
         earlier = [other for of, other in self.opened if of == stage and other < version]
         return self.opened[stage, max(earlier)] if earlier else None
 
     def replay_sender(self, part: InputPart) -> ReplayBatch:
-        """Replay the batch that sent a part, and check that it sends the rows that were received.
+        """Replay the batch that sent a part, and check that the replay sends the received rows.
 
         Raises `UnprovedRecord` if the rows differ, and the errors of `open`.
         """
@@ -218,10 +218,10 @@ class OpenBatches:
         return read_line(self.program.store, self.program.app.name)
 
     def cluster_parts(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
-        """Return clusters of parts in the app's order, the order of the commits that read their source records.
+        """Group parts into clusters, sorted by the commits that read the parts' source records.
 
-        Source records are records of users' topics. Parts whose source records come from the same commits, or from
-        interleaving commits, form one cluster.
+        Source records are records of users' topics. Parts form one cluster if the commits that read their source
+        records are the same or interleave.
         """
         if len(parts) == 1:
             return [list(parts)]
@@ -274,12 +274,15 @@ class OpenBatches:
 
 
 def compute_sent_rows(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
-    """Return the rows that a stage sends, given its function's rows, cast to the columns of the received rows."""
+    """Return the rows that a stage sends after its function returned `rows`, with the columns of `received`."""
     return replay.sent_rows(rows).select(received.column_names).cast(received.schema)
 
 
 def explain_difference(program: LoadedProgram, after: Manifest) -> str:
-    """Return a sentence on why a replay may differ from the committed result, judged by the program files."""
+    """Return a sentence on why a replay may differ from the committed result.
+
+    The sentence depends on whether the program file is the one that ran the batch.
+    """
     now, then = program_of(program.app), after.program
     if now is None or then is None:
         return "Has the code changed, or is it nondeterministic?"
@@ -292,11 +295,11 @@ def explain_difference(program: LoadedProgram, after: Manifest) -> str:
 
 
 class SubsetReplay:
-    """Results of batches if only a subset of their records is present.
+    """Replays of batches in which only a subset of the records is present.
 
-    `chosen` has record numbers of some parts, and `extra_rows` has additional rows for these parts. Other parts have
-    the records that their senders send in the replay, or none if the senders were not replayed. `only` limits the
-    records of `root`.
+    `chosen` has the numbers of the present records, by part, and `extra_rows` has additional rows, by part. A part that
+    is not in `chosen` has the records that its sender sends in the replay; none if its sender is not replayed. `only`
+    limits the records of the batch `root`.
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class SubsetReplay:
         self._manifests: dict[ReplayBatch, Manifest] = {}
 
     def has_all_records(self, batch: ReplayBatch) -> bool:
-        """Return True if a batch has all its records, and its original state."""
+        """Return True if the replay of a batch has all its original records and its original state."""
         if batch not in self._whole:
             previous = self._batches.previous(batch)
             self._whole[batch] = (

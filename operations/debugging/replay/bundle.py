@@ -1,9 +1,9 @@
-"""Bundles: one batch with everything that its replay needs, in memory and as a zip file.
+"""Bundle: a zip file with one past batch and everything that its replay needs, to be replayed on any machine.
 
 A bundle has no settings: no secret, store, broker or host, except what the program's file contains.
 
-The zip has an index in JSON, Arrow streams, and the program, and is untrusted input: only members with known names are
-read, into memory and up to a size limit, and each is validated against the index. There is no pickle.
+The zip has an index in JSON, Arrow streams, and the program. The zip is untrusted input: only members with known names
+are read, into memory and up to a size limit, and each is validated against the index. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .inputs import ORIGIN_SCHEMA, InputRecords
 FORMAT = 1
 """Format version of bundles that are written, and the newest version that can be read."""
 MAX_BYTES = 1 << 30
-"""Maximum uncompressed size of all members together."""
+"""Maximum uncompressed size of all members of a bundle together, in bytes."""
 EXISTED = "_there"
-"""Column of `Bundle.before`: True if the key had a row."""
+"""Boolean column of `Bundle.before`: True if the key had a row before the batch."""
 FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.py\Z"
 
 _INDEX = "index.json"
@@ -49,7 +49,7 @@ _FileName = Annotated[str, Meta(pattern=FILE_NAME, description="the name of a Py
 
 
 class BundledInput(Struct, frozen=True):
-    """An input of the bundled stage."""
+    """An input of the stage whose batch is bundled."""
 
     name: limits.Topic
     topic: limits.Topic
@@ -57,7 +57,7 @@ class BundledInput(Struct, frozen=True):
 
 
 class BundledOutput(Struct, frozen=True):
-    """A channel that the bundled stage writes."""
+    """A channel that the stage of the bundled batch writes."""
 
     name: limits.Topic
     key: Annotated[tuple[limits.ColumnName, ...], limits.SOME_COLUMNS]
@@ -65,7 +65,7 @@ class BundledOutput(Struct, frozen=True):
 
 
 class Index(Struct, frozen=True, kw_only=True):
-    """Index of a bundle's members."""
+    """Description of the batch and of the bundle's members, stored as JSON."""
 
     app: limits.Name
     stage: limits.Name
@@ -78,21 +78,24 @@ class Index(Struct, frozen=True, kw_only=True):
     seq: limits.Version
     before_clock_ms: limits.AnyTimeMs
     clock_ms: limits.AnyTimeMs
-    """Clock by which rows expire at this version; `before_clock_ms` is the clock of the previous version."""
+    """Clock by which rows expire at this version, milliseconds; `before_clock_ms` at the previous version."""
     before_watermark_ms: limits.EventMs | None
     bound_ms: limits.EventMs | None
-    """Limit beyond which event times were too far in the future to move the watermark.
+    """Upper limit of event times that may advance the watermark, milliseconds since 1970 UTC.
 
-    Rows are late if they are older than `before_watermark_ms`.
+    Rows are late if they are older than `before_watermark_ms`, the watermark of the previous version.
     """
     before_due_ms: limits.AnyTimeMs | None
     next_due_ms: limits.AnyTimeMs | None
     due_ms: limits.AnyTimeMs | None
-    """Time up to which rows had fallen due; `before_due_ms` and `next_due_ms` are values of the previous version."""
+    """Time up to which rows had fallen due at this version, in milliseconds.
+
+    `before_due_ms` and `next_due_ms` are values of the previous version.
+    """
     wall_ms: limits.EventMs | None = None
-    """Wall clock at the start of the batch, if it decides which rows of the table fall due; else None."""
+    """Wall clock at the start of the batch, if the wall clock decides which rows fall due; else None."""
     some_keys: bool
-    """True if the bundle has only some of the keys that the batch wrote; the other keys are not compared."""
+    """True if the bundle has only some of the keys that the batch wrote. Only these keys are then compared."""
 
     @property
     def after(self) -> Manifest:
@@ -128,9 +131,9 @@ class Bundle:
         index: Description of the batch and the bundle's members.
         program: Source of the program.
         records: Records that the batch read, by the input's declared name.
-        before: Keys that were written or fell due, the value columns of their previous rows as in SSTs, and a flag for
-            existing rows (`EXISTED`); None without a table.
-        committed: Rows that the version wrote, as in SSTs but without `_prev_seq`; None without a table.
+        before: Previous row of each key that was written or fell due, with a flag for existing rows (`EXISTED`);
+            None without a table.
+        committed: Rows that the version wrote, with the columns of SSTs except `_prev_seq`; None without a table.
         sent: Rows that the version sent, by channel, if known.
     """
 

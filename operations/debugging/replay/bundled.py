@@ -37,13 +37,13 @@ _SENT_ROWS_LOST = "the bundle lacks the rows sent: Kafka no longer had them"
 
 @dataclass(frozen=True)
 class BundledReplay(StageReplay):
-    """Replay of a bundle's batch."""
+    """Replay of the batch in a bundle."""
 
     known_keys: pa.Table | None = None
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
     def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Merge rows like `StageReplay.merge`; raise `Refused` for keys whose previous rows are not in the bundle."""
+        """Merge rows into the table. Raises `Refused` for keys whose previous rows are not in the bundle."""
         assert self.known_keys is not None  # noqa: S101  a stage without a table merges nothing
         known_hashes = hash_keys(self.known_keys, self.known_keys.column_names)
         new_hashes = np.setdiff1d(rows["_hash"].to_numpy(), known_hashes)
@@ -62,8 +62,8 @@ def capture_bundle(
 ) -> Bundle:
     """Return the bundle of a replayed batch.
 
-    `only` has key columns, and restricts the bundle to these keys: records that do not lead to one of them are left out
-    if that can be decided. `comparison` is the result of `compare` for this `sent` and `only`. Raises `Refused` if the
+    `comparison` is the result of `compare`, called with `sent` and `only`. If `only` is given, it is a table of keys:
+    the bundle has only these keys, and leaves out records that demonstrably lead to other keys. Raises `Refused` if the
     program has no file, and the errors of look-ups in the state.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
@@ -108,7 +108,7 @@ def capture_bundle(
 def open_bundle(
     bundle: Bundle, code: Path | None = None
 ) -> Iterator[tuple[BundledReplay, dict[str, SentRows], pa.Table | None]]:
-    """Open the replay of a bundle. Yields the replay, the rows sent, and the keys for `compare` or None for all.
+    """Open the replay of a bundle. Yields the replay, the rows sent, and the keys to compare (None for all keys).
 
     `code` is the program to replay; None for the program in the bundle. Starts Spark unless a session runs already.
     Raises `Refused` if the program cannot replay the bundle, and the errors of `load_app`.
@@ -137,7 +137,6 @@ def open_bundle(
 
 
 def _previous_rows(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
-    """Return the previous rows of keys that the original or the replay wrote, and of keys whose rows fell due."""
     keys = written
     if replay.due is not None and replay.due.pending:
         due = filter_by_keys(replay.stored.get_due_rows(replay.due.span, EVERY_HASH).keys, only)
@@ -148,7 +147,6 @@ def _previous_rows(replay: StageReplay, table: Table, written: pa.Table, only: p
 
 
 def _as_sst_rows(rows_before: pa.Table, table: Table) -> pa.Table:
-    """Return the previous rows with the columns of SSTs, without an expiry: a bundle has no expired rows."""
     rows = rows_before.filter(rows_before[EXISTED]).drop_columns([EXISTED])
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),

@@ -29,23 +29,26 @@ class SentRows:
     """Rows that a version sent on one channel."""
 
     rows: pa.Table | None
-    """Rows in no particular order; None if they can no longer be read."""
+    """Rows in no particular order; None if they are not known."""
     unknown_reason: str = ""
-    """Reason why the rows are not known; empty if they are."""
+    """Reason why the rows are not known; empty if they are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowDifferences:
-    """Rows of one output that one of two runs sends and the other does not, or sends fewer times."""
+    """Rows of one output that one run sends more often than another run."""
 
     missing: pa.Table
-    """Rows that only the first run sends."""
+    """Rows that the first run sends more often."""
     added: pa.Table
-    """Rows that only the second run sends."""
+    """Rows that the second run sends more often."""
 
     @classmethod
     def compare(cls, first: pa.Table, second: pa.Table, largest: float = 0.0) -> Self:
-        """Compare rows with equal columns, in any order, by `snapshot.diff.equality`."""
+        """Return the differences between two tables with equal columns. The order of rows does not count.
+
+        Rows are compared by `snapshot.diff.equality`.
+        """
         missing, added = flag_unmatched_rows(first, second, largest)
         return cls(first.filter(pa.array(missing)), second.filter(pa.array(added)))
 
@@ -55,7 +58,7 @@ class RowDifferences:
 
 @dataclass(frozen=True, slots=True)
 class ChannelComparison:
-    """Rows sent on one channel, by the version and by the replay."""
+    """Comparison of the rows that a version sent on one channel with the rows that the replay sends."""
 
     name: str
     committed: SentRows
@@ -70,7 +73,7 @@ class ChannelComparison:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of a replay with its version."""
+    """Comparison of a version with the replay of its batch."""
 
     app: str
     stage: str
@@ -78,14 +81,17 @@ class Comparison:
     time_ms: int
     read: tuple[tuple[str, int], ...]
     committed: pa.Table | None
-    """Rows that the version wrote, as in its SSTs; None for a stage without a table."""
+    """Rows that the version wrote, with the columns of SSTs; None for a stage without a table."""
     num_replayed: int
     keys: KeyChanges | None
-    """Keys that either side writes, with their visible rows as committed (`before`) and as replayed (`after`)."""
+    """Keys that the version or the replay writes, with their rows as committed and as replayed.
+
+    Visible rows only: `before` has the committed rows, `after` the replayed ones. None for a stage without a table.
+    """
     hidden: int
-    """Number of keys with equal visible rows that only one side wrote, or whose internal columns differ."""
+    """Number of keys that differ only in internal columns, or that one side writes without a visible change."""
     channels: tuple[ChannelComparison, ...]
-    """Comparison of each channel; empty if only some keys were replayed."""
+    """Comparison of each channel; empty if the comparison is limited to some keys."""
 
     @property
     def different(self) -> KeyChanges | None:
@@ -103,8 +109,9 @@ class Comparison:
 def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
     """Replay a batch and compare the result: one Spark job, or one job per output of a stage without state.
 
-    `sent` is the result of `read_sent_rows`. With key columns in `only`, only the rows of these keys are merged and
-    compared, and no channel is. Raises `Refused` if the user's code fails, and the errors of reading records and state.
+    `sent` is the result of `read_sent_rows`. If `only` is given, it is a table of keys: only rows of these keys are
+    merged and compared, and channels are not compared. Raises `Refused` if the user's code fails, and the errors of
+    reading records and state.
     """
     after = replay.after
     read = tuple((records.topic, records.rows.num_rows) for records in replay.records.values())
@@ -137,10 +144,7 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
 
 
 def read_sent_rows(replay: StageReplay) -> dict[str, SentRows]:
-    """Read the rows that the version sent on each channel of its stage from Kafka.
-
-    Raises the errors of `read_input`.
-    """
+    """Read from Kafka the rows that the version sent on each channel. Raises the errors of `read_input`."""
     return {output.name: _read_sent(replay, output.name) for output in replay.stage.writes}
 
 
@@ -177,7 +181,7 @@ def drop_record_numbers(rows: pa.Table) -> pa.Table:
 
 
 def cast_to_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
-    """Cast rows of an output to the columns of `schema`. Raises `Refused` if the columns differ."""
+    """Cast rows of the output `name` to the columns of `schema`. Raises `Refused` if the columns differ."""
     rows = drop_record_numbers(rows)
     try:
         if set(rows.column_names) != set(schema.names):

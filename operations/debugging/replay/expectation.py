@@ -1,4 +1,4 @@
-"""Generator of a test file for a bundle: the committed rows as plain Python values that the user can correct."""
+"""Generator of a pytest file for a bundle: the committed rows as Python values, which the user corrects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ....store.sst.arrow_types import python_rows
 from .compare import Comparison
 
 _MAX_EXPECTATIONS = 10
-"""Maximum number of keys in the test, and of rows of a channel."""
+"""Maximum number of keys that a generated test lists, and of rows of each channel."""
 _MODULES = ("datetime", "decimal", "math")
 
 
@@ -69,9 +69,9 @@ def {name}() -> None:
 
 
 def with_canonical_nan(value: Any) -> Any:
-    """Return a value for comparisons in tests, with each NaN replaced by the object `math.nan`.
+    """Return a value with each NaN replaced by the object `math.nan`, so that rows with NaN compare equal.
 
-    Python's containers compare elements by identity first, so one NaN object equals itself within a row.
+    Python's containers compare elements by identity first, so two rows with the object `math.nan` are equal.
     """
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value
@@ -131,6 +131,5 @@ def literal(value: object) -> str:
 
 
 def _relative(program: Path, test: Path) -> str:
-    """Return the program's path relative to the test's folder, or absolute if it is more than three folders up."""
     path = Path(os.path.relpath(program.resolve(), test.resolve().parent))
     return path.as_posix() if path.parts.count("..") < 4 else str(program.resolve())

@@ -1,8 +1,8 @@
-"""Search for the first bad record of a batch: the last record of the shortest bad prefix in the app's order.
+"""Search for the first bad record of a batch, which is the last record of the shortest bad prefix of its records.
 
-The order is that of the commits that read records of users' topics, and within a batch that of `sort_records`. Each
-test evaluates the bad moment with only some of these records, through all stages between. Whole batches are tried
-first, stage by stage upstream, then records.
+Records are in the order in which the app read them from users' topics: by commit, and within a batch by
+`sort_records`. Each test replays all stages from the users' topics to the bad moment with only some of these records,
+and evaluates the moment. Whole batches are tried first, stage by stage upstream, then single records.
 """
 
 from __future__ import annotations
@@ -29,32 +29,35 @@ from .what_if import (
 )
 
 _MAX_NEEDS_REPLAYS = 20
-"""Maximum number of replays for finding the earlier records that a bad record needs."""
+"""Maximum number of replays that search for `FirstRecord.needs`."""
 _MAX_SCANNED_ITEMS = 8
-"""Maximum number of items of which every prefix is tried.
+"""Up to this number of items, every prefix is tried instead of a binary search.
 
-This finds the first bad item even if longer prefixes are good again.
+Unlike binary search, this finds the first bad item even if a longer prefix is good again.
 """
 _LANES = 16
-"""Maximum number of other partitions for which a different order of records with equal times is tried."""
+"""Maximum number of partitions for which another order of records with equal times is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordQueue:
     """Records of several inputs and partitions, in the order in which the app read them.
 
-    Arrays have one element per record.
+    Each array has one element per record.
     """
 
     parts: tuple[InputPart, ...]
     part_indexes: RecordNumbers
     numbers: RecordNumbers
     order: RecordOrder | None
-    """Order of the records and their ties; None unless one batch read all of them from users' topics."""
+    """Order of the records, with their sort times.
+
+    None if several batches read the records, or if a record is from a repartition topic.
+    """
 
     @classmethod
     def from_parts(cls, parts: Sequence[InputPart]) -> RecordQueue:
-        """Return all records of `parts`, whose batches must be in the app's order."""
+        """Return all records of `parts`. Their batches must be in the order in which the app read records."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
             indexes = [at for at, part in enumerate(parts) if part.batch is batch]
@@ -86,7 +89,7 @@ class RecordQueue:
 
 @dataclass
 class Level:
-    """Step of the search upstream: batches of one stage, or of several stages whose records interleave."""
+    """Step of the search upstream: batches of one stage, or of several stages whose source records interleave."""
 
     parts: tuple[InputPart, ...]
     replays: int
@@ -103,10 +106,16 @@ class FirstRecord:
     earlier: list[PartRecord]
     candidates: ChosenRecords
     proved: bool
-    """True if, in replays with all earlier records, the moment is bad with this record and good without it."""
+    """True if replays show that the moment is bad with this record and good without it.
+
+    Both replays include all earlier records.
+    """
     alone: bool = True
     needs: list[PartRecord] | None = None
-    """Smallest set of earlier records with which this record is bad, if it is not bad alone; None if not known."""
+    """Smallest set of earlier records that makes the moment bad together with this record.
+
+    None if the set is not known, or if the record is bad alone.
+    """
     tied: tuple[RecordLocation, ...] = ()
 
 
@@ -115,13 +124,13 @@ class RecordSearch(BadBatch):
     """Search for the record that caused one bad commit."""
 
     find_last: bool = False
-    """True to find the last record that changed the result, False to find the first bad one."""
+    """True to find the last record that changed the committed rows, False to find the first bad record."""
     levels: list[Level] = field(default_factory=list)
     reason: str = ""
     no_record_finding: RecordlessBatch | None = None
-    """Rows that expired or fell due, if the moment is bad even without any record; else None."""
+    """Expired or due rows that make the moment bad even without any record; else None."""
     fixed: dict[InputPart, RecordNumbers] = field(default_factory=dict)
-    """Earlier parts, which the search includes with all their records."""
+    """Parts before the suspected ones. Every replay of the search includes all their records."""
 
     def run(self) -> FirstRecord | None:
         """Return the first bad record; None if the moment is bad even without any record (`no_record_finding`).
@@ -149,7 +158,6 @@ class RecordSearch(BadBatch):
         return self._find_record_in(parts)
 
     def _descend(self, parts: tuple[InputPart, ...]) -> tuple[InputPart, ...]:
-        """Return the first parts that turn the moment bad, and add the parts before them to `fixed`."""
         replays_before, clusters = self.replays, self.batches.cluster_parts(parts)
 
         def is_bad(count: int) -> bool:
@@ -163,10 +171,6 @@ class RecordSearch(BadBatch):
         return tuple(clusters[at])
 
     def _find_turn(self, count: int, is_bad: Callable[[int], bool], suspects: Sequence[int]) -> int:
-        """Return the index of the item that turns the moment bad.
-
-        `suspects` are the indexes of items with a record that is bad by itself.
-        """
         return (
             find_late_turning_point(count, is_bad)
             if self.find_last
@@ -234,7 +238,6 @@ class RecordSearch(BadBatch):
                 result.needs = list(needed) if is_smallest else None
 
     def _find_tied(self, queue: RecordQueue, order: RecordOrder, at: int) -> Iterator[RecordLocation]:
-        """Yield records that would be the first bad record if partitions were read in a different order."""
         lanes = order.tied_positions(at)
         earlier = np.flatnonzero(order.times_ms < order.times_ms[at])
         for lane in [lane for lane in lanes if lane != order.lanes[at]][:_LANES]:
@@ -257,16 +260,19 @@ class RecordSearch(BadBatch):
 
 @dataclass(frozen=True, slots=True)
 class RecordOrder:
-    """Records in the app's order. Arrays have one element per record."""
+    """Records in the order in which the app read them. Each array has one element per record."""
 
     order: RecordNumbers
     times_ms: RecordNumbers
-    """Sort key: the latest time in the record's partition up to the record."""
+    """Sort time of each record in milliseconds: the latest time in its partition up to that record."""
     lanes: RecordNumbers
-    """Lane of each record: a number of its topic partition. Equal times in different lanes have no order."""
+    """Lane of each record: a number that stands for its topic partition.
+
+    Records with equal times in different lanes have no order.
+    """
 
     def tied_positions(self, at: int) -> dict[int, RecordNumbers]:
-        """Return, by lane, the positions of records with the sort time of the record at `at`, its own lane included."""
+        """Return the positions of all records with the sort time of the record at `at`, by lane."""
         same = np.flatnonzero(self.times_ms == self.times_ms[at])
         return {int(lane): same[self.lanes[same] == lane] for lane in np.unique(self.lanes[same])}
 
@@ -278,9 +284,9 @@ def sort_records(
     offsets: RecordNumbers,
     rows: RecordNumbers,
 ) -> RecordOrder:
-    """Sort one batch's records into the app's order.
+    """Sort the records of one batch into the order in which the app read them.
 
-    `topics` has the topic number of each record, and `rows` the row number in its message.
+    `topics` has the topic number of each record, and `rows` the row number within its message.
     """
     by_place = np.lexsort((rows, offsets, partitions, topics))
     begins = np.append(True, (np.diff(topics[by_place]) != 0) | (np.diff(partitions[by_place]) != 0))[: len(by_place)]

@@ -1,4 +1,4 @@
-"""Reader of the records that one version read from Kafka, with their addresses, times and rejections.
+"""Reader of the records that one version read from Kafka, with their positions, times and rejections.
 
 In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processes the records
 that it reads except those that it rejects, and also the rejected records that it retries.
@@ -51,9 +51,8 @@ class InputRecords:
         topic: The Kafka topic.
         upstream: Stage that wrote the records; empty for a user's topic.
         rows: Rows as the stage's function receives them.
-        origin: `ADDRESS_COLUMNS` of each record (row 0 for a message), the time of its message in ms, and the version
-        of the
-            upstream stage that sent the record (0 for a user's topic).
+        origin: For each record, `ADDRESS_COLUMNS` (row 0 for a message), the time of its message in milliseconds, and
+            the upstream version that sent it (0 for a user's topic).
     """
 
     topic: str
@@ -96,17 +95,17 @@ class InputRecords:
 def read_input(
     program: LoadedProgram, app: str, name: str, schema: pa.Schema, start: Input | None, end: Input
 ) -> InputRecords:
-    """Return the records of one input, by declared name, between the offsets of two versions.
+    """Return the records that a version read on the input `name`, from its start offsets to its end offsets.
 
-    `schema` has the columns that the stage's function receives; `start` is None if the first version did not read the
-    input.
+    `schema` has the columns that the stage's function receives. `start` is the input in the previous version, None if
+    that version did not read the input; `end` is the input in the version itself.
 
     Raises:
         Gone: Kafka no longer has all of the records.
         AnotherTopic: The topic was deleted and recreated since, and no archive has the records.
         Corruption: A repartition topic does not match its writer's manifests.
         NotFound: A manifest upstream was collected.
-        Refused: The columns that were sent are not those that the program reads; or a topic cannot be read.
+        Refused: The program reads other columns than were sent, or a topic cannot be read.
         Unavailable: The broker has been away for longer than `program.patience_s`.
     """
     no_offsets = (0,) * len(end.offsets)
@@ -130,7 +129,6 @@ def read_input(
 
 
 def _attempt_versions(store: ObjectStore, app: str, name: str, end: Input, after: int) -> dict[str, int]:
-    """Return the attempts that count in a channel after version `after`, with the version that sent each attempt."""
     senders = tuple(history.iter_between(store, app, end.upstream, after, end.version))
     attempts = records.sent_messages(name, senders).attempts
     rewinds = {manifest.version for manifest in senders if manifest.rewind is not None}

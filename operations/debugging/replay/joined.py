@@ -1,8 +1,9 @@
-"""Search for the bad one of two joined records, since the record found first may only have triggered the join.
+"""Search for the record that supplied the bad values of a joined row.
 
-A joined row is bad because of some of its columns. Each column is set to null in turn, and the row is replayed through
-the downstream stages. A column is at fault if the moment is good without its value, and the row reaches the same keys
-as before. Each column belongs to one side of the join.
+The first bad record (`first.py`) triggered the join, but the bad values may come from its match. A joined row is bad
+because of some of its columns. Each column is set to null in turn, and the row is replayed through the downstream
+stages. A column is at fault if the moment is then good and the row still has the same keys downstream. The side of the
+join that supplies the column is the side with the faulty record.
 """
 
 from __future__ import annotations
@@ -29,20 +30,24 @@ from .what_if import PartRecord
 
 @dataclass(frozen=True, slots=True)
 class JoinPartner:
-    """The record with the bad values on the other side of a join."""
+    """The other record of a join, which supplied the bad values of a joined row."""
 
     path_index: int
     key: pa.Table
     records: RecordNumbers
     batch: ReplayBatch
     version: int
-    """Version that wrote the waiting row with the bad values; 0 if not known, or if `records` is not empty."""
+    """Version that stored the bad row while the row waited for its match.
+
+    0 if not known, or if `records` is not empty.
+    """
 
 
 def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[PartRecord]) -> JoinPartner | None:
-    """Return the joined record with the bad values; None if the found record itself has them, or if unknown.
+    """Return the record that supplied the bad values of a joined row, unless it is the found record.
 
-    `path` has the records from the bad batch upstream to the found record.
+    Returns None if the found record supplied them, or if that is not known. `path` has the records from the bad batch
+    upstream to the found record.
     """
     for at, (part, number) in enumerate(path[:-1]):
         batch = part.sender
@@ -62,15 +67,11 @@ def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[
 
 
 def is_joined(path: Sequence[PartRecord]) -> bool:
-    """Return True if the path passes a join, so that a record of another topic is a partner, not an alternative."""
+    """Return True if a join is on the path, so that the row was made from records of two topics."""
     return any(part.sender is not None and isinstance(part.sender.replay.shape.bound, BoundJoin) for part, _ in path)
 
 
 def _columns_at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
-    """Return the columns that make a row bad: with null in such a column, the moment is good.
-
-    A column counts only if the row with the null still reaches the keys of the original row.
-    """
     replays_before = search.replays
     without = SubsetReplay(search.batches, record.records_before).numbers_of_part(part)
     fixed = {fixed_part: numbers for fixed_part, numbers in search.fixed.items() if fixed_part is not part}
@@ -107,7 +108,6 @@ def _records_of_side(
 
 
 def _waiting_row_version(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
-    """Return the version that wrote the waiting row on one side of a joined row; 0 if not known."""
     program, after = batch.replay.program, batch.replay.after
     values = row.select(side.columns.names).to_pylist()[0]
     current: Manifest | None = batch.replay.before
@@ -125,7 +125,6 @@ def _waiting_row_version(batch: ReplayBatch, side: JoinSide, key: pa.Table, row:
 
 
 def _waiting_rows(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple[list[object], int]:
-    """Return the rows of a side that wait for a key at a version, and the `_seq` of the key's row; 0 for none."""
     stored = batch.replay.with_previous(at).stored
     values, present, seqs = stored.get_rows(hash_keys(key, key.column_names), key)
     rows = values[side.name][0].as_py() if present[0] else None
@@ -133,7 +132,10 @@ def _waiting_rows(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Tabl
 
 
 def trace_upstream(search: RecordSearch, batch: ReplayBatch, number: int) -> list[PartRecord]:
-    """Return a record of a batch, and its source records upstream as far as known. Raises the errors of replays."""
+    """Return a record of a batch and its source records upstream, as far as they are known.
+
+    Raises the errors of replays.
+    """
     way = list[PartRecord]()
     while True:
         part = next(part for part in batch.parts if number in part.numbers)

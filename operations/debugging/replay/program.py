@@ -1,6 +1,6 @@
 """Resources of replays: the user's program, a local Spark, the app's store and Kafka, and a scratch store.
 
-This module also inserts a call of `breakpoint()` into a user's function, so that any debugger stops there.
+`insert_breakpoints` adds a call of `breakpoint()` to a user's function, so that a debugger stops there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REPLAY_CONF = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedProgram:
-    """A program with everything that replays of its stages need: a local Spark, the app's store and Kafka.
+    """A program with everything that replays of its stages need.
 
     Attributes:
         app: The declared app, under the name of the app whose history is replayed.
@@ -65,7 +65,7 @@ class LoadedProgram:
 def open_program(
     app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
 ) -> Iterator[LoadedProgram]:
-    """Start Spark for a program, unless a session runs already, and stop Spark on exit.
+    """Start Spark for a program, and stop Spark on exit. A session that already runs is used and kept.
 
     `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` if a stage's
     function fails, or Spark does not start, and the errors of `shapes`.
@@ -81,7 +81,7 @@ def open_program(
 
 
 def insert_breakpoints(stage: Stage) -> tuple[str, ...]:
-    """Insert a breakpoint before the first line of a stage's function, and of its state's function if there is one.
+    """Insert a breakpoint before the first line of a stage's function, and of its state's function if any.
 
     The functions stay changed in this process. Returns the functions' names. Raises `Refused` if a source cannot be
     read.
@@ -133,10 +133,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def open_programs(
     store: ObjectStore, cache: SstCache, kafka: Kafka, verdict: Verdict, files: Sequence[str | Path]
 ) -> Iterator[list[LoadedProgram]]:
-    """Load files as programs of the verdict's app; the program that ran the bad batch comes first.
+    """Load program files for replays of the app whose bad commit a bisect found.
 
-    The checksum in the bad commit identifies that program; if no file has this checksum, the first file comes first.
-    Raises the errors of `load_app`, `open_program` and `shapes`.
+    The program that ran the bad batch comes first. The checksum in the bad commit identifies it; if no file has that
+    checksum, the first file comes first. Raises the errors of `load_app`, `open_program` and `shapes`.
     """
     ran = verdict.bad.stages[verdict.stage].program
     apps = [load_app(str(file), name=verdict.app) for file in files]

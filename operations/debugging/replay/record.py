@@ -1,10 +1,11 @@
 """Search for the input record that caused a bad commit, by replays of its batch and of upstream batches.
 
 The approach is BigSift's (Gulzar et al., 2017): restrict the records by provenance, then bisect by the user's
-predicate. `first.py` finds the record: the shortest bad prefix of the records in the app's order ends with it. This
-module adds the path from the commit to the record, the changes that the record made, and other bad records.
+predicate. `first.py` finds the first bad record. This module adds the path from the commit to the record, the changes
+that the record made, and other bad records.
 
-In the search for the cause of a change of a key, a moment counts as bad if the key's row is the committed one.
+`find_record_of_key` searches for the cause of one key's row. Its predicate is true if a replay leaves the row as
+committed.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from .program import LoadedProgram
 from .what_if import PartRecord, group_by_part
 
 _MAX_ALONE = 1_000
-"""Maximum number of bad records found by trying groups; no limit if Spark shows each row's source record."""
+"""Maximum number of bad records that are found by trying groups of records."""
 _MAX_GROUPS = 60
-"""Maximum number of groups to try; a fifth of that if a try needs a Spark job or runs a user's program."""
+"""Maximum number of groups of records to try; a fifth of that if each try needs a Spark job or a user's program."""
 
 
 def find_record(
     program: LoadedProgram, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
 ) -> RecordPath:
-    """Return the record that caused a verdict, as far as replays prove it.
+    """Return the record that caused the bad commit found by a bisect, as far as replays prove it.
 
     `predicate` is the predicate of the bisect. `on_hop` receives each record on the path upstream, after all are found.
     An error in a replay ends the path; the result has the error's message as `reason`.
@@ -70,10 +71,11 @@ def find_record_of_commit(
     *,
     last: bool = False,
 ) -> RecordPath:
-    """Return the record that caused the last commit of `bad`, the moment that ends with this commit.
+    """Return the record that caused the last commit of the moment `bad`.
 
-    The commit `changed` keys of `stage`, and read these `windows`. With `last`, the result is the last record that
-    changed the committed rows, otherwise the first bad record. Errors are reported in the result's `reason`.
+    This commit changed the keys `changed` of `stage`, and read the offsets `windows`. The result is the first bad
+    record, or, with `last`, the last record that changed the committed rows. Errors are reported in the result's
+    `reason`.
     """
     hops, reason = list[Hop](), ""
     search: RecordSearch | None = None
@@ -167,7 +169,6 @@ def _follow_join(
 def _open_search(
     program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None, *, last: bool
 ) -> RecordSearch:
-    """Open the search after a check that a replay gives the committed rows. Raises `UnprovedRecord` if it does not."""
     after = bad.stages[stage]
     if predicate.reads_channels:
         raise UnprovedRecord("the predicate reads in-flight records, which a replay does not have")
@@ -253,12 +254,6 @@ def _received_record(search: RecordSearch, part: InputPart, with_: SubsetReplay,
 
 
 def _bad_records(search: RecordSearch, first: FirstRecord) -> tuple[pa.Table, bool, int | None]:
-    """Return the bad records of the batch in the app's order, True if complete, and how many are bad alone.
-
-    The number is a lower bound from the batch itself if the records are incomplete; None if not known.
-    `RecordPath.records`
-    describes the columns. Records that need more replays than allowed, or whose replay fails, are left out.
-    """
     alone, is_complete, count = _bad_alone(search, first)
     item = (first.part, first.number)
     if first.alone and item not in alone:
@@ -269,10 +264,6 @@ def _bad_records(search: RecordSearch, first: FirstRecord) -> tuple[pa.Table, bo
 
 
 def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[PartRecord], bool, int | None]:
-    """Return the records that are bad by themselves, as far upstream as batches were replayed; True if complete.
-
-    The third value is the number of such records in the bad batch itself, None if not known.
-    """
     replays_before, count = search.replays, None
     try:
         numbers = search.records_bad_alone
@@ -293,7 +284,6 @@ def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[PartRecor
 def _trace_sources(
     search: RecordSearch, waiting: list[tuple[InputPart, RecordNumbers]]
 ) -> tuple[list[PartRecord], bool]:
-    """Return the records of users' topics from which the records `waiting` were made, and True if all were traced."""
     items, is_complete = list[PartRecord](), True
     while waiting:
         part, numbers = waiting.pop()
@@ -322,7 +312,6 @@ def _trace_sources(
 
 
 def _search_by_groups(search: RecordSearch, chosen: Mapping[InputPart, RecordNumbers]) -> tuple[list[PartRecord], bool]:
-    """Return the records that are bad by themselves, found by trying groups, and True if complete."""
     items = [(part, number) for part, numbers in chosen.items() for number in numbers.tolist()]
     replays_before = search.replays
     is_traceable = all(batch.replay.knows_records for batch in search.batches.opened.values())
@@ -344,7 +333,6 @@ def _search_by_groups(search: RecordSearch, chosen: Mapping[InputPart, RecordNum
 
 
 def _table(search: RecordSearch, items: Mapping[PartRecord, bool]) -> pa.Table:
-    """Return records in the form of `RecordPath.records`; `items` has True for records that are bad by themselves."""
     chosen, alone = group_by_part(items), group_by_part(item for item, is_alone in items.items() if is_alone)
     ordered = [part for cluster in search.batches.cluster_parts(tuple(chosen)) for part in cluster]
     tables = [_RECORD_SCHEMA.empty_table()]
@@ -387,7 +375,7 @@ _RECORD_SCHEMA = pa.schema(
 
 
 def read_message(kafka: Kafka, address: RecordLocation, topic_id: str, patience_s: float) -> SourceRecord:
-    """Read the message at an address from Kafka. Raises `Gone` if Kafka no longer has it."""
+    """Read the message at a topic, partition and offset from Kafka. Raises `Gone` if Kafka no longer has it."""
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in kafka.read(*where, patience_s=patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
@@ -396,11 +384,10 @@ def read_message(kafka: Kafka, address: RecordLocation, topic_id: str, patience_
 
 
 def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> RecordPath:
-    """Return the record that caused the row, or the deletion, of a key in a version, as far as replays prove it.
+    """Return the record that caused a key's row, or its deletion, as far as replays prove it.
 
-    If several records of the batch reach the key (`RecordPath.of_key`), the last record that changed the row is
-    returned.
-    `version` wrote the row, or removed it; `key` is one row of key columns, as `parse_key` returns it. Raises
+    `version` wrote or deleted the row. `key` is one row of key columns, as `parse_key` returns it. If several records
+    of the batch lead to the key (`RecordPath.of_key`), the result is the last of them that changed the row. Raises
     `NotFound` if a version was collected.
     """
     store, cache, app = program.store, program.cache, program.app.name
@@ -416,7 +403,7 @@ def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa
 
 @dataclass(frozen=True, slots=True)
 class _IsAsCommitted(AnyTablePredicate):
-    """Predicate that selects a key if its row, or the lack of one, is as a given version committed it."""
+    """Predicate that selects a key if its row is equal to the committed row, or if both are missing."""
 
     stage: str
     key: pa.Table

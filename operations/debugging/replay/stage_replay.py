@@ -38,7 +38,7 @@ from .program import LoadedProgram
 
 @dataclass(frozen=True)
 class StageReplay:
-    """A past batch and its records, numbered from 0 by time, then by input, partition and offset."""
+    """A past batch that can be replayed. Its records are numbered from 0 by time, input, partition and offset."""
 
     program: LoadedProgram
     before: Manifest
@@ -64,7 +64,9 @@ class StageReplay:
 
     @classmethod
     def for_version(cls, program: LoadedProgram, after: Manifest, output: str = "") -> StageReplay:
-        """Return the replay of a version. `output` is the channel to replay; empty for the table.
+        """Return the replay of the batch that committed the version `after`.
+
+        `output` is the channel to replay; empty for the table.
 
         Raises:
             NotFound: The previous version was collected, or the program has no such stage.
@@ -93,11 +95,17 @@ class StageReplay:
         return {name: arrow_schema_of(schema) for name, schema in self.shape.inputs.items()}
 
     def for_output(self, name: str) -> StageReplay:
-        """Return a copy for a channel, or for the table if `name` is empty. Keeps records that were already read."""
+        """Return a copy that replays a channel, or the table if `name` is empty.
+
+        The copy has the records that were already read.
+        """
         return self._copy_with(output=name) if self.shape.bound is not None else self._copy_with(output=name, _all=None)
 
     def with_previous(self, version: Manifest) -> StageReplay:
-        """Return a copy whose previous version is `version`, which must have the columns of the original one."""
+        """Return a copy that replays the batch on another previous version.
+
+        `version` must have the columns of the original previous version.
+        """
         return self._copy_with(before=version)
 
     def _copy_with(self, **changes: object) -> StageReplay:
@@ -111,7 +119,10 @@ class StageReplay:
 
     @property
     def records(self) -> dict[str, InputRecords]:
-        """Processed records by the input's declared name, without rejected ones. Raises the errors of `read_input`."""
+        """Processed records by the input's declared name, without rejected records.
+
+        Raises the errors of `read_input`.
+        """
         return self._records[0]
 
     @property
@@ -142,17 +153,17 @@ class StageReplay:
         return sum(map(len, self.numbers.values()))
 
     def find_record(self, number: int) -> tuple[str, InputRecords, int]:
-        """Return a record's input, with the input's records and the index of the record among these."""
+        """Return the input of the record with this number: its name, its records, and the record's index."""
         name = next(name for name, numbers in self.numbers.items() if number in numbers)
         return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def number_of(self, record: RecordLocation) -> int | None:
-        """Return the number of a record; None if the batch did not process the record."""
+        """Return the number of a record within the batch; None if the batch did not process the record."""
         indexes = ((name, records.index_of(record)) for name, records in self.records.items())
         return next((int(self.numbers[name][at]) for name, at in indexes if at is not None), None)
 
     def inputs(self, chosen: RecordNumbers) -> dict[str, pa.Table]:
-        """Return the chosen records as the function receives them, ordered by number."""
+        """Return chosen records as the stage's function receives them, by input, ordered by number."""
         rows = {name: np.intersect1d(numbers, chosen, return_indices=True)[1] for name, numbers in self.numbers.items()}
         return {name: records.rows.take(pa.array(rows[name])) for name, records in self.records.items()}
 
@@ -166,14 +177,17 @@ class StageReplay:
 
     @property
     def knows_records(self) -> bool:
-        """True if the source record of each of the function's rows is known."""
+        """True if it is known from which record each of the function's rows was made."""
         return self._all[1]
 
     def record_of(self, rows: pa.Table) -> RecordNumbers:
         return np.asarray(rows[RECORD].to_numpy(), np.int64)
 
     def rows(self, chosen: RecordNumbers | None = None) -> pa.Table:
-        """Return the function's rows for chosen records, by default all. Runs a Spark job unless `knows_records`."""
+        """Return the rows that the stage's function makes of the chosen records, by default of all records.
+
+        Runs a Spark job unless `knows_records`.
+        """
         all_rows, is_traceable = self._all
         if chosen is None:
             return all_rows
@@ -198,7 +212,7 @@ class StageReplay:
         return replace(self.after, table=table, ssts=self.before.ssts.plus(written), clock_ms=clock_ms)
 
     def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Return the table rows to write, and the rows that the state emits.
+        """Merge the function's rows into the table. Returns the table rows to write, and the rows that the state emits.
 
         The emitted rows are one table for all outputs, or one table per output.
         """
@@ -232,7 +246,7 @@ class StageReplay:
         return side.read_written(self.after.row_seq)
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
-        """Return the `_hash` of each key whose rows differ, or that only one side has, ascending.
+        """Return the `_hash` of each key whose two rows differ, or that has a row on one side only; ascending.
 
         Rows are compared by `snapshot.diff.equality`, since a replay may sum floats in a different order.
         """
@@ -253,7 +267,7 @@ class StageReplay:
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     def sent_records(self, rows: pa.Table) -> RecordNumbers | None:
-        """Return the record number of each row of `sent_rows`; None if not known, or if a state made the rows."""
+        """Return the record number of each row of `sent_rows`; None if not known, or if the state made the rows."""
         if not self.knows_records:
             return None
         if self.shape.bound is None:
@@ -282,7 +296,7 @@ class StageReplay:
 
 
 def filter_by_keys(rows: pa.Table, keys: pa.Table | None) -> pa.Table:
-    """Return the rows of these keys, matched by `_hash`; all rows if `keys` is None."""
+    """Return the rows whose key is in `keys`, matched by `_hash`; all rows if `keys` is None."""
     if keys is None:
         return rows
     return rows.filter(pc.is_in(rows[HASH], pa.array(hash_keys(keys, keys.column_names))))

@@ -1,7 +1,7 @@
-"""Evaluation of one bad batch with other records, with none of them, or with another program.
+"""Evaluation of one bad batch with other records, with no records, or with another program.
 
 The predicate is evaluated on a hypothetical moment: the moment that ends with the bad commit, with the stage's tables
-as the replayed batch would have left them. All other tables are unchanged.
+as the replayed batch leaves them. All other tables are unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TIME = pa.timestamp("ms", "UTC")
 
 @dataclass
 class BadBatch:
-    """A batch with which a moment turned bad."""
+    """The batch whose commit turned a moment bad."""
 
     batches: OpenBatches
     predicate: Predicate
@@ -56,7 +56,7 @@ class BadBatch:
     def open(
         cls, program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None = None
     ) -> Self:
-        """Open the batch that committed a stage's version of the bad moment.
+        """Open the batch that committed the version of `stage` in the moment `bad`.
 
         Raises the errors of `StageReplay.for_version`.
         """
@@ -74,7 +74,7 @@ class BadBatch:
         return dataclasses.replace(self.bad, stages={**self.bad.stages, self.root.replay.after.stage: manifest})
 
     def is_bad_at(self, cut: Cut) -> bool:
-        """Return True if the predicate judges a moment bad.
+        """Return True if the predicate finds a moment bad.
 
         Raises the errors of `Predicate.rows`, and `UnprovedRecord` if the predicate skips the moment or asks a person.
         """
@@ -91,7 +91,10 @@ class BadBatch:
         return self.is_bad_at(self.cut_with_records(chosen, only))
 
     def find_effects_without_records(self) -> RecordlessBatch | None:
-        """Return the batch's effects without any record; None if the moment is good without the records."""
+        """Return the rows that expire or fall due in the batch even without any record.
+
+        None if the moment is good without the records.
+        """
         if not self.is_bad({}):
             return None
         before = self.cut_with_manifest(self.root.replay.before)
@@ -99,7 +102,10 @@ class BadBatch:
         return dataclasses.replace(effects_without_records(self.root), keys=keys)
 
     def find_record(self, address: RecordLocation) -> PartRecord:
-        """Return a source record of the bad batch by its address. Raises `NotFound`, and the errors of replays."""
+        """Return a source record of the bad batch by its topic, partition and offset.
+
+        Raises `NotFound`, and the errors of replays.
+        """
         for part in self.source_records():
             if part.batch.replay.records[part.name].topic == address.topic:
                 matches = part.batch.column("_partition")[part.numbers] == address.partition
@@ -109,7 +115,7 @@ class BadBatch:
         raise NotFound("record of the bad batch", str(address))
 
     def source_records(self) -> ChosenRecords:
-        """Return all source records of the bad batch, by replays of its upstream batches.
+        """Return the records of users' topics from which the bad batch was made, by replays of upstream batches.
 
         Raises the errors of replays.
         """
@@ -140,7 +146,7 @@ class BadBatch:
 
     @property
     def table(self) -> str:
-        """Table that the predicate reads: the stage's own, unless the predicate names only a side table."""
+        """Table that the predicate reads: the stage's own table, or a side table if the predicate names only that."""
         after = self.root.replay.after
         return next(filter(self.predicate.names_table, (after.stage, *tables_of(after))), after.stage)
 
@@ -150,7 +156,7 @@ class BadBatch:
 
     @cached_property
     def relevant_records(self) -> RecordNumbers | None:
-        """Records of the bad batch that may be involved; None if not known."""
+        """Numbers of the bad batch's records that may have caused the change; None if not known."""
         replay = self.root.replay
         numbers_parts = [np.empty(0, np.int64), *(numbers[numbers >= 0] for _, numbers in self.root.side_rows.values())]
         if not self.reads_own_table:
@@ -163,13 +169,16 @@ class BadBatch:
         return np.unique(np.concatenate([replay.record_of(function_rows), *numbers_parts]))
 
     def candidates_of(self, part: InputPart) -> RecordNumbers:
-        """Return the records of a part that may be involved; all of them if not known."""
+        """Return the numbers of a part's records that may have caused the change; all if not known."""
         some = self.records_leading_to(part, self.relevant_records)
         return part.numbers if some is None else some
 
     @cached_property
     def records_bad_alone(self) -> RecordNumbers | None:
-        """Records of the bad batch that are bad by themselves; None if only replays could tell."""
+        """Numbers of the bad batch's records that make the predicate true without any other record.
+
+        None if only replays can decide that.
+        """
         return (
             bad_alone(self.root.replay, self.predicate)
             if self.reads_own_table
@@ -205,13 +214,13 @@ def group_by_part(items: Iterable[PartRecord]) -> dict[InputPart, RecordNumbers]
 
 
 def has_due_rows(batch: ReplayBatch) -> bool:
-    """Return True if rows fell due in a batch, so that it may have sent rows that no record caused."""
+    """Return True if rows fell due in a batch, so that the batch may have sent rows that no record caused."""
     replay = batch.replay
     return replay.shape.bound is not None and replay.due is not None and replay.due.pending
 
 
 def effects_without_records(batch: ReplayBatch) -> RecordlessBatch:
-    """Return a batch's effects without any record: rows that expired, and rows that fell due."""
+    """Return the rows that expired and the rows that fell due in a batch."""
     replay, after = batch.replay, batch.replay.after
     if replay.shape.bound is None:
         nothing = pa.table({"time": pa.array([], _TIME)})
@@ -266,10 +275,10 @@ def find_bad_alone_in_side_table(batch: ReplayBatch, predicate: Predicate) -> Re
 
 
 def bad_alone(replay: StageReplay, predicate: Predicate) -> RecordNumbers | None:
-    """Return the records that make the predicate true by themselves, ascending; None if not known.
+    """Return the numbers of records that make the predicate true without any other record, ascending.
 
-    Known only if each of the function's rows comes from one record, and the predicate is SQL over single rows of the
-    stage's table.
+    None if not known. Known only if each of the function's rows comes from one record, and the predicate is SQL over
+    single rows of the stage's table.
     """
     if not replay.knows_records or not predicate.sql or replay.before.table is None:
         return None
@@ -282,7 +291,6 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> RecordNumbers | None
 
 
 def _rows_by_record(replay: StageReplay) -> pa.Table:
-    """Return the table rows that each record would leave alone; `ROW_NUMBER` has the record's number."""
     step, table = replay.step, replay.table
     bound = step.state_now
     key = [column.name for column in table.key]

@@ -1,4 +1,4 @@
-"""State as Iceberg tables without a copy: Iceberg metadata that names SSTs, which pins protect from deletion.
+"""Export of tables to Iceberg without a copy: Iceberg metadata names the SSTs, and pins keep them from deletion.
 
 `store/read` decides which rows a version shows. This package has what Iceberg's format adds: schemas, position deletes,
 manifests, table metadata and its commit. Only this package imports pyiceberg, from the extra `iceberg`.

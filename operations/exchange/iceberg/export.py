@@ -2,8 +2,7 @@
 
 The order makes the export resumable: the cut is pinned before metadata names its SSTs, and a pin is removed when no
 table names it any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
-snapshot; instead, once its newest snapshot's pin is old, that snapshot gets the newer pin, so that old versions can be
-collected.
+snapshot: its newest snapshot gets a newer pin once its pin is old, so that old versions can be collected.
 """
 
 import zlib
@@ -39,7 +38,7 @@ from .hidden import Positions, hidden_positions, plan_deletes
 from .table import OWNER_PREFIX, SWEEP_MS, Head, IcebergTable, NewSnapshot
 
 KEEP_MS = HOUR_MS
-"""Time in milliseconds for which a replaced snapshot stays readable."""
+"""Time in milliseconds for which a replaced Iceberg snapshot stays readable."""
 _TRIES = 20
 """Maximum number of attempts to commit while other processes write the table."""
 
@@ -55,13 +54,13 @@ class WrittenTable:
     files: int
     bytes: int
     hidden: int
-    """Number of rows in data files that position deletes hide."""
+    """Number of rows that are in the data files and that position deletes hide."""
     snapshot: int
     moved: bool
-    """True if the table got a new snapshot."""
+    """True if the export gave the table a new snapshot."""
     written_bytes: int
     copied: int
-    """Number of data files that are copies of SSTs from before a migration that Iceberg cannot express."""
+    """Number of SSTs that were copied, because Iceberg cannot read their columns after a migration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class _Plan:
     head: Head | None
     snapshot: NewSnapshot
     copies: Mapping[str, tuple[Sst, ColumnConversion | None]]
-    """Data files that are copies, by address: the SST, and how to read its rows."""
+    """SSTs to copy, by the address of the copy, each with the conversion of its columns."""
     rows: int
     needs_snapshot: bool
 
@@ -84,7 +83,7 @@ class _Plan:
 
 @dataclass
 class IcebergExport:
-    """Writes moments of an app as Iceberg tables under a root. Later calls reuse data that earlier calls read."""
+    """Exports moments of an app as Iceberg tables under a root. Later calls reuse data that earlier calls read."""
 
     store: ObjectStore
     cache: SstCache
@@ -97,10 +96,11 @@ class IcebergExport:
         self._prefix = f"iceberg-{zlib.crc32(self.target.url.encode()):08x}-"
 
     def write(self, cut: Cut, now_ms: int, *, only: Collection[str] = ()) -> tuple[WrittenTable, ...]:
-        """Publish the tables of a cut, or those in `only`, to Iceberg readers. SSTs are not copied or moved.
+        """Export the tables of a cut, or only the tables in `only`, for Iceberg readers. SSTs are not moved.
 
-        Raises `NotFound` (no such table, or the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express
-        a table, or its folder belongs to another app) and `Unavailable`: repeating the call completes the export.
+        SSTs are not copied either, except those whose columns Iceberg cannot read. Raises `NotFound` (no such table, or
+        the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express a table, or its folder belongs to
+        another app) and `Unavailable`: repeating the call completes the export.
         """
         named = require_tables(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
@@ -154,7 +154,6 @@ class IcebergExport:
         return _Plan(table, manifest, head, NewSnapshot(schema, data, plan, shown), copies, rows, moved)
 
     def _reading_for_copy(self, sst: Sst, table: Table) -> ColumnConversion | None:
-        """Return how to read an SST whose rows must be copied; None if the SST can be a data file."""
         if not table.schema:
             return None
         with pq.ParquetFile(self.cache.parquet_path(self.store, sst), memory_map=True) as file:
@@ -190,7 +189,6 @@ class IcebergExport:
         )
 
     def _commit(self, cut: Cut, plan: _Plan, pins: "_Pins") -> Head | None:
-        """Return the table's metadata after the commit; None after a concurrent commit."""
         table, head, pin_name, keep_ms = plan.table, plan.head, plan.pin_name, self.keep_ms
         if plan.needs_snapshot or not pins.exists(pin_name):
             pin_name = pins.pin_cut()
@@ -212,7 +210,6 @@ class IcebergExport:
         return {f"{OWNER_PREFIX}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
 
     def _write_copy(self, plan: _Plan, path: str) -> DataFile:
-        """Write a copy of an SST with the current columns, in the SST's order, with values that any reader accepts."""
         (sst, reading), declared = plan.copies[path], plan.manifest.table
         assert declared is not None  # noqa: S101  as in `_plan`
         schema = data_schema(declared)
@@ -231,10 +228,6 @@ class IcebergExport:
         return data_file(path, rows.num_rows, len(data))
 
     def _remove_old_pins(self, app: str, now_ms: int, own_pin: str = "") -> None:
-        """Remove old pins that no table names. Recent pins stay, since a running export may need them.
-
-        Also removes `own_pin`, the pin of a failed call, at any age.
-        """
         old = [name for name in self.pins(app) if name == own_pin or _pinned_at_ms(name) <= now_ms - SWEEP_MS]
         named: set[str] = set()
         for folder in self.target.list_folders("") if old else ():
@@ -246,7 +239,7 @@ class IcebergExport:
                 delete_snapshot(self.store, app, name)
 
     def pins(self, app: str) -> list[str]:
-        """List the snapshots of an app that pin SSTs for tables under the root, by name. One listing."""
+        """Return the names of snapshots that pin an app's SSTs for tables under the root. Makes one listing."""
         start = keys.snapshots(app)
         names = (info.key.removeprefix(start).removesuffix(".json") for info in SNAPSHOTS.listed(self.store, app))
         return [name for name in names if name.startswith(self._prefix) and name[len(self._prefix) :].isdecimal()]
@@ -256,7 +249,7 @@ class IcebergExport:
 
 
 class _Pins:
-    """Pins in the app that keep the SSTs of exported tables, while one cut is exported."""
+    """Snapshots in the app that keep the SSTs of exported tables, while one cut is exported."""
 
     def __init__(self, export: IcebergExport, cut: Cut, now_ms: int) -> None:
         self.now_ms = now_ms

@@ -1,7 +1,7 @@
 """Encoding of Iceberg's files and schemas: manifests and manifest lists in memory, addresses, read compatibility.
 
-pyiceberg encodes and decodes manifests and manifest lists in memory, and the store puts and gets the bytes, so these
-files have the retries, credentials and tests of all other objects.
+pyiceberg encodes and decodes manifests and manifest lists in memory. The store puts and gets the bytes, so these files
+have the retries, credentials and tests of all other objects.
 
 This module also maps a table's columns to an Iceberg schema, and decides which SSTs Iceberg readers read correctly by
 that schema. Iceberg and `sst.schema` both find a column by its field id, so most migrations need no copy: renamed and
@@ -48,7 +48,7 @@ def iceberg_schema(name: str, table: Table) -> Schema:
     """Return the columns that users see as an Iceberg schema.
 
     int8 and int16 become int; a timestamp with a time zone becomes timestamptz. Raises `Refused` if two columns get one
-    name: Iceberg names the field of a struct `struct.field`.
+    name, because Iceberg names the field of a struct `struct.field`.
     """
     fields = data_schema(table)
     field_ids = list(_field_ids(pa.struct(fields)))
@@ -78,9 +78,9 @@ def _field_ids(kind: pa.DataType) -> Iterator[int]:
 
 
 def is_readable_by_iceberg(reading: ColumnConversion | None) -> bool:
-    """Return True if Iceberg readers read SSTs that need this `reading` correctly.
+    """Return True if Iceberg readers correctly read an SST that needs the conversion `reading`.
 
-    None is the reading of SSTs that have the table's columns.
+    `reading` is None for an SST that has the table's columns.
     """
     if reading is None:
         return True
@@ -94,7 +94,6 @@ def _is_source_readable(source: ColumnSource) -> bool:
 
 
 def _is_type_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Return True if Iceberg reads stored values of type `was` as `kind`; our migrations can widen `was` to `kind`."""
     types = pa.types
     if types.is_decimal(was):
         return bool(was.scale == kind.scale)
@@ -112,12 +111,12 @@ _CODEC: Literal["deflate"] = "deflate"
 
 
 def address(root: str, key: str) -> str:
-    """Return the address of an object for Iceberg readers; `root` is the URL of the object's store."""
+    """Return the address by which Iceberg readers open an object. `root` is the URL of the object's store."""
     return f"{'file://' if root.startswith('/') else ''}{root}/{key}"
 
 
 class MemoryFile(InputFile, OutputFile):
-    """A pyiceberg file in memory, and the part of pyiceberg's FileIO that reads it."""
+    """A pyiceberg file in memory, with the part of pyiceberg's FileIO that reads it."""
 
     def __init__(self, location: str, data: bytes = b"") -> None:
         super().__init__(location)
@@ -198,7 +197,10 @@ def write_manifest(
     existing: Iterable[ManifestEntry],
     removed: Iterable[ManifestEntry],
 ) -> ManifestFile:
-    """Write a manifest of added, existing and removed files, at least one in all. Return its entry for the list."""
+    """Write an Iceberg manifest of added, existing and removed files. Returns its entry for the manifest list.
+
+    At least one file is required.
+    """
     kind = _DeleteManifestWriter if of_deletes else ManifestWriterV2
     with kind(UNPARTITIONED_PARTITION_SPEC, schema, to, snapshot_id, _CODEC) as writer:
         for file in added:
@@ -223,5 +225,5 @@ def read_list(path: str, data: bytes) -> Iterator[ManifestFile]:
 
 
 def read_manifest(manifest: ManifestFile, data: bytes) -> list[ManifestEntry]:
-    """Return the files in a manifest, except those marked as removed."""
+    """Return the files in an Iceberg manifest, except files that are marked as removed."""
     return manifest.fetch_manifest_entry(MemoryFile(manifest.manifest_path, data))  # type: ignore[arg-type]

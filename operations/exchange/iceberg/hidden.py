@@ -1,8 +1,8 @@
-"""Positions of rows that a version hides in each SST, and the files of position deletes that list them.
+"""Position deletes of an Iceberg export: the positions of rows in SSTs that a version hides, and their files.
 
-A delete file lists hidden rows of any number of data files. Readers apply all delete files together, so an increment
-writes only new positions. To bound the number of files, a new file absorbs those that are not larger: as with the runs
-of an LSM tree, each position is rewritten O(log n) times.
+A delete file lists hidden rows of any number of data files. Readers apply all delete files together, so an export
+writes only new positions. To bound the number of files, a new file absorbs files that are not larger. As in an LSM
+tree, each position is rewritten O(log n) times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ _NO_POSITIONS = np.empty(0, np.int64)
 
 
 def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, clock_ms: int) -> dict[Sst, Positions]:
-    """Return the hidden rows of each SST that shows at least one row at `clock_ms`.
+    """Return the positions of hidden rows, by SST. SSTs without any visible row at `clock_ms` are left out.
 
     A row is hidden if it is shadowed by a newer SST, is a tombstone, or has expired.
     """
@@ -86,17 +86,17 @@ class DeleteFile:
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan:
-    """Plan for a table's delete files."""
+    """Plan of the delete files of a table's next snapshot."""
 
     remaining: tuple[str, ...]
     added: Deletes
-    """Contents of a new delete file; empty for none."""
+    """Contents of a new delete file; empty if none is needed."""
 
 
 def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     """Plan which delete files a snapshot keeps and which deletes it adds, so that exactly `expected` is deleted.
 
-    `expected` has all data files of the snapshot with hidden rows. A delete file is dropped if it has a delete that is
+    `expected` has all data files of the snapshot with hidden rows. A delete file is dropped if one of its deletes is
     not in `expected`, or if at least half of its deletes are for dropped data files.
     """
     kept_files: list[tuple[int, str, dict[str, Positions]]] = []
@@ -143,5 +143,5 @@ def decode(data: bytes) -> dict[str, Positions]:
 
 
 def bounds(deletes: Deletes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the lower and upper bounds of the paths in a delete file, by field id; readers use them to skip files."""
+    """Return the lower and upper bound of the paths in a delete file, by field id. Readers use them to skip files."""
     return {PATH_ID: min(deletes).encode()}, {PATH_ID: max(deletes).encode()}

@@ -46,7 +46,7 @@ _HINT = "version-hint.text"
 OWNER_PREFIX = "slackwater."
 """Prefix of the properties that identify the table's owner."""
 PIN_PREFIX = f"{OWNER_PREFIX}pin."
-"""Prefix of the property that names the pin of a snapshot; the snapshot's id follows."""
+"""Prefix of the property that names a snapshot's pin. The rest of the property's name is the snapshot id."""
 SWEEP_MS = HOUR_MS
 """Minimum age in milliseconds at which files that no snapshot names are deleted."""
 
@@ -64,12 +64,12 @@ class Head:
 
     @property
     def pins(self) -> dict[int, str]:
-        """Names of pins, by the id of the snapshot that each keeps."""
+        """Names of the pins that keep the SSTs of snapshots, by snapshot id."""
         named = self.metadata.properties.items()
         return {int(name.removeprefix(PIN_PREFIX)): pin for name, pin in named if name.startswith(PIN_PREFIX)}
 
     def replaced_before(self, time_ms: int) -> tuple[int, ...]:
-        """Return the ids of snapshots that had a successor at `time_ms`."""
+        """Return the ids of the snapshots that had been replaced by newer ones at `time_ms`."""
         pairs = pairwise(self.metadata.snapshots)
         return tuple(snapshot.snapshot_id for snapshot, successor in pairs if successor.timestamp_ms <= time_ms)
 
@@ -100,7 +100,7 @@ class NewSnapshot:
 class IcebergTable:
     """An Iceberg table in a folder under a root. Caches files that never change.
 
-    Its methods raise the errors of `ObjectStore`, and `Refused` if the folder has no table of format v2.
+    Methods raise the errors of `ObjectStore`, and `Refused` if the folder has no table of format v2.
     """
 
     def __init__(self, root: ObjectStore, name: str) -> None:
@@ -113,7 +113,7 @@ class IcebergTable:
         self._deletes_by_path: dict[str, dict[str, object]] = {}
 
     def head(self) -> Head | None:
-        """Return the newest metadata; None without a table. One listing and one read."""
+        """Return the newest metadata; None if there is no table. Makes one listing and one read."""
         folder = f"{self.name}/metadata/"
         for _ in range(10):
             numbers = (_METADATA.fullmatch(info.key.removeprefix(folder)) for info in self._store.list(f"{folder}v"))
@@ -140,7 +140,7 @@ class IcebergTable:
         raise Refused(f"{self.location} changes faster than it can be read", hint="run one writer at a time")
 
     def snapshot_files(self, snapshot: Snapshot | None) -> TableFiles:
-        """Return the files of a snapshot. One read for the manifest list, and one for each manifest."""
+        """Return the files of a snapshot. Makes one read for the manifest list, and one for each manifest."""
         if snapshot is None:
             return TableFiles()
         path = snapshot.manifest_list
@@ -161,7 +161,7 @@ class IcebergTable:
         return self._files_by_manifest_list[path]
 
     def delete_files(self, live: TableFiles) -> list[DeleteFile]:
-        """Return the contents of a snapshot's delete files. One read for each that is not cached."""
+        """Return the contents of a snapshot's delete files. Makes one read for each uncached file."""
         for path in self._deletes_by_path.keys() - live.deletes.keys():
             del self._deletes_by_path[path]
         for path in live.deletes.keys() - self._deletes_by_path.keys():
@@ -170,7 +170,7 @@ class IcebergTable:
         return [DeleteFile(path, rows[path], self._deletes_by_path[path]) for path in live.deletes]  # type: ignore[arg-type]
 
     def add(self, kind: str, name: str, data: bytes) -> str:
-        """Put a file into a folder of the table, replacing any file of that name. Return its address."""
+        """Put a file into a folder of the table. Replaces an existing file of that name. Returns its address."""
         key = f"{self.name}/{kind}/{name}"
         self._store.put(key, data)
         self.bytes_written += len(data)
@@ -186,10 +186,10 @@ class IcebergTable:
         properties: Mapping[str, str],
         keep_ms: int,
     ) -> Head | None:
-        """Commit the next metadata; return it, or None after a concurrent commit.
+        """Commit the next metadata. Returns it, or None if another process committed first.
 
-        `snapshot` is a new snapshot, or None to keep the newest one; `pin` is the pin that keeps its files. Snapshots
-        that were replaced more than `keep_ms` before `now_ms` are removed.
+        `snapshot` is a new snapshot, or None to keep the newest one. `pin` names the pin that keeps its files.
+        Snapshots that were replaced more than `keep_ms` before `now_ms` are removed.
         """
         base = head.metadata if head is not None else self._first_metadata(snapshot, properties)
         updates: list[TableUpdate] = [SetPropertiesUpdate(updates=dict(properties))]
@@ -294,10 +294,10 @@ class IcebergTable:
         return head
 
     def update_version_hint(self, head: Head) -> None:
-        """Update the hint that names the newest metadata. Readers of an outdated hint see an older, complete table.
+        """Update the hint that names the newest metadata, if the hint is outdated.
 
-        One read, and a put if the hint has another number, because the process that committed may have died before its
-        put.
+        Makes a read, and a put if the hint is outdated: a process may die between a commit and its update of the hint.
+        Readers of an outdated hint see an older, complete table.
         """
         number = str(head.number).encode()
         try:
@@ -308,7 +308,10 @@ class IcebergTable:
             self.add("metadata", _HINT, number)
 
     def delete_orphans(self, head: Head) -> int:
-        """Delete old files that no snapshot names, and old metadata. Return how many were deleted. One listing."""
+        """Delete old files that no snapshot names, and old metadata. Makes one listing.
+
+        Returns the number of deleted files.
+        """
         listed = list(self._store.list(f"{self.name}/"))
         now_ms = max((info.modified_ms for info in listed), default=0)
         old = [info.key for info in listed if info.modified_ms <= now_ms - SWEEP_MS]
@@ -340,7 +343,6 @@ class IcebergTable:
 
 
 def _schema_updates(base: TableMetadata, schema: Schema, *, is_new: bool) -> tuple[int, Iterable[TableUpdate]]:
-    """Return the id of a schema in a table, and the updates that add the schema and make it current."""
     if is_new:
         return schema.schema_id, ()
     same_ids = [stored.schema_id for stored in base.schemas if stored.columns == schema.columns]

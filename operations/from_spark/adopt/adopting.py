@@ -42,7 +42,7 @@ class AdoptionRequest:
     attached: str = ""
     """App, or `APP/STAGE`, attached to the query. Its versions supply batches that the checkpoint has lost."""
     master: str | None = None
-    """Master of the Spark that reads the checkpoint; by default all cores of this machine."""
+    """Spark master of the session that reads the checkpoint; by default all cores of this machine."""
     conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class AdoptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdoptionPlan:
-    """Result of an adoption's dry run."""
+    """Result of the dry run of an adoption."""
 
     app: str
     stage: str
@@ -66,7 +66,7 @@ class AdoptionPlan:
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdoption:
-    """Adoption that is ready to run, or that an earlier call completed."""
+    """Adoption that is ready to run, or the result of an earlier call that completed it."""
 
     plan: AdoptionPlan | None
     adoption: Adoption | None
@@ -164,7 +164,10 @@ def _with_history(
 
 
 def batches_to_adopt(checkpoint: ReadableCheckpoint, last: int | None) -> range:
-    """Return the batches that become versions. Raises `Refused` if the batch `last` cannot be read."""
+    """Return the batches that become versions, up to `last`, by default the newest committed batch.
+
+    Raises `Refused` if the state at the last batch cannot be read.
+    """
     committed, available = checkpoint.committed_batches(), checkpoint.readable_batches(last)
     if not committed:
         raise Refused(f"the query of {checkpoint.location} has not committed a batch yet")

@@ -1,7 +1,7 @@
 """Conversion of a query's checkpoint to a stage: the oldest state becomes a version, then each batch becomes one.
 
 A journal (`apps.CloneJournal`) marks the app as incomplete until the last batch is committed and its rows are verified
-against Spark's. Then the app gets its identity, and the journal is deleted. A repeated call resumes after the last
+against Spark's rows. Then the app gets its identity, and the journal is deleted. A repeated call resumes after the last
 version. If the adoption fails, everything that it wrote is deleted.
 """
 
@@ -41,7 +41,7 @@ from .mapping import StateMapping
 
 @dataclass(frozen=True, slots=True)
 class AdoptedBatch:
-    """Version that was committed for a batch."""
+    """A batch of the query and the version that was committed for it."""
 
     manifest: Manifest
     batch: int
@@ -57,7 +57,7 @@ class AdoptionResult:
     version: int
     last_batch: int
     checksum: Checksum | None
-    """Checksum of the stored rows, equal to that of Spark's rows; None if an earlier call verified the rows."""
+    """Checksum of the stored rows, which equals that of Spark's rows; None if an earlier call verified them."""
     offsets: Mapping[str, tuple[int, ...]]
 
     @property
@@ -67,9 +67,9 @@ class AdoptionResult:
 
 @dataclass(slots=True)
 class Adoption:
-    """Commits a version of the stage for each batch of the query. All methods may raise `Unavailable`.
+    """Commits a version of the stage for each batch of the query.
 
-    After that error, a repeated call resumes.
+    All methods may raise `Unavailable`; a repeated call then resumes.
     """
 
     store: ObjectStore
@@ -80,13 +80,13 @@ class Adoption:
     new_mapping: Callable[[], StateMapping]
     _: KW_ONLY
     batches: range
-    """Batches to adopt, from the oldest one with complete state files to the last."""
+    """Batches to adopt, from the oldest with complete state files to the last."""
     time_rules: TimeRules
     info: AppInfo
     create_channels: Callable[[], Mapping[str, Output]] = dict
-    """Function that returns the end offsets of channels that the stage writes. It creates those that are missing."""
+    """Function that creates missing channels that the stage writes. Returns the end offsets of all of them."""
     constant_offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Offsets given by the user, by topic. They are equal in all versions, and replace those of the query."""
+    """Offsets given by the user, by topic. All versions have them instead of the query's offsets."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _mapping: StateMapping | None = field(default=None, init=False)
 
@@ -152,7 +152,7 @@ class Adoption:
         return None
 
     def advance(self, head: Manifest | None) -> Manifest:
-        """Create the versions after `head` up to the last batch; all versions if `head` is None."""
+        """Create the versions of the batches after the version `head`; of all batches if `head` is None."""
         rows, table = self._mapping or self.new_mapping(), self.first.table
         assert table is not None  # noqa: S101  a stage without a table was refused
         clock_ms = self._clock_ms()
@@ -201,7 +201,6 @@ class Adoption:
         return manifest
 
     def _run_merges(self, head: Manifest) -> Manifest:
-        """Run all merges that are due, each with a commit time right after its batch's. Returns the newest version."""
         compactor = StageCompactor(
             self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
         )
@@ -243,7 +242,6 @@ class Adoption:
         return replace(previous, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
     def _event_time(self, batch: ReadableBatch) -> EventTime | None:
-        """Return the event times for a batch's version. As in Spark, rows are due by the watermark before the batch."""
         due_by = self.time_rules.due_by
         if due_by is None and not self.time_rules.timed:
             return None
@@ -269,7 +267,7 @@ class Adoption:
         self.store.delete(keys.clone_journal(self.info.name))
 
     def _undo_versions(self) -> None:
-        """Delete the stage's versions, newest first, so that a crash leaves no gaps; then delete its SSTs."""
+        """Delete the stage's versions, newest first, so that a crash leaves no gaps. Then delete its SSTs."""
         app, stage = self.info.name, self.first.stage
         for version, _ in reversed(list(history.list_manifests(self.store, app, stage))):
             self.store.delete(keys.manifest(app, stage, version))
@@ -279,9 +277,10 @@ class Adoption:
 
 
 def find_adoption(store: ObjectStore, app: str, stage: str, query: str) -> AdoptionResult | None:
-    """Return the result of a completed adoption, or None. Makes two requests if the stage has no versions.
+    """Return the result of a completed adoption; None if there is none.
 
-    Raises `Refused` if the stage has other versions, or another stage of the app is being adopted.
+    Makes two requests if the stage has no versions. Raises `Refused` if the stage has other versions, or another stage
+    of the app is being adopted.
     """
     if (note := apps.find_clone_journal(store, app)) is not None:
         if note.adopts != stage:
@@ -319,7 +318,7 @@ def _identity(draft: Manifest) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Number of rows, and the sum of their hashes over all columns of a table, including internal ones."""
+    """Number of rows of a table, and the sum of hashes of the rows over all columns, including internal ones."""
 
     rows: int = 0
     sum: int = 0

@@ -1,4 +1,4 @@
-"""Reader of a query's batches: early ones from the versions of an attached app, later ones from the checkpoint.
+"""Reader of a query's batches from two sources: early batches from an attached app, later ones from the checkpoint.
 
 An attached app has a version for each batch that it followed. Versions before its last gap are not used.
 """
@@ -25,7 +25,7 @@ from ..checkpoint.protocol import DELETED, ReadableBatch, ReadableCheckpoint, Re
 
 @dataclass(slots=True)
 class AttachedHistory:
-    """Checkpoint whose early batches are versions of an attached stage; the query's own checkpoint has the later ones.
+    """History of a query: early batches are versions of an attached stage, later ones are in the checkpoint.
 
     Raises `Refused` if the stage is attached to another query, or has tables with other columns.
     """
@@ -67,7 +67,11 @@ class AttachedHistory:
         return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """Return the app's and the checkpoint's batches; if some between them are missing, only the checkpoint's."""
+        """Return the batches of app and checkpoint up to `up_to`, by default the newest.
+
+        If batches between the app's last and the checkpoint's first are missing, only the checkpoint's batches are
+        returned.
+        """
         own, in_checkpoint = sorted(self._versions), self.checkpoint.readable_batches(up_to)
         last = up_to if up_to is not None else max(self.committed_batches(), default=-1)
         if not own or own[0] > last:

@@ -1,7 +1,7 @@
-"""Mapping of Spark's aggregation buffers, by position, to the columns of declared aggregates.
+"""Mapping of Spark's aggregation buffers to the columns of declared aggregates, by position.
 
 A buffer has the fields of each aggregate in the order of `agg(...)`, and names repeat. The fields `sum, count` may be a
-sum and a count, or an average; only the declaration can tell, so its aggregates are matched in order.
+sum and a count, or an average. Only the declaration can tell, so its aggregates are matched in order.
 """
 
 import re
@@ -28,7 +28,7 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 @dataclass(frozen=True, slots=True)
 class MappedColumn:
-    """One column of a stage's table, and its sources."""
+    """One column of a stage's table, and the state columns from which it is computed."""
 
     column: str
     sources: tuple[str, ...]
@@ -46,7 +46,7 @@ def concat_changes(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
 
 @dataclass(slots=True)
 class ColumnMapper:
-    """Collects the mapped columns, and the problems of columns that cannot be mapped."""
+    """Collects the columns that can be mapped, and the problems of other columns."""
 
     columns: list[MappedColumn] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -56,7 +56,10 @@ class ColumnMapper:
         return {name for mapped in self.columns for name in mapped.sources}
 
     def copy_column(self, column: str, source: pa.Field, kind: pa.DataType, how: str = "") -> None:
-        """Map a table column to the state column `source`; add a problem if the values do not convert to `kind`."""
+        """Map a table column to the state column `source`.
+
+        If the values cannot be converted to the type `kind`, a problem is added instead.
+        """
         if is_convertible(source.type, kind):
             self.columns.append(MappedColumn(column, (source.name,), lambda rows: rows[source.name], how))
         else:
@@ -64,7 +67,11 @@ class ColumnMapper:
 
 
 def map_by_name_or_position(columns: Sequence[Column], state: pa.Schema, search: ColumnMapper, label: str) -> None:
-    """Map columns by name. The others are mapped by position if the table and the state have equally many of them."""
+    """Map table columns to state columns of the same name, and the remaining columns by position.
+
+    Positions are used only if table and state have equally many remaining columns. Otherwise problems are added to
+    `search`.
+    """
     unmatched = {state_field.name.casefold(): state_field for state_field in state}
     sources = {
         declared.name: unmatched.pop(declared.name.casefold())
@@ -104,17 +111,17 @@ def _cast(name: str, kind: pa.DataType, rows: pa.Table) -> Array:
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
 _Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MappedColumn]]
-"""Function that maps a buffer's fields to columns. Parameters: aggregate's column, types of the table, fields."""
+"""Function that maps an aggregate's buffer fields to columns. Parameters: column name, column types, field names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Fields of an aggregate in Spark's buffer, in order, and the function that maps the fields to columns."""
+    """Fields of an aggregate in Spark's buffer, in order, and the function that maps them to columns."""
 
     fields: tuple[str, ...]
     make: _Make
     spark_name: str = ""
-    """Spark's name of the aggregate, if it differs from slackwater's."""
+    """Spark's name of the aggregate, if it differs from slackwater's name."""
 
 
 def _map_value(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
@@ -123,10 +130,6 @@ def _map_value(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[st
 
 
 def _map_minimum(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
-    """Map a minimum. NaN becomes null.
-
-    In Spark, NaN is the largest number, so a minimum of NaN means that there was no other value.
-    """
     (value,) = fields
     if not pa.types.is_floating(types[name]):
         return _map_value(name, types, fields)
@@ -158,7 +161,6 @@ def _unscaled(total: str, kind: pa.DataType) -> str:
 
 
 def _scaled(total: Array, kind: pa.DataType) -> Array:
-    """Restore the scale of a sum: Spark stores the sum of a short decimal as an integer or a double."""
     if not pa.types.is_decimal(kind) or pa.types.is_decimal(total.type):
         return total
     if pa.types.is_floating(total.type) and not kind.scale:
@@ -206,8 +208,6 @@ def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) ->
 
 
 def _by_arrival(*, first: bool) -> _Make:
-    """Return the function that maps Spark's `first` or `last`, which select by arrival and have no ordering column."""
-
     def make(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
         value, is_set = fields
         by = f"_{name}_by"
@@ -250,7 +250,7 @@ _UNSUPPORTED = {
     "buf": "an aggregate over all values, such as collect_list",
     "m2": "a variance, a deviation or the like",
 }
-"""Aggregates that cannot be adopted, by the start of their field names."""
+"""Aggregates that cannot be adopted, by the names of their buffer fields in Spark."""
 
 
 def map_aggregates(
@@ -258,7 +258,7 @@ def map_aggregates(
 ) -> None:
     """Map the fields `state` of a buffer to the columns of declared aggregates.
 
-    `values` are the table's columns. Adds the mapped columns, or the problems, to `search`.
+    `values` are the table's columns. Mapped columns and problems are added to `search`.
     """
     types = {column.name: column.type for column in values}
     fields, at = list(state), 0
@@ -313,9 +313,10 @@ def map_aggregates(
 
 
 def guess_aggregates(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
-    """Guess a buffer's aggregates. Returns them with the name and type of their first field, and unknown fields.
+    """Guess which aggregates produced a buffer. Returns the aggregates, and descriptions of unknown fields.
 
-    If several aggregates match, the one with the most fields is chosen: `sum, count` is a mean.
+    Each aggregate has its function, and the name and type of its first field. If several aggregates match, the one with
+    the most fields is chosen: `sum, count` is a mean.
     """
     fields, declarations, unknown, at = list(state), [], [], 0
     all_buffers = sorted(

@@ -1,7 +1,7 @@
 """Mapping of several query rows to one row of a table: sessions, waiting rows of joins, state variables.
 
-A change in the query concerns one of these rows, but the table needs the complete row. So the query's rows are kept in
-DuckDB, on disk if they exceed the memory limit, and the rows of changed keys are recomputed for each batch.
+A batch changes single rows of the query, but the table needs the complete row of a key. So the query's rows are kept in
+DuckDB, on disk if they exceed the memory limit, and for each batch the rows of changed keys are recomputed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,15 +31,15 @@ _BATCH_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """Mapping of one table of the query to the part of a key's row that it supplies."""
+    """Mapping of one table of the query to a part of a row in the stage's table."""
 
     state: ReadableTable
     columns: tuple[MappedColumn, ...]
     """Columns of the DuckDB table: the key, the columns in `ids`, and the values."""
     ids: tuple[str, ...]
-    """Columns that distinguish the rows of a key."""
+    """Columns that distinguish several rows of one key."""
     per_key: tuple[tuple[str, str], ...]
-    """Names and DuckDB expressions of aggregates over the rows of a key."""
+    """Name and DuckDB expression of each aggregate over the rows of a key."""
 
     def to_database_rows(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
         makers = {column.column: column for column in self.columns}
@@ -48,7 +48,7 @@ class KeyPart:
 
 @dataclass(slots=True)
 class GroupedMapping:
-    """Mapping of all query rows with the same key to one row of the stage's table.
+    """Mapping of all query rows with one key to one row of the stage's table.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
@@ -68,7 +68,7 @@ class GroupedMapping:
         return tuple(part.state for part in self.parts)
 
     def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
-        """Yield all rows of the table, given all rows of `states` at the end of a batch.
+        """Yield all rows of the stage's table, given all rows of the query's tables at the end of a batch.
 
         Raises `Refused` for a value that does not fit.
         """
@@ -76,7 +76,7 @@ class GroupedMapping:
         yield from self._rows("")
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Load all rows of `states` at the end of a batch, before the first call of `map_changes`."""
+        """Load all rows of the query's tables at the end of a batch. Required before `map_changes`."""
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
@@ -95,7 +95,10 @@ class GroupedMapping:
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
-        """Convert a batch's changes of `states` to changes of the table, with `DELETED`. Call in order of batches."""
+        """Convert a batch's changes of the query's tables to changes of the stage's table, with `DELETED`.
+
+        To be called in the order of batches.
+        """
         con = self._con
         assert con is not None  # noqa: S101  `load_state` was called
         keys = _column_list(self.key)
@@ -149,7 +152,7 @@ def _columns_equal(first: str, second: str, names: Iterable[str]) -> str:
 
 
 def list_expression(fields: Sequence[str], order: Sequence[str]) -> str:
-    """Return the DuckDB expression that collects a key's rows as a list of structs, ordered by `order`."""
+    """Return the DuckDB expression that collects a key's rows as a list of structs, sorted by `order`."""
     columns = ", ".join(f"{name} := {name}" for name in map(quote_identifier, fields))
     return f"list(struct_pack({columns}) ORDER BY {_column_list(order)})"
 
@@ -164,7 +167,7 @@ _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 def map_sessions(
     kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: BoundState | None, search: ColumnMapper
 ) -> GroupedMapping | None:
-    """Map session windows to one list for each key. In Spark, each session is a row whose key includes its start."""
+    """Map the session windows of each key to one list. In Spark, each session is a row with its start in the key."""
     (state,) = states
     assert isinstance(kind, Sessions)  # noqa: S101  selected by its tag
     lists = {
@@ -213,7 +216,7 @@ def map_sessions(
 def map_join(
     kind: Kind, states: Sequence[ReadableTable], table: Table, bound: BoundState | None, search: ColumnMapper
 ) -> GroupedMapping | None:
-    """Map the waiting rows of both sides of a join to lists. Spark stores each row under its key and a number."""
+    """Map the waiting rows of both sides of a join to one list per side. Spark stores each waiting row separately."""
     assert isinstance(kind, Join)  # noqa: S101  selected by its tag
     if len(states) != 2 or not isinstance(bound, BoundJoin) or {state.kind for state in states} != {"join"}:
         search.problems.append(

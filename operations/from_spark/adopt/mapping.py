@@ -1,4 +1,4 @@
-"""Mapping of a query's state to a stage's table: the sources of each column. Pure.
+"""Mapping of a query's state to a stage's table: from which state columns each table column is computed. Pure.
 
 Each built-in kind of state has a rule. For other kinds, such as a program's own, columns are matched by name.
 """
@@ -24,7 +24,7 @@ from .variables import map_processor
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
 _SINGLE_ROW_KINDS = ("total", "limit")
-"""Kinds of operators whose table has one row and no key."""
+"""Kinds of operators whose table has a single row and no key."""
 _EXPIRES = "expires_at"
 
 
@@ -45,7 +45,7 @@ class RowMapping:
         return (self.rows(pa.Table.from_batches([batch])) for batch in rows)
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Do nothing, because changes do not depend on the previous state."""
+        """Do nothing: each changed row is mapped without the other rows."""
 
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
         (state,) = states
@@ -57,7 +57,7 @@ class RowMapping:
         return concat_changes(put, keys, self.table)
 
     def rows(self, state: pa.Table) -> pa.Table:
-        """Convert rows to the table's columns. Raises `Refused` for a value that does not fit."""
+        """Convert rows of the query to the table's columns. Raises `Refused` for a value that does not fit."""
         return self._rows(state, self.table.columns)
 
     def _rows(self, state: pa.Table, columns: Sequence[Column]) -> pa.Table:
@@ -75,7 +75,8 @@ def map_tables(
 ) -> StateMapping:
     """Return the mapping of a query's tables to a stage's table.
 
-    `label` names the stage in errors, `bound` is the stage's state. Raises `Refused` with the problems of all columns.
+    `label` names the stage in errors, and `bound` is the stage's state. Raises `Refused` with the problems of all
+    columns.
     """
     kind, search = kind_of(table.state), ColumnMapper()
     if (combine := _GROUPED_RULES.get(kind.tag)) is not None:
@@ -149,7 +150,6 @@ def _map_distinct(state: ReadableTable, table: Table, search: ColumnMapper) -> N
 
 
 def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnMapper) -> None:
-    """Map the fields of a pandas function's state. If the function has a timeout, the state has two more columns."""
     assert isinstance(kind, PandasState)  # noqa: S101  selected by its tag
     timed = kind.timeout != "NoTimeout"
     if timed and not has_timeout(state.values):

@@ -1,4 +1,4 @@
-"""Generator of a program template that declares a stage for a query's state."""
+"""Generator of a program that declares a stage for a query's state, as a template for the user."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _TODO = "# TODO: the query's steps between its source and its stateful operator.
 
 @dataclass(frozen=True, slots=True)
 class _StageDeclaration:
-    """Parts of a stage's declaration, as Python source or names."""
+    """Parts of a stage's declaration, as Python source or as names."""
 
     key: Sequence[str]
     state: str
@@ -75,7 +75,6 @@ def _aggregate(table: ReadableTable) -> _StageDeclaration:
 
 
 def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], list[str]]:
-    """Return the declaration's arguments, input columns and notes. Raises `Refused` for unknown aggregates."""
     declarations, unknown = guess_aggregates(values)
     if unknown:
         raise Refused(

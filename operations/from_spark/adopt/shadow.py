@@ -1,8 +1,8 @@
-"""Comparison of a stage with the live query that it is to replace: the program replays each of the query's batches.
+"""Comparison of a stage with the live Spark query that it is to replace, batch by batch.
 
-The query's batches become versions in a temporary local store, as in an adoption. Each batch is replayed over the
-version before it, with the same offsets, and compared. So a reported difference comes from that batch and not from an
-earlier one.
+The query's batches become versions in a temporary local store, as in an adoption. The program replays each batch on the
+version before it, with the same offsets, and the rows are compared. So a reported difference comes from that batch and
+not from an earlier batch.
 """
 
 import tempfile
@@ -40,12 +40,12 @@ class ShadowBatch:
     records: int
     keys: int
     different: KeyChanges | None
-    """Keys whose rows differ: `before` has the query's rows, `after` the stage's. None if all are equal."""
+    """Keys whose rows differ: `before` has the query's rows, `after` the stage's; None if all are equal."""
 
 
 @dataclass(slots=True)
 class ShadowRun:
-    """Follows a query, and compares each batch. All methods raise the errors of an adoption and of a replay."""
+    """Follows a query and compares each batch. All methods raise the errors of an adoption and of a replay."""
 
     adoption: Adoption
     program: LoadedProgram
@@ -85,7 +85,6 @@ class ShadowRun:
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
-    """Leave out rows that only the stage has, in windows that the query's watermark has evicted."""
     window = window_of(arrow_schema(version.table.key)) if version.table is not None else None
     times = version.event_time
     if window is None or times is None or times.watermark_ms is None:
@@ -97,7 +96,7 @@ def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
 
 @contextmanager
 def open_shadow(adopting: PreparedAdoption, cache: SstCache, kafka: Kafka) -> Iterator[ShadowRun]:
-    """Open a comparison of the batches after the last one of `adopting`. Does not change the app's store."""
+    """Open a comparison of the batches that follow the last batch of `adopting`. Does not change the app's store."""
     planned = adopting.adoption
     if planned is None or adopting.plan is None:
         raise Refused("the query is already adopted as this stage: --shadow is for a query before its adoption")

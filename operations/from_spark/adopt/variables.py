@@ -1,4 +1,4 @@
-"""Mapping of the state variables of a `transformWithState` class to columns of a key's row."""
+"""Mapping of the state variables of a `transformWithState` class to columns of a stage's table."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,14 @@ from .buffers import Array, ColumnMapper, MappedColumn, map_by_name_or_position
 from .grouped import GroupedMapping, KeyPart
 
 _EXPIRY_FIELD = "ttlExpirationMs"
-"""Name of the field with the expiry of a list element."""
+"""Name of the field with the expiry time of a list element."""
 _NEXT_EXPIRY = "_at"
 
 
 def map_processor(
     kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: BoundState | None, search: ColumnMapper
 ) -> GroupedMapping | None:
-    """Map the state variables and timers of a class. Spark keeps each in its own table."""
+    """Map the state variables and timers of a `transformWithState` class. Spark has a table for each of them."""
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
     if {state.kind for state in states} != {"transform"}:
         keeps = states[0].kind

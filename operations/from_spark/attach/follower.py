@@ -1,4 +1,4 @@
-"""Process that follows a query until stopped, with heartbeats, merges and garbage collection in threads."""
+"""Process that follows a Spark query until stopped, with heartbeats, merges and garbage collection in threads."""
 
 import logging
 import threading
@@ -43,7 +43,7 @@ class Follower:
         )
 
     def catch_up(self) -> int:
-        """Read all new batches and run all merges that are due. Returns the number of new versions.
+        """Read all new batches and run all due merges. Returns the number of new versions.
 
         Raises the errors of `Tail`.
         """

@@ -1,4 +1,4 @@
-"""Writer of a batch's SSTs, from its changes, or from the differences between a whole state and the stored rows.
+"""Writer of SSTs for a followed batch, from its changes, or from the differences of a whole state to stored rows.
 
 Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
 is compared with the stored rows one hash range at a time.
@@ -44,7 +44,7 @@ def valid_name(text: str, default: str) -> str:
 
 
 def declare_tables(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
-    """Return the query's tables by side-table name; the stage's own table has the empty name.
+    """Return the query's tables as a stage's tables, by side-table name; the stage's own table has the empty name.
 
     Raises `Refused` for columns that a stage's table cannot have.
     """
@@ -69,9 +69,9 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables. Tables that are already stored keep their stored declaration.
+    """Return the query's current tables. A table that is already stored keeps its stored declaration.
 
-    Raises `Refused` if a stored table is now missing, or has different columns.
+    Raises `Refused` if a stored table is missing in `current`, or has different columns there.
     """
     result, shape = {}, attrgetter("key", "values", "state")
     for name, table in current.items():
@@ -100,7 +100,7 @@ def tables_by_side(manifest: Manifest) -> dict[str, Table]:
 
 
 def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
-    """Return the version with these tables declared; SSTs do not change."""
+    """Return the version with these declarations of its tables. Its SSTs do not change."""
     sides = {
         name: replace(manifest.side_tables.get(name) or SideTable(table), table=table)
         for name, table in tables.items()
@@ -124,7 +124,7 @@ def cast_to_columns(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) 
 
 
 _CONCURRENT_WRITES = 2
-"""Maximum number of SSTs that are written concurrently."""
+"""Maximum number of SSTs that are written at once."""
 
 
 @dataclass(slots=True)
@@ -140,8 +140,8 @@ class RowWriter:
     def write_changes(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
         """Write a batch's changes (key, values, `DELETED`) as one SST for each changed state partition.
 
-        A row with `APPENDED` has only the elements that were appended to a list. The elements before them are read from
-        `ssts`, the table's SSTs.
+        A row with `APPENDED` has only new elements of a list. The earlier elements are read from `ssts`, the table's
+        SSTs.
         """
         if not rows.num_rows:
             return ()
@@ -170,7 +170,7 @@ class RowWriter:
     def write_differences(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
         """Write the differences between a whole state and the stored table, as puts and deletes.
 
-        For an empty table, the SSTs form one sorted run.
+        If the stored table is empty, the SSTs form one sorted run.
         """
         assert version.table is not None  # noqa: S101  it is a version of one table
         return self._write(
@@ -226,7 +226,7 @@ class RowWriter:
 
 
 def diff_rows(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
-    """Return the puts and deletes (`_op`) that turn `old` into `new`. Both have `_hash` and distinct keys."""
+    """Return the puts and deletes (column `_op`) that turn `old` into `new`. Both have `_hash`, and each key once."""
     both = pa.concat_tables([old, new]).combine_chunks()
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(key))
     # The sort is stable: the stored row of a key comes right before the new row.
@@ -247,7 +247,7 @@ def diff_rows(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
 
 
 def concat_lists(first: pa.ListArray, second: pa.ListArray) -> pa.ListArray:
-    """Concatenate two list columns row by row; null where both lists are null."""
+    """Concatenate two list columns row by row. The result is null where both lists are null."""
     parts = (first, second)
     counts = [np.asarray(pc.fill_null(pc.list_value_length(lists), 0)) for lists in parts]
     rows = np.concatenate([np.repeat(np.arange(len(second)), count) for count in counts])

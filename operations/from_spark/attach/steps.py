@@ -1,4 +1,4 @@
-"""Choice of the next read from a checkpoint: the changes of some batches, or a whole state. Pure."""
+"""Choice of the next read from a followed checkpoint: the changes of some batches, or a whole state. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class ReadChanges:
 
 @dataclass(frozen=True, slots=True)
 class ReadWholeState:
-    """Step that commits the differences between a batch's whole state and the stored rows as one version."""
+    """Step that reads a batch's whole state, and commits its differences from the stored rows as one version."""
 
     batch: int
 
@@ -37,11 +37,11 @@ Step = ReadChanges | ReadWholeState
 
 
 def adapt_batches_per_version(waiting: int, last_read: int, arrived: int, current: int) -> int:
-    """Return the number of batches for each of the next versions.
+    """Return how many batches each of the next versions gets. `current` is the number so far.
 
-    If few batches are `waiting`, the number is halved. If at least as many batches `arrived` as the last read had
-    (`last_read`, 0 for none), it is doubled, because reading several batches costs little more than reading one.
-    Otherwise the backlog shrinks, and the number does not change.
+    The number is halved if at most `SMALL_BACKLOG` batches are `waiting`. It is doubled if the backlog does not shrink:
+    the last read had `last_read` batches (0 for none), and at least as many `arrived` since. Reading several batches
+    costs little more than reading one. Otherwise the number stays.
     """
     if waiting <= SMALL_BACKLOG:
         return max(1, current // 2)
@@ -59,10 +59,10 @@ def next_step(
 ) -> Step | None:
     """Return the next step; None if no batch is new.
 
-    `next_batch` is the first batch without a version. `committed` and `available` are batches of the checkpoint;
-    `available` lists all files, so it is only called if changes cannot be read. `misses` is the number of consecutive
-    reads that failed because files were deleted: after each, a later state is read, at last the newest. A whole state
-    is required for the first version, and for a new table.
+    `next_batch` is the first batch without a version. `committed` are the batches that the checkpoint has. `available`
+    returns the batches with a whole state; it lists all files, so it is only called if changes cannot be read. `misses`
+    is the number of consecutive reads that failed because files were deleted: after each, a later state is read, at
+    last the newest. A whole state is required for the first version, and for a new table.
 
     Raises `Refused` if versions have batches that the checkpoint lacks, because the query was rolled back.
     """

@@ -1,4 +1,4 @@
-"""Follower of a query: claims the stage, then commits a version for each batch, or for several if it lags."""
+"""Follower of a Spark query: claims a stage, then commits a version for each batch, or for several if it lags."""
 
 import re
 import time
@@ -33,7 +33,7 @@ _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
 _MAX_MISSES = 8
 """Maximum number of consecutive reads that fail because files were deleted."""
 _HEAD_CACHED_S = 60.0
-"""Seconds for which the newest version is cached."""
+"""Time in seconds for which the newest version is cached."""
 _TABLES_AT_ONCE = 4
 
 
@@ -49,17 +49,20 @@ class AttachPlan:
     committed: range
     available: range
     first_ms: int
-    """Commit time of the oldest batch whose whole state is available; the current time if there is none."""
+    """Commit time of the oldest batch with an available whole state, milliseconds since 1970 UTC.
+
+    The current time if there is no such batch.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedVersion:
-    """Version that was committed for one or several batches."""
+    """Version that was committed for one or several batches of the query."""
 
     manifest: Manifest
     rows: int
     behind_ms: int
-    """Delay in milliseconds from the query's commit to this version's, by the wall clock."""
+    """Milliseconds between the query's commit of the batch and this version's commit, by the wall clock."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class Tail:
         self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
     def plan(self) -> AttachPlan:
-        """Check that the query can be attached. Returns what `claim` would do. Writes nothing. Also raises `Gone`."""
+        """Check that the query can be attached. Returns the effects of `claim`. Writes nothing. Also raises `Gone`."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
@@ -304,7 +307,7 @@ class Tail:
         return instants.now_ms()
 
     def _check_app(self) -> None:
-        """Check that a query's stage can be added to the app. Raises `Refused` if the app belongs to a program."""
+        """Raise `Refused` if the app belongs to a program, so that the query's stage cannot be added."""
         apps.check_name_free(self._store, self.app)
         heads = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
         for head in (head for head in heads if head.attached is None and not head.retired):
@@ -335,7 +338,7 @@ class Tail:
         return reconcile_tables(tables_by_side(head), current)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
-        """Raise `Refused` if the newest version's last batch has different offsets now: the query ran it again."""
+        """Raise `Refused` if the query ran the newest version's last batch again with other offsets."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
         if last < 0 or last not in self.checkpoint.committed_batches():
             return

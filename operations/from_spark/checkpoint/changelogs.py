@@ -1,7 +1,7 @@
 """Parser of the changelogs of Spark's RocksDB state stores: keys and values that a batch put, merged or deleted.
 
-A merge appends elements to a list. A key begins with the number of its state variable's column family; the metadata of
-the store's snapshots maps names to numbers.
+A merge appends elements to a list. Each key begins with the number of a column family, which stands for a state
+variable. The metadata of the store's snapshots has the name of each column family.
 """
 
 import struct
@@ -27,7 +27,7 @@ _SETTINGS = "spark.sql.streaming.stateStore"
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """Records of one or several changelogs, in write order. `data` has all keys and values."""
+    """Records of one or several changelogs, in write order. `data` has the bytes of all keys and values."""
 
     data: Bytes
     kinds: npt.NDArray[np.uint8]
@@ -45,9 +45,9 @@ class Changelog:
         return Changelog(self.data, self.kinds[positions], *(column[positions] for column in parts))
 
     def renumbered(self, names: Mapping[str, int], numbers_by_name: dict[str, int]) -> "Changelog":
-        """Replace the store's family numbers by those of `numbers_by_name`.
+        """Replace the store's numbers of column families by the numbers in `numbers_by_name`.
 
-        `names` maps the store's families to the store's numbers. Families that `numbers_by_name` lacks are added to it.
+        `names` has the store's numbers by name. Names that `numbers_by_name` lacks get new numbers there.
         """
         numbers = np.full(max(names.values(), default=0) + 1, -1)
         for name, number in names.items():
@@ -57,7 +57,7 @@ class Changelog:
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
-        """Return an integer for each record, equal for records with equal keys."""
+        """Return an integer for each record. Records with equal keys have equal integers."""
         ends = np.concatenate([[0], np.cumsum(self.key_sizes)])
         key_bytes = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
         keys = pa.Array.from_buffers(
@@ -83,10 +83,7 @@ def concat_changelogs(changelogs: Iterable[Changelog]) -> Changelog:
 
 
 def parse_changelog(data: bytes) -> Changelog:
-    """Parse an uncompressed changelog. Raises `UnknownLayout`.
-
-    Records have variable length, so they are parsed one by one; nothing is copied.
-    """
+    """Parse an uncompressed changelog. Raises `UnknownLayout`. The result refers to `data` without a copy."""
     kinds = bytearray()
     records: list[tuple[int, int, int, int]] = []
     number = struct.Struct(">i").unpack_from
@@ -120,7 +117,7 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def split_lists(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
-    """Split lists into elements. Returns the index of each element's record, and each element's offset.
+    """Split lists into elements. Returns, for each element, the index of its record and its byte offset.
 
     A list is stored as the length and bytes of each element; `delimiter` is the number of bytes between two elements.
     Raises `UnknownLayout`.
@@ -162,13 +159,15 @@ def delimiter_of(conf: Mapping[str, str]) -> int:
 
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 _SECOND_KEY_PARTS = ("user_map_key", "expiration_timestamp_ms")
-"""Columns of Spark's state reader that can be the second part of a key."""
 _VALUES = ("value", "user_map_value")
 _LIST = "list_value"
 
 
 def is_parsable(table: StateTable) -> bool:
-    """Return True if a table is a state variable or its timers, and has only types that this module can parse."""
+    """Return True if this module can parse the changelogs of a table.
+
+    The table must be a state variable or its timers, and have only supported types.
+    """
     types = table.spark_types
     return table.kind == "transform" and all(
         map(is_readable, (types[column] for column in types if column != "partition_id"))
@@ -183,7 +182,7 @@ def is_list_state(table: StateTable) -> bool:
 def parse_changes(table: StateTable, records: Changelog, families: Mapping[str, int], delimiter: int) -> pa.Table:
     """Return a table's changes, one row for each changed key, with `DELETED` and, for a list, `APPENDED`.
 
-    `families` are the numbers of column families in `records`. Raises `UnknownLayout` for an unsupported layout.
+    `families` has the number of each column family in `records`. Raises `UnknownLayout` for an unsupported layout.
     """
     names = [dict(table.options).get("stateVarName", ""), *_TIMERS]
     family = next((families[name] for name in names if name in families), None)

@@ -43,7 +43,7 @@ from .unsafe_rows import UnknownLayout
 
 _STEP = "_step"
 _MAX_JOB_BYTES = 32 << 20
-"""Approximate maximum size of the change files for one Spark job. A larger batch gets its own job."""
+"""Approximate maximum size of the change files for one Spark job. A larger batch gets a job of its own."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -52,14 +52,14 @@ _SETTINGS = {
 
 
 def check_exists(where: str) -> None:
-    """Raise `NotFound` if a checkpoint is missing. Does nothing for a URL that only Spark can read."""
+    """Raise `NotFound` if a checkpoint is missing. URLs that only Spark can read are not checked."""
     if (readable := open_without_spark(where)) is not None:
         CheckpointFiles(readable)
 
 
 @contextmanager
 def open_checkpoint(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
-    """Open the checkpoint at `where` (see `places.open_files`) for the duration of the context. Writes nothing there.
+    """Open the checkpoint at `where` (see `places.open_files`) while the context lasts. Writes nothing there.
 
     Raises `NotFound` if there is no checkpoint, and `Refused` for state that cannot be read.
     """
@@ -79,10 +79,10 @@ def open_with_new_session(where: str, *, master: str | None, conf: Mapping[str, 
 
 
 class Checkpoint:
-    """Implementation of `FollowedCheckpoint`. Not thread-safe. Requires a local Spark session.
+    """Checkpoint of a Spark query, read with a local Spark session. Not thread-safe.
 
     Attributes:
-        location: Folder or URL, as the user gave it.
+        location: Folder or URL, as given by the user.
         query: Id of the query.
         files: Reader of files that need no Spark: batches and their offsets.
         tables: All tables of the query's state. The first has an empty name.
@@ -129,7 +129,7 @@ class Checkpoint:
 
     @contextmanager
     def frame(self, table: StateTable, batch: int) -> Iterator[DataFrame]:
-        """Provide the whole state at the end of a batch as a DataFrame, valid inside the context."""
+        """Provide the whole state at the end of a batch as a DataFrame, which is valid inside the context."""
         with self._new_folder() as folder:
             with self.files.missing_files_as_gone(batch):
                 self.files.copy_whole_state(self._stores(table), batch, folder)
@@ -141,9 +141,10 @@ class Checkpoint:
     ) -> Iterator[pa.Table]:
         """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
 
-        A table has one row for each changed key, and the column `DELETED`. Changelogs of state variables are parsed
-        without Spark; those of lists only if the caller accepts appended elements (`appended`). Spark reads all other
-        changes. If the checkpoint has only whole states, two of them are compared. Raises `Gone` if files were removed.
+        A table has one row for each changed key, and the column `DELETED`. If possible, changelogs of state variables
+        are parsed without Spark; those of lists only with `appended`, that is, if the caller accepts only the appended
+        elements. Spark reads all other changes. If the checkpoint has only whole states, two of them are compared.
+        Raises `Gone` if files were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         is_parsed_here = is_parsable(table) and (appended or not is_list_state(table))
@@ -248,7 +249,6 @@ class Checkpoint:
             )
 
     def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
-        """Compare the whole states at the ends of two batches. Keeps the later state in `spool`."""
         old_path, new_path = (self._spool(table, end, spool) for end in (after, batch))
         old, new = (
             self._spark.read.parquet(str(path)).alias(name) for name, path in (("old", old_path), ("new", new_path))
@@ -269,7 +269,6 @@ class Checkpoint:
         return result
 
     def _spool(self, table: StateTable, batch: int, spool: Path) -> Path:
-        """Write the whole state at the end of a batch as Parquet, since it may exceed memory. Returns the folder."""
         rows = spool / str(batch)
         if not rows.exists():
             with self.frame(table, batch) as frame:
@@ -298,7 +297,6 @@ class Checkpoint:
         return self.files.stores(table.operator, table.store)
 
     def _read(self, table: StateTable, folder: Path, batch: int, **options: object) -> DataFrame:
-        """Load a table with one task for each core; tasks for single state partitions would be too small."""
         all_options = dict(table.options) | options
         cores = self._spark.sparkContext.defaultParallelism
         return self._load(folder, table.operator, table.store, batch, **all_options).coalesce(cores)
@@ -314,7 +312,7 @@ class Checkpoint:
 
     @contextmanager
     def _translate_spark_errors(self, table: StateTable, extent: str, folder: Path | None = None) -> Iterator[None]:
-        """Translate Spark's errors to `Refused`, or to `Corruption` if a file in `folder` is damaged."""
+        """Raise Spark's errors as `Refused`, or as `Corruption` if a file in `folder` is damaged."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
@@ -341,15 +339,12 @@ def _with_deleted(table: StateTable) -> pa.Schema:
 
 
 def _last_row_of_keys(rows: pa.Table, key: list[str]) -> pa.Table:
-    """Return the last row of each key. Rows of one key must be in write order."""
     keys = normalise_keys(rows.select(key), key)
     order, repeats = sort_keys(hash_keys(keys, key), keys)
     return rows.take(order[~np.append(repeats[1:], False)[: len(order)]])
 
 
 def _columns_equal(columns: Iterable[str], types: StructType) -> Column:
-    """Return the condition that these columns are equal in `old` and `new`. Maps are compared by entries."""
-
     def of(side: str, name: str) -> Column:
         column, kind = F.col(f"{side}.{quote_for_spark(name)}"), types[name].dataType
         return map_nested(column, kind, _entries) if contains_type(kind, MapType) else column

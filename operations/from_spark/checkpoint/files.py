@@ -45,7 +45,7 @@ _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _JOIN = "spark.sql.streaming.join.stateFormatVersion"
 _JOINS = ("1", "2", "3")
-"""Supported formats of a join's state. Format 2 added flags of matched rows; format 3 uses a single store."""
+"""Supported formats of a join's state. Format 2 added flags of matched rows; format 3 has a single store."""
 _PIECE_BYTES = 16 << 20
 
 
@@ -101,10 +101,10 @@ class CheckpointFiles:
             )
 
     def committed_batches(self) -> range:
-        """Return the range of committed batches that ends with the newest and has no gaps.
+        """Return the committed batches up to the newest. Older batches before a gap are left out.
 
         Raises `NotFound` if there is none, and `Refused` if the query was rolled back since the previous call, because
-        data that was read of its batches is outdated.
+        earlier results are outdated.
         """
         previous, self._commits = self._commits, self.commit_times()
         if not self._commits:
@@ -134,7 +134,7 @@ class CheckpointFiles:
         }
 
     def readable_batches(self, up_to: int | None = None) -> range:
-        """Return the batches whose whole state is available in all stores, up to `up_to` or the newest."""
+        """Return the batches whose whole state all stores have, up to `up_to`, by default the newest."""
         batches = self.committed_batches()
         if up_to is not None:
             batches = range(batches[0], min(up_to, batches[-1]) + 1)
@@ -147,7 +147,7 @@ class CheckpointFiles:
         return range(first, batches.stop)
 
     def check_variables(self) -> None:
-        """Check that the query has the same state variables as when it was opened. Raises `Refused`."""
+        """Raise `Refused` if the query's state variables have changed since the checkpoint was opened."""
         prefixes = [
             f"state/{operator.id}/{name}/"
             for operator in self.operators
@@ -200,7 +200,7 @@ class CheckpointFiles:
     def has_change_feed(self, batch: int) -> bool:
         """Return False if a batch's log shows that its changes cannot be read. Raises `ObjectNotFound`.
 
-        Changes cannot be read if the batch repartitions the state, or is the first one in a new checkpoint format.
+        Changes cannot be read if the batch repartitions the state, or is the first batch in a new checkpoint format.
         """
         current, previous = self._offset_log(batch), self._offset_log(batch - 1) if batch - 1 in self._commits else None
         if current.operation or (previous and current.conf.get(_PARTITIONS) != previous.conf.get(_PARTITIONS)):
@@ -208,7 +208,7 @@ class CheckpointFiles:
         return previous is None or self.format_of(batch) == self.format_of(batch - 1)
 
     def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
-        """Return the stores of all state partitions; optionally only those of one operator or with one name."""
+        """Return the stores of all state partitions, optionally only of one operator or with one name."""
         return [
             StoreFolder(operator_with_stores.id, partition, name)
             for operator_with_stores in self.operators
@@ -237,7 +237,7 @@ class CheckpointFiles:
                 target.write_bytes(_with_local_schemas(data, key, folder))
 
     def copy_whole_state(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
-        """Copy the files of the stores' whole state at the end of a batch. Raises `ObjectNotFound`."""
+        """Copy the files with the stores' whole state at the end of a batch. Raises `ObjectNotFound`."""
         self.copy_logs(batch, folder)
         batches = range(min(self._commits, default=batch), batch + 1)
         self._read_commits(committed_batch for committed_batch in batches if committed_batch in self._commits)
@@ -261,7 +261,7 @@ class CheckpointFiles:
             self._copy_all(referenced, folder)
 
     def copy_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
-        """Copy the files with a batch's changes. Returns their total size. Raises `ObjectNotFound`."""
+        """Copy the files with a batch's changes. Returns their total size in bytes. Raises `ObjectNotFound`."""
         self.copy_logs(batch, folder)
         return self._copy_all([self._changes_of(store, batch) for store in stores], folder)
 
@@ -275,10 +275,9 @@ class CheckpointFiles:
         return self._offset_log(batch).conf
 
     def column_families(self, store: StoreFolder) -> Mapping[str, int]:
-        """Return the numbers of a RocksDB store's column families by name; empty without a snapshot.
+        """Return the number of each column family of a RocksDB store, by name; empty without a snapshot.
 
-        The numbers are cached, because a query does not renumber its families. Before reads, `check_variables` detects
-        new families.
+        The numbers are cached, because a query does not renumber its families. `check_variables` detects new families.
         """
         if store not in self._families:
             files = [file for file in self._state_files(store.path).get(store.path, ()) if file.key.endswith(".zip")]
@@ -348,7 +347,6 @@ class CheckpointFiles:
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
-    """Limit the operator's number of state partitions to that of its folders; the metadata may state more."""
     folder = f"state/{operator.id}/"
     names = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
     return replace(operator, partitions=min(operator.partitions, sum(name.isdecimal() for name in names)))

@@ -10,7 +10,7 @@ from ....errors import Corruption, Refused
 
 METADATA, OFFSETS, COMMITS = "metadata", "offsets/", "commits/"
 _KNOWN = {OFFSETS: 2, COMMITS: 3}
-"""Newest supported version of each log, as Spark 4.3 writes it."""
+"""Newest supported version of each log; Spark 4.3 writes these versions."""
 _NOTHING = "-"
 
 
@@ -20,7 +20,7 @@ class SourceOffsets(Struct, frozen=True):
     source: str
     """Number of the source in the query, or its name if it has one."""
     topics: dict[str, tuple[int, ...]]
-    """Next offset by Kafka topic and partition, -1 for an unread partition. Empty for non-Kafka sources."""
+    """Next offset of each partition by Kafka topic; -1 for an unread partition. Empty for other sources."""
     text: str
 
 
@@ -86,7 +86,6 @@ def parse_commit_log(data: bytes, key: str) -> CommitLog:
 
 
 def _lines(data: bytes, key: str, log: str) -> tuple[int, str, Sequence[str]]:
-    """Return a log file's version, its line of JSON, and the remaining lines."""
     first, *lines = data.decode(errors="replace").splitlines() or [""]
     version = int(first[1:]) if first[:1] == "v" and first[1:].isdecimal() else 0
     if version > _KNOWN[log]:

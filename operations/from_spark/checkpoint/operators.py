@@ -1,7 +1,7 @@
-"""Parser of Spark's metadata of a query's stateful operators.
+"""Parser of the metadata that a Spark checkpoint has of the query's stateful operators.
 
-State from Spark before 4.0 has no such metadata. It is derived from the stores' schemas and the folder names, since
-Spark's state reader requires it.
+Spark before 4.0 writes no such metadata, but Spark's state reader requires it. It is derived from the stores' schemas
+and the folder names.
 """
 
 import json
@@ -28,7 +28,7 @@ _KINDS = {
     **dict.fromkeys(_TRANSFORM, "transform"),
 }
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
-"""Suffix of the name of a join's store with the rows of one side. The side's other stores count rows."""
+"""Suffix of the store with the rows of one side of a join. Other stores of the side count rows."""
 _LIST = "ListState"
 _VARIABLE_KINDS = ("ValueState", "MapState", _LIST, "TimerState")
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
@@ -36,13 +36,13 @@ _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class OperatorTable:
-    """One table of an operator's state, and the options with which Spark reads it."""
+    """One table of an operator's state, with the options by which Spark's state reader reads it."""
 
     name: str
     store: str
     options: tuple[tuple[str, str], ...] = ()
     has_change_feed: bool = True
-    """False if changes of the rows cannot be read: changes of a list have only the appended elements."""
+    """False for a list, because its changes have only the appended elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,14 @@ _OPERATOR_BY_VALUE_FIELD = {
     # The schema does not tell if the function was in Python or in Java.
     "groupState": "flatMapGroupsWithState",
 }
-"""Spark's short names of operators, by the first field of their stored values."""
+"""Spark's short names of operators, by the first field of the values that they store."""
 _SESSION = "sessionStartTime"
 
 
 def derive_metadata(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
-    """Return the metadata files that Spark 4 would have written, by key, one for each operator.
+    """Return the metadata files that Spark 4 would have written for an older checkpoint, by key.
 
-    `metadata` has the schema files by key; `keys` are all keys of `state/`.
+    One file for each operator. `metadata` has the schema files by key; `keys` are all keys of `state/`.
     """
     stores: dict[int, dict[str, bytes]] = {}
     for key in sorted(name for name in metadata if name.endswith(_SCHEMA)):
@@ -172,7 +172,6 @@ def _metadata(operator: int, stores: Mapping[str, bytes], partitions: int) -> by
 
 
 def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
-    """Return the column names of a store's keys and of its values. Raises `Corruption`."""
     file = BytesIO(data)
 
     def number(length: int) -> int:

@@ -45,14 +45,14 @@ def open_files(where: str, spark: SparkSession) -> ReadableFiles:
 
 
 def open_without_spark(where: str) -> ReadableFiles | None:
-    """Return a reader that needs no Spark; None if the URL needs Spark. Raises `Usage` if `where` cannot be parsed."""
+    """Return a reader that needs no Spark; None if the URL needs Spark. Raises `Usage` for an invalid `where`."""
     if _SCHEME.match(where) and not _OWN_SCHEMES.match(where):
         return None
     return open_store(re.sub(r"^s3[an]:", "s3:", where, flags=re.IGNORECASE))
 
 
 class HadoopFiles:
-    """`ReadableFiles` below a URL, read by the JVM of a Spark session."""
+    """Reader of the files below a URL, through the JVM of a Spark session."""
 
     def __init__(self, url: str, spark: SparkSession) -> None:
         self.url = url.rstrip("/")

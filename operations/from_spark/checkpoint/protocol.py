@@ -7,16 +7,16 @@ from typing import Protocol
 import pyarrow as pa
 
 DELETED = "_deleted"
-"""Boolean column of changes: True for a deleted key, whose values are undefined."""
+"""Boolean column of tables of changes: True for a deleted key, whose values are undefined."""
 APPENDED = "_appended"
-"""Boolean column of changes: True if the row's list has only the elements that were appended."""
+"""Boolean column of tables of changes: True if the row's list has only the elements that were appended."""
 
 EXISTS, DUE_AT = "has_state", "due_at"
-"""Last two columns of a function's state with a timeout: a flag for an existing state, and the time of the timeout."""
+"""Last two columns of a function's state with a timeout: True if the state exists, and the timeout's time."""
 
 
 def has_timeout(values: pa.Schema) -> bool:
-    """Return True if the columns of a function's state end with those of a timeout."""
+    """Return True if the state of a user's function has a timeout, that is, ends with `EXISTS` and `DUE_AT`."""
     names = values.names[-2:]
     return len(names) == 2 and names[0].startswith(EXISTS) and names[1].startswith(DUE_AT)
 
@@ -38,7 +38,7 @@ class ReadableTable(Protocol):
 
     @property
     def values(self) -> pa.Schema:
-        """Columns outside the key. Names are unique over key and values."""
+        """Columns outside the key. No two columns of key and values have the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class ReadableBatch:
     committed_ms: int
     """Time of Spark's commit, milliseconds since 1970 UTC."""
     non_kafka: frozenset[str] = frozenset()
-    """Sources that are not Kafka topics, whose offsets count files or seconds instead of records."""
+    """Sources other than Kafka. Their offsets count files or seconds instead of records."""
 
 
 class ReadableCheckpoint(Protocol):
-    """Checkpoint of a query that may be running and removing old files.
+    """Checkpoint of a query, which may still run and remove old files.
 
-    All methods raise `Unavailable` if the storage does not answer. Reading data that was removed raises `Gone`, and
-    never returns a part of the data or another batch's data.
+    All methods raise `Unavailable` if the storage does not answer. Reading removed data raises `Gone`; incomplete data,
+    or data of another batch, is never returned.
     """
 
     @property
     def location(self) -> str:
-        """Folder or `s3://bucket/prefix`, for use in messages."""
+        """Folder or `s3://bucket/prefix` of the checkpoint, for messages."""
 
     @property
     def query(self) -> str:
@@ -80,7 +80,7 @@ class ReadableCheckpoint(Protocol):
         """Return the known committed batches, without gaps; empty before the first commit."""
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """Return the batches whose whole state is available, up to `up_to`, by default up to the newest."""
+        """Return the batches whose whole state is available, up to `up_to`, by default the newest."""
 
     def read_batch(self, batch: int, /) -> ReadableBatch:
         """Return a committed batch. Raises `Gone`."""
@@ -105,7 +105,7 @@ class FollowedCheckpoint(ReadableCheckpoint, Protocol):
     def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterable[pa.Table]:
-        """Return a table's changes, one table for every `at_once` consecutive batches.
+        """Return a table's changes in the batches `after` + 1 to `up_to`, one table per `at_once` batches.
 
         With `appended`, tables of lists may have the column `APPENDED`.
         """

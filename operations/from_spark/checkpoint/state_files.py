@@ -1,4 +1,4 @@
-"""Names and completeness of a store's state files in a checkpoint, and checks for damaged files.
+"""Names of the state files in a Spark checkpoint, and checks for missing and damaged files.
 
 Version v of a store is its state at the end of batch v - 1. The HDFS provider writes `v.delta` for each version and
 sometimes `v.snapshot`, the whole state. RocksDB writes `v.changelog` (if enabled) and `v.zip`, which lists the SSTs of
@@ -22,11 +22,11 @@ _T = TypeVar("_T")
 _NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
 _WHOLES = ("snapshot", "zip")
 DEFAULT_STORE = "default"
-"""Name of an operator's store that has no folder of its own."""
+"""Name of a store whose files are in the folder of the state partition itself."""
 
 
 class StoreFolder(NamedTuple):
-    """Folder of one store of one state partition."""
+    """Folder in a checkpoint with the state files of one store in one state partition."""
 
     operator: int
     partition: int
@@ -53,7 +53,7 @@ def parse_state_file(key: str) -> StateFile | None:
 
 
 def damaged_file_error(key: str, why: str) -> Corruption:
-    """Return the error for a damaged file. The error names the batch that wrote the file."""
+    """Return the error for a damaged file, which names the batch that wrote the file."""
     file = parse_state_file(key)
     content = ""
     if file is not None:
@@ -73,10 +73,11 @@ def damaged_file_error(key: str, why: str) -> Corruption:
 def find_needed_files(
     version: int, files: Iterable[StateFile], ids: Mapping[int, str]
 ) -> tuple[Sequence[StateFile], int]:
-    """Return the files from which a version is read, and 0; or an incomplete list, and the version that lacks a file.
+    """Return the files from which a version of a store is read, and 0.
 
-    `ids` has the id in the names of a version's valid files, as far as it is known. For other versions, the files of
-    all tasks are returned: each file names its predecessor, and Spark follows these names.
+    If a version lacks a file, returns an incomplete list and that version. `ids` has, by version, the id in the names
+    of valid files, if known. For other versions, the files of all tasks are returned: each file names its predecessor,
+    and Spark follows these names.
     """
     by_version = _by_version(files, ids)
     needed: list[StateFile] = []
@@ -110,12 +111,11 @@ def _by_version(files: Iterable[StateFile], ids: Mapping[int, str]) -> dict[int,
 
 
 def _whole_state(files: Iterable[StateFile]) -> Sequence[StateFile]:
-    """Return a version's files with the whole state; none if the files are from several tasks."""
     return [file for file in files if file.is_whole] if len({file.id for file in files}) == 1 else []
 
 
 def referenced_files(data: bytes, key: str) -> tuple[str, ...]:
-    """Return the files that a RocksDB snapshot refers to, relative to the store's folder."""
+    """Return the files that a RocksDB snapshot refers to, as paths relative to the store's folder."""
 
     def names(metadata: Any) -> tuple[str, ...]:
         ssts = [f"SSTs/{sst['dfsSstFileName']}" for sst in metadata.get("sstFiles") or ()]
@@ -125,7 +125,7 @@ def referenced_files(data: bytes, key: str) -> tuple[str, ...]:
 
 
 def parse_column_families(data: bytes, key: str) -> dict[str, int]:
-    """Return the number of each column family in a RocksDB snapshot. Keys begin with these numbers."""
+    """Return the number of each column family in a RocksDB snapshot, by name. Keys begin with these numbers."""
     return _read_metadata(
         data, key, lambda metadata: {str(a): int(b) for a, b in (metadata.get("columnFamilyMapping") or {}).items()}
     )
@@ -143,9 +143,9 @@ _MAGIC = b"crc\0"
 
 
 def check_checksum(copy: Path, source: Path, key: str) -> None:
-    """Raise `Corruption` if a copy does not match the checksums in `.NAME.crc` beside its source.
+    """Raise `Corruption` if a copy does not match the checksums in the file `.NAME.crc` beside `source`.
 
-    The `.crc` file has a CRC-32 of each block. If it does not exist, nothing is checked.
+    That file has a CRC-32 of each block. If it does not exist, nothing is checked.
     """
     try:
         sums = source.with_name(f".{source.name}.crc").read_bytes()
@@ -163,7 +163,7 @@ def check_checksum(copy: Path, source: Path, key: str) -> None:
 def check_state_files(folder: Path, unpack: Callable[[Path, int], object]) -> None:
     """Raise `Corruption` for the first state file in a folder that cannot be decompressed.
 
-    `unpack` gets a file and its batch. If it raises any error, the file is damaged.
+    `unpack` is called with each file and its batch; any error of `unpack` means that the file is damaged.
     """
     files = (
         (file, path) for path in folder.glob("state/**/*") if (file := parse_state_file(str(path.relative_to(folder))))
@@ -181,7 +181,7 @@ def check_state_files(folder: Path, unpack: Callable[[Path, int], object]) -> No
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the root cause of a Python or Java error, in one line."""
+    """Return the message of the error that caused a Python or Java error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)

@@ -1,4 +1,4 @@
-"""Tables of a query's state, one for each store or state variable, and their columns.
+"""Tables of a query's state and their columns: one table for each store or state variable.
 
 Fields of keys and values become columns. Nested structs are not split, because a null struct and a struct of nulls are
 different keys.
@@ -49,7 +49,7 @@ _TIMES = {
     ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
-"""Numeric columns that are times, by kind and path, with their new name and unit. Negative numbers mean no time."""
+"""Numeric columns that are times, by kind and path, with their new name and conversion. Negative means no time."""
 _WRAPPERS = {
     "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
     "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
@@ -57,20 +57,23 @@ _WRAPPERS = {
 }
 """Field names of the structs that Spark wraps around a user's state. The first field is the state."""
 SINGLE_ROW_KEY = "row"
-"""Key column of a table with a single row, such as that of a total; always 0."""
+"""Key column of a table with a single row, such as the table of a total; always 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderColumn:
-    """One column of a table, with its path in a column of Spark's state reader."""
+    """One column of a table, with its location in the columns of Spark's state reader."""
 
     name: str
     reader_column: str
     field_indices: tuple[int, ...]
-    """Field index at each level, outermost first. Names would be ambiguous, since a buffer may repeat them."""
+    """Field index at each level, outermost first. Field names would be ambiguous, because a buffer may repeat them."""
     type: pa.DataType
     path: tuple[str, ...]
-    """Names of the fields, starting with the reader's column. Empty for `SINGLE_ROW_KEY`, which is not stored."""
+    """Names of the fields, beginning with the column of Spark's state reader.
+
+    Empty for `SINGLE_ROW_KEY`, which Spark does not store.
+    """
     is_existence_flag: bool = False
 
 
@@ -109,7 +112,7 @@ class StateTable:
         return [column.name for column in self.key if has_floats(column.type)]
 
     def check_keys(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Raise `Refused` if a key has -0.0, which `dropDuplicates` before Spark 4.2 distinguishes from 0.0."""
+        """Raise `Refused` if a key has -0.0. `dropDuplicates` before Spark 4.2 distinguishes it from 0.0."""
         if names := [name for name in self.float_keys if has_negative_zero(rows[name])]:
             raise Refused(
                 f"the state {self.name or self.kind!r} has a key with -0.0 in {names[0]!r}: before Spark 4.2 "
@@ -119,19 +122,19 @@ class StateTable:
 
     @property
     def is_in_shared_store(self) -> bool:
-        """True if the store has several tables. Spark then opens a whole state before it reads changes."""
+        """True if the store has several tables. Before changes, Spark then opens a whole state."""
         return bool(self.options)
 
     def select_columns(self) -> Sequence[Column]:
         return [_select(part, self.spark_types, self.kind) for part in self.reader_columns]
 
     def from_reader_arrays(self, columns: Mapping[str, pa.Array]) -> pa.Table:
-        """Convert arrays, named and typed as by Spark's state reader, to the table's columns."""
+        """Convert arrays of Spark's state reader, by column name, to the table's columns."""
         return pa.table([_select_array(part, columns, self.kind) for part in self.reader_columns], self.schema)
 
 
 def make_state_table(name: str, operator: Operator, stored: OperatorTable, schema: StructType) -> StateTable:
-    """Return the table for a schema of Spark's state reader. Raises `Refused` for an unsupported type."""
+    """Return the table that has a given schema in Spark's state reader. Raises `Refused` for an unsupported type."""
     types = {reader_field.name: reader_field.dataType for reader_field in schema.fields}
     kind = operator.kind
     if kind == "aggregate":
@@ -220,7 +223,7 @@ def _unique(names: Iterable[str]) -> Iterator[str]:
 
 
 def _column_type(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataType:
-    """Return the column type for a Spark type. Raises `Refused` with the field's `path` for an unsupported type."""
+    """Return the column type for a Spark type. Raises `Refused`, with the `path` of the field, if unsupported."""
     if isinstance(kind, StructType) and kind.fields:
         fields = [(part.name, _column_type(part.dataType, (*path, part.name), table)) for part in kind.fields]
         return pa.struct([(name, part_type) for (_, part_type), name in zip(fields, _field_names(kind), strict=True)])
@@ -258,7 +261,7 @@ def _stored_type(kind: DataType) -> DataType:
 
 
 def map_nested(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """Replace a column by the result of `leaf`. If it is None, the values nested in the column are replaced instead."""
+    """Apply `leaf` to a column, or, where `leaf` returns None, to the values nested in the column."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
     inner = partial(map_nested, leaf=leaf)

@@ -56,7 +56,7 @@ _MAX_WORD_PRECISION = 18
 
 
 class UnknownLayout(Exception):
-    """Raised for state in a layout that this module does not support. Spark may be able to read it."""
+    """Raised for state in a layout that this module does not support. Spark may be able to read such state."""
 
 
 def is_readable(kind: DataType) -> bool:
@@ -70,7 +70,7 @@ def is_readable(kind: DataType) -> bool:
 
 
 def decode_rows(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
-    """Decode the rows at these offsets. Raises `UnknownLayout`."""
+    """Decode the rows of type `kind` at these byte offsets. Raises `UnknownLayout`."""
     null_bytes = 8 * (-(-len(kind.fields) // 64))
     fields = []
     for number, part in enumerate(kind.fields):
@@ -82,7 +82,7 @@ def decode_rows(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
 
 
 def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[Any]:
-    """Return the numbers of type `stored` at these offsets. Raises `UnknownLayout` for offsets outside the buffer."""
+    """Return the numbers of type `stored` at these byte offsets. Raises `UnknownLayout` for offsets outside `data`."""
     kind = np.dtype(stored)
     if len(at) and (at.min() < 0 or at.max() + kind.itemsize > len(data)):
         raise UnknownLayout
@@ -133,7 +133,6 @@ def _variable_length(
 
 
 def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.Array]:
-    """Decode the arrays at these offsets. Returns Arrow's list offsets, and the elements of all arrays."""
     counts = gather(data, at, np.int64)
     if (counts < 0).any() or (at + counts > len(data)).any():
         raise UnknownLayout
@@ -157,7 +156,6 @@ def _masked(values: pa.Array, nulls: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-    """Put the values at the positions `valid`, in order, and null at all other positions."""
     if len(valid) == len(nulls):
         return values
     at = np.zeros(len(nulls), np.int64)
@@ -166,7 +164,6 @@ def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) ->
 
 
 def _decimals(data: Bytes, starts: Positions, sizes: Positions) -> npt.NDArray[np.uint8]:
-    """Convert big-endian integers of up to 16 bytes to the 16 little-endian bytes of Arrow's decimals."""
     number = np.arange(16)
     within = number < sizes[:, None]
     digits = data[np.where(within, (starts + sizes - 1)[:, None] - number, starts[:, None])]

@@ -141,10 +141,11 @@ def test_a_manifest_of_130_000_ssts_is_small() -> None:
 
 
 def test_a_missing_or_damaged_leaf_is_named_with_what_it_affects(tmp_path: Path) -> None:
-    ssts = stored_and_read(store := LocalStore(tmp_path), many(LocalStore(tmp_path)))
+    store = LocalStore(tmp_path)
+    ssts = stored_and_read(store, many(LocalStore(tmp_path)))
     first, second, *_ = ssts.leaves
     store.delete(first.object)
-    (tmp_path / second.object).write_bytes((tmp_path / second.object).read_bytes()[:-9])
+    (tmp_path / second.object).write_bytes((tmp_path / second.object).read_bytes().replace(b",900,", b",901,", 1))
     with pytest.raises(
         Corruption, match=r"leaves/\w+\.json' is missing: it lists 256 SSTs with hashes from -9.*not aff"
     ):
@@ -155,7 +156,7 @@ def test_a_missing_or_damaged_leaf_is_named_with_what_it_affects(tmp_path: Path)
 
 
 def test_a_leaf_that_another_object_took_the_place_of_is_refused(tmp_path: Path) -> None:
-    ssts = stored_and_read(store := LocalStore(tmp_path), many(LocalStore(tmp_path)))
+    ssts = stored_and_read(LocalStore(tmp_path), many(LocalStore(tmp_path)))
     first, second, *_ = ssts.leaves
     (tmp_path / first.object).write_bytes((tmp_path / second.object).read_bytes())
     with pytest.raises(Corruption, match="has the content of another object"):
