@@ -26,6 +26,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions.leaves import fold
 
 from tests.durations import Recorder, longest_first
 from tests.models.profiles import PROFILE
@@ -217,6 +218,29 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(SparkContext, "_gateway", None)
+
+
+_WITH_SMALL_LEAVES = (
+    "models",
+    "operations/erasure",
+    "operations/disaster_recovery",
+    "operations/staging",
+    "snapshot/gc",
+)
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tables of a few SSTs have leaves, in the tests of verbs that walk, copy, change or delete objects."""
+    folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
+    if folder.startswith(_WITH_SMALL_LEAVES):
+        for name, value in (
+            ("_MAX_INLINE_BYTES", 500),
+            ("_ENTRIES_PER_RANGE", 0),
+            ("_SSTS_PER_LEAF", 2),
+            ("_TOLERANCE", 1),
+        ):
+            monkeypatch.setattr(fold, name, value)
 
 
 @pytest.fixture

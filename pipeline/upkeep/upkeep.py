@@ -182,7 +182,7 @@ class Upkeep:
         """Start the merges that a version needs, shortly before its commit, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-                waits. `offered` are the finished merges and folds that were offered to the version: it names their results,
+        waits. `offered` are the finished merges and folds that were offered to the version: it names their results,
         except those that did not fit and were dropped. `missed` are the objects of which the version's batch read byte
         ranges, to prefetch them; None without a batch.
         """

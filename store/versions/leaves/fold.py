@@ -60,11 +60,11 @@ def needs_fold(manifest: Manifest, *, excess: int = 1) -> bool:
 def fold_ssts(store: ObjectStore, manifest: Manifest) -> Fold:
     """Plan a fold of the version's table, and put its leaves. Raises `Corruption` and `Unavailable`."""
     assert manifest.table is not None  # noqa: S101  a manifest without a table needs no fold
-    plan = plan_fold(manifest.ssts, _max_inline_bytes(manifest.table))
+    plan = plan_fold(manifest.ssts, _max_inline_bytes(manifest.table), _SSTS_PER_LEAF)
     return write_fold(store, manifest.app, manifest.stage, plan)
 
 
-def plan_fold(ssts: Ssts, limit: int, per_leaf: int = _SSTS_PER_LEAF) -> FoldPlan:
+def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
     """Return a fold after which inline entries take at most three quarters of `limit` bytes. Reads leaves to replace.
 
     The number of slots is the smallest power of two for which a slot has `per_leaf` SSTs or fewer, at most 64.

@@ -31,6 +31,7 @@ from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.forgotten import ForgetJournal
 from slackwater.store.versions.manifest import Edit
 from slackwater.store.versions.published import PublishedPosition
+from slackwater.store.versions.side_tables import leaf_keys
 from ulid import ULID
 
 from tests.operations.erasure.everything import archive_of, occurrences
@@ -211,6 +212,7 @@ def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
     """The kinds of which a verb tells the damage: of each an object that the snapshot names, if it names any."""
     told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
     named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}
+    named |= {leaf for manifest in cut.stages.values() for leaf in leaf_keys(manifest)}
     named |= {keys.manifest(APP, stage, version) for stage, version in cut.versions.items()}
     named |= {keys.json_object(keys.snapshots(APP), "before"), *read_snapshot(app.store, APP, "before").object_keys}
     one_of: dict[ObjectKind | None, str] = {}

@@ -105,7 +105,7 @@ def many(store: CountingStore | MemoryStore, entries: int = 4096) -> Ssts:
         replace(sst(n, seq=n + 1, level=1), hash_min=LOWEST + n * width, hash_max=LOWEST + (n + 1) * width - 1)
         for n in range(entries)
     )
-    return apply_fold(ssts, write_fold(store, "app", "stage", plan_fold(ssts, SMALL)))
+    return apply_fold(ssts, write_fold(store, "app", "stage", plan_fold(ssts, SMALL, 256)))
 
 
 def test_one_key_opens_one_leaf_and_a_table_all_of_them_once() -> None:
@@ -167,7 +167,7 @@ def test_of_two_folds_of_one_leaf_the_first_is_taken() -> None:
     store = MemoryStore()
     ssts = many(store)
     changed = ssts.replaced(ssts.within(0, 0), [sst(5000 + n, level=1) for n in range(20)])
-    one, other = (write_fold(store, "app", "stage", plan_fold(changed, SMALL)) for _ in range(2))
+    one, other = (write_fold(store, "app", "stage", plan_fold(changed, SMALL, 256)) for _ in range(2))
     taken = apply_fold(changed, one)
     assert taken != changed
     assert apply_fold(taken, other) is taken

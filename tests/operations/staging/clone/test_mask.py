@@ -74,7 +74,8 @@ def rows_in(store: ObjectStore, app: str) -> list[list[dict[str, Any]]]:
 
     head = history.head(store, app, "people")
     assert head is not None
-    return [pq.read_table(pa.BufferReader(store.get(sst.object))).to_pylist() for sst in head.ssts]
+    in_order = sorted(head.ssts, key=lambda sst: (sst.seq_max, sst.hash_min))
+    return [pq.read_table(pa.BufferReader(store.get(sst.object))).to_pylist() for sst in in_order]
 
 
 ROWS = st.tuples(
