@@ -19,6 +19,7 @@ from ..support import side
 from ..support.events import TOPIC, cycles, fill
 from ..support.row import Row
 from ..throughput import app_of
+from . import manifests
 
 PARTITIONS = (4, 512)
 SMALL = 1_000
@@ -60,6 +61,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
             many["manifest_bytes"] / (64 << 10),
             1,
         ),
+        *manifests.rows(quick),
     ]
 
 

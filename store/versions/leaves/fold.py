@@ -16,9 +16,8 @@ from ...objects.protocol import ObjectStore
 from ..entries.hash_ranges import hash_bounds, partition_of_hash
 from ..entries.ssts import Leaf, LeafReader, Sst, Ssts, name_of
 from ..manifest import Manifest, Table
-from .objects import read_leaves, write_leaf
+from .objects import MAX_LEAVES, read_leaves, write_leaf
 
-MAX_LEAVES = 64
 _ENTRY_BYTES, _NAME_BYTES = 165, 29
 """Approximate JSON size of an entry, and of the name of a removed SST."""
 _MAX_INLINE_BYTES = 48 << 10
@@ -65,21 +64,23 @@ def fold_ssts(store: ObjectStore, manifest: Manifest) -> Fold:
 
 
 def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
-    """Return a fold after which inline entries take at most three quarters of `limit` bytes. Reads leaves to replace.
+    """Return a fold after which inline entries take at most half of `limit` bytes. Reads the leaves to replace.
 
     The number of slots is the smallest power of two for which a slot has `per_leaf` SSTs or fewer, at most 64.
-    The entries of the oldest merged SSTs move first, those of level 0 last, and slots with most of them before others.
-    Leaves with many removed SSTs are replaced in any case.
+    The newest entries stay inline, because the next merges replace them: up to a quarter of `limit` for level 0, and
+    a quarter for merged SSTs. Slots with most of the other entries are folded first, and leaves with many removed SSTs
+    in any case.
     """
     size = inline_bytes(ssts)
     slots = max([_slots_for(len(ssts), per_leaf), *(leaf.slots for leaf in ssts.leaves)])
-    newest_first = sorted(ssts.inline, key=lambda sst: (sst.level > 0, -sst.seq_max, sst.hash_min))
-    movable = newest_first[limit // 2 // _ENTRY_BYTES :]
+    newest_first = sorted(ssts.inline, key=lambda sst: (-sst.seq_max, sst.hash_min))
+    stay = limit // 4 // _ENTRY_BYTES
+    movable = [sst for is_merged in (True, False) for sst in _of_level(newest_first, is_merged)[stay:]]
     blocks = _group_by_block(ssts.leaves, movable, slots)
     heaviest = sorted(blocks, key=lambda block: -block.size)
     taken = []
     for block in heaviest:
-        if size > limit * 3 // 4 or (block.leaf is not None and _is_worn(block.leaf)):
+        if size > limit // 2 or (block.leaf is not None and _is_worn(block.leaf)):
             taken.append(block)
             size -= block.size
     content: dict[int, list[Sst]] = {}
@@ -139,6 +140,10 @@ def fold_before_commit(store: ObjectStore, manifest: Manifest) -> Manifest:
 def inline_bytes(ssts: Ssts) -> int:
     """Return the approximate JSON size of the inline entries and the names of removed SSTs."""
     return len(ssts.inline) * _ENTRY_BYTES + sum(map(_removed_bytes, ssts.leaves))
+
+
+def _of_level(ssts: Iterable[Sst], is_merged: bool) -> list[Sst]:
+    return [sst for sst in ssts if (sst.level > 0) == is_merged]
 
 
 def _removed_bytes(leaf: Leaf) -> int:

@@ -4,6 +4,7 @@ Leaves are immutable and read again for many versions, so their entries are cach
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -13,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ....errors import Corruption, ObjectNotFound
+from ....errors import Corruption, ObjectExists, ObjectNotFound
 from ...objects.many import map_concurrently
 from ...objects.protocol import ObjectStore
 from .. import checks, codec, keys, limits
@@ -21,6 +22,8 @@ from ..checks import Violation
 from ..entries.ssts import Leaf, Sst, Ssts
 from ..manifest import Manifest
 
+MAX_LEAVES = 64
+"""Largest number of leaves that a fold makes for a table; a reader requests them all at once."""
 _MAX_CACHED_SSTS = 1 << 18
 
 _cached: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, str], tuple[Sst, ...]]] = WeakKeyDictionary()
@@ -61,7 +64,7 @@ def read_leaves(store: ObjectStore, leaves: Iterable[Leaf]) -> list[tuple[Sst, .
 
     Raises `Corruption` if a leaf is missing or damaged, and `Unavailable`.
     """
-    return list(map_concurrently(partial(_read_leaf, store), leaves))
+    return list(map_concurrently(partial(_read_leaf, store), leaves, MAX_LEAVES))
 
 
 def write_leaf(
@@ -74,7 +77,8 @@ def write_leaf(
     content = LeafContent(app, stage, str(ULID()), Ssts(ssts))
     key = keys.leaf(app, stage, content.id)
     # Not `put`: a spool would keep the leaf on this machine, and the version that names it may be committed elsewhere.
-    store.put_if_absent(key, codec.encode(content))
+    with suppress(ObjectExists):  # this call's own put, whose answer was lost: nobody else knows the name
+        store.put_if_absent(key, codec.encode(content))
     with _lock:
         _cache(store)["", key] = ssts
     return Leaf(key, *slot, len(ssts), *bounds)

@@ -16,7 +16,7 @@ from slackwater.store.versions import codec, keys
 from slackwater.store.versions.entries.ssts import Sst, Ssts, name_of
 from slackwater.store.versions.leaves import fold as folding
 from slackwater.store.versions.leaves.fold import Fold, apply_fold, plan_fold, write_fold
-from slackwater.store.versions.leaves.objects import bind_reader, bind_ssts
+from slackwater.store.versions.leaves.objects import MAX_LEAVES, bind_reader, bind_ssts
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.models.profiles import scaled
@@ -84,7 +84,7 @@ def test_changes_and_folds_in_any_order_leave_the_ssts_of_a_plain_set(data: st.D
         assert {*ssts.within(low, high)} == {s for s in expected if s.hash_min <= high and s.hash_max >= low}
         assert all(map(operator.contains, [ssts] * len(expected), expected))
         assert {*ssts.added_since(earlier, version - 1)} == expected - before
-        assert len(ssts.leaves) <= folding.MAX_LEAVES
+        assert len(ssts.leaves) <= MAX_LEAVES
 
 
 @scaled(30, in_ci=500)
@@ -93,7 +93,7 @@ def test_a_fold_leaves_few_inline_entries_and_each_hash_in_one_slot(ranges: list
     store = MemoryStore()
     ssts = Ssts(sst(number, *span, number, number % 2) for number, span in enumerate(ranges, 1))
     folded = apply_fold(ssts, write_fold(store, "app", "stage", plan_fold(ssts, SMALL, per_leaf)))
-    assert folding.inline_bytes(folded) <= SMALL * 3 // 4 + 165 * per_leaf
+    assert folding.inline_bytes(folded) <= SMALL // 2
     ends = [(leaf.slot / leaf.slots, (leaf.slot + 1) / leaf.slots) for leaf in folded.leaves]
     assert all(ends[n][1] <= ends[n + 1][0] for n in range(len(ends) - 1))
 
@@ -136,7 +136,7 @@ def test_a_manifest_of_130_000_ssts_is_small() -> None:
     """The SSTs of 2,048 state partitions with 64 SSTs each."""
     memory = MemoryStore()
     ssts = many(memory, 2048 * 64)
-    assert len(ssts.leaves) == folding.MAX_LEAVES
+    assert len(ssts.leaves) == MAX_LEAVES
     assert len(codec.encode(replace(manifest(1 << 20), table=TABLE, ssts=ssts))) < 12_000
 
 

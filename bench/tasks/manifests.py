@@ -1,0 +1,162 @@
+"""Size of manifests and work of a commit for tables that no machine of two cores holds: SSTs without rows.
+
+Real picks, folds and manifests; SSTs are entries alone, and a merge's result has the sum of its inputs' bytes. A batch
+a second adds an SST for each hash range.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import count
+from statistics import mean
+
+from msgspec.structs import replace
+from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.plan import Compaction, CompactionResult, Finished, apply_results
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst, Ssts
+from slackwater.store.versions.leaves.fold import fold_before_commit, fold_ssts, needs_fold
+from slackwater.store.versions.leaves.objects import MAX_LEAVES
+from slackwater.store.versions.manifest import Column, Manifest, Table
+
+from ..support.row import Row
+
+FLUSHED_BYTES = 64 << 10
+"""Bytes of the SST that a batch puts for a hash range."""
+LIMIT_BYTES, ENTRY_BYTES = 64 << 10, 165
+SIZES = ((1024, 16, 1024 * 64), (2048, 32, 2048 * 64), (10_000, 16, 16_000))
+"""State partitions, tasks, and SSTs."""
+_HEX = "0123456789abcdef" * 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a table of this size costs, by version."""
+
+    manifest_bytes: list[int]
+    leaf_puts: list[int]
+    merge_puts: list[int]
+    commit_ms: list[float]
+    """CPU to make, fold and encode a version."""
+    pick_ms: list[float]
+    key: tuple[int, int]
+    """Requests and bytes to open the newest version for one key, in a fresh process."""
+    whole: tuple[int, int]
+
+
+class _Table:
+    """A table whose SSTs have no rows."""
+
+    def __init__(self, partitions: int, tasks: int, ssts: int) -> None:
+        self.table = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions, tasks=tasks)
+        self.numbers = count(1)
+        self.memory = MemoryStore()
+        self.store = CountingStore(self.memory)
+        old = (
+            self.sst(*hash_bounds(slot, ssts), self.table.compaction.target_file_bytes, 1, 7) for slot in range(ssts)
+        )
+        first = Manifest("app", "stage", 1, 1, "w", 1, "claim", table=self.table, ssts=Ssts(old))
+        self.head = fold_before_commit(self.store, first)
+        commit(self.store, self.head)
+        self.finished: tuple[Finished, ...] = ()
+
+    def sst(self, low: int, high: int, size: int, seq: int, level: int, seq_min: int = 0) -> Sst:
+        key = keys.sst("app", "stage", f"01{next(self.numbers):024}")
+        rows = max(1, size // 50)
+        return Sst(key, 0, level, rows, size, _HEX, low, high, seq_min or seq, seq, min(4096, size), _HEX, 0)
+
+    def merge(self, done: Compaction) -> CompactionResult:
+        low, high = done.hash_range
+        total = sum(sst.bytes for sst in done.inputs)
+        parts = max(1, round(total / done.target_file_bytes))
+        width = (high - low + 1) // parts
+        seqs = min(sst.seq_min for sst in done.inputs), max(sst.seq_max for sst in done.inputs)
+        outputs = tuple(
+            self.sst(
+                low + n * width, high if n == parts - 1 else low + (n + 1) * width - 1,
+                total // parts, seqs[1], done.output_level, seqs[0],
+            )
+            for n in range(parts)
+        )  # fmt: skip
+        return CompactionResult(done, outputs)
+
+    def batch(self) -> tuple[int, int, int, float, float]:
+        head = self.head
+        draft = successor(head, kind="batch", epoch=1, writer="w", by="bench", now_ms=head.time_ms + 1000)
+        ranges = self.table.ranges
+        new = [self.sst(*hash_bounds(r, ranges), FLUSHED_BYTES, draft.version, 0) for r in range(ranges)]
+        self.store.take_stats()
+        began = time.process_time()
+        ssts = apply_results(head.ssts.plus(new), self.finished)
+        self.head = fold_before_commit(self.store, replace(draft, ssts=ssts))
+        commit(self.store, self.head)
+        commit_ms = (time.process_time() - began) * 1000
+        merged = sum(len(done.outputs) for done in self.finished if isinstance(done, CompactionResult))
+        began = time.process_time()
+        due = pick_for_manifest(self.head)
+        pick_ms = (time.process_time() - began) * 1000
+        self.finished = tuple(map(self.merge, due))
+        if needs_fold(self.head):
+            self.finished += (fold_ssts(self.store, self.head),)
+        size = len(self.memory.get(keys.manifest("app", "stage", self.head.version)))
+        return size, self.store.take_stats().puts, merged, commit_ms, pick_ms
+
+
+def measure(partitions: int, tasks: int, ssts: int, batches: int) -> Measured:
+    table = _Table(partitions, tasks, ssts)
+    sizes, puts, merged, commits, picks = zip(*(table.batch() for _ in range(batches)), strict=True)
+
+    def opened(low: int, high: int) -> tuple[int, int]:
+        fresh = CountingStore(table.memory)
+        head = history.read(fresh, "app", "stage", table.head.version)
+        assert head.ssts.within(low, high)
+        spent = fresh.take_stats()
+        return spent.gets, spent.bytes_read
+
+    return Measured(
+        [*sizes],
+        [n - 1 for n in puts],
+        [*merged],
+        [*commits],
+        [*picks],
+        opened(12345, 12345),
+        opened(-(2**63), 2**63 - 1),
+    )
+
+
+def rows(quick: bool) -> list[Row]:
+    """Tables of 1,024 and 2,048 state partitions with 64 SSTs each, and one of 10,000 with a billion keys."""
+    measured: list[Row] = []
+    for partitions, tasks, ssts in SIZES:
+        size = f"{partitions:,} state partitions, {tasks} tasks, {ssts:,} SSTs"
+        cost = measure(partitions, tasks, ssts // (16 if quick else 1), 10 if quick else 60)
+        new_bytes = tasks * ENTRY_BYTES
+        measured += [
+            _row(
+                f"bytes of a manifest, most of {len(cost.manifest_bytes)} batches: {size}",
+                max(cost.manifest_bytes),
+                LIMIT_BYTES + new_bytes,
+            ),
+            _row(f"puts of leaves a batch: {size}", mean(cost.leaf_puts), 1),
+            _row(
+                f"CPU of a commit, ms, mean; {mean(cost.pick_ms):.0f} ms more to pick merges: {size}",
+                mean(cost.commit_ms),
+                50,
+            ),
+            _row(f"GETs for one key, cold, {cost.key[1]:,} bytes: {size}", cost.key[0], 2),
+            _row(
+                f"GETs for all entries, cold, {cost.whole[1]:,} bytes, two in sequence: {size}",
+                cost.whole[0],
+                1 + MAX_LEAVES,
+            ),
+        ]
+    return measured
+
+
+def _row(name: str, value: float, limit: float) -> Row:
+    return Row.at_most(name, f"{value:,.1f}", f"{limit:,.0f}", value / limit, 1)
