@@ -225,10 +225,12 @@ def _children(value: Any, kind: Any, path: str) -> Iterator[tuple[Any, str, Any]
         for name, item in value.items():
             yield name, f"a name in {path}", arguments[0]
             yield item, f"{path}[{_shorten(name)}]", arguments[1]
-    elif isinstance(value, dict | list) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = get_type_hints(kind, include_extras=True)
-        if isinstance(value, list):
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if isinstance(value, list) and kind.__struct_config__.array_like:
             value = dict(zip(kind.__struct_fields__, value, strict=False))
+        if not isinstance(value, dict):
+            return
+        hints = get_type_hints(kind, include_extras=True)
         for name in filter(hints.__contains__, value):
             yield value[name], f"{path}.{name}" if path else name, hints[name]
 

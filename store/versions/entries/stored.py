@@ -65,6 +65,10 @@ def to_stored(ssts: Ssts) -> dict[str, Any]:
 
 def from_stored(stored: Any) -> Ssts:
     """Return the SSTs of a decoded JSON value. Raises `msgspec.ValidationError`."""
+    if isinstance(stored, list):
+        raise msgspec.ValidationError(
+            "Expected entries and leaves: a slackwater from before the first release wrote this; run the app anew"
+        )
     value = msgspec.convert(stored, StoredSsts)
     if (last := max((entry.folder for entry in value.inline), default=-1)) >= len(value.folders):
         raise msgspec.ValidationError(f"Expected a number of {len(value.folders)} folders, found {last}")

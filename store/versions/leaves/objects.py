@@ -51,20 +51,21 @@ def _(value: LeafContent) -> Iterator[Violation]:
 def bind_reader(store: ObjectStore, manifest: Manifest) -> Manifest:
     """Let a manifest's SSTs read their leaves from this store, and return the manifest."""
     for ssts in (manifest.ssts, *(side.ssts for side in manifest.side_tables.values())):
-        bind_ssts(store, ssts)
+        bind_ssts(store, ssts, f"{manifest.app}/{manifest.stage}@v{manifest.version}")
     return manifest
 
 
-def bind_ssts(store: ObjectStore, ssts: Ssts) -> None:
-    ssts.bind(partial(read_leaves, store))
+def bind_ssts(store: ObjectStore, ssts: Ssts, needed_by: str = "") -> None:
+    """Let SSTs read their leaves from this store. `needed_by` is the ref of their version, for errors."""
+    ssts.bind(partial(read_leaves, store, needed_by=needed_by))
 
 
-def read_leaves(store: ObjectStore, leaves: Iterable[Leaf]) -> list[tuple[Sst, ...]]:
+def read_leaves(store: ObjectStore, leaves: Iterable[Leaf], needed_by: str = "") -> list[tuple[Sst, ...]]:
     """Return all entries of each leaf, removed SSTs included. Costs one request for each leaf that is not cached.
 
     Raises `Corruption` if a leaf is missing or damaged, and `Unavailable`.
     """
-    return list(map_concurrently(partial(_read_leaf, store), leaves, MAX_LEAVES))
+    return list(map_concurrently(partial(_read_leaf, store, needed_by), leaves, MAX_LEAVES))
 
 
 def write_leaf(
@@ -84,7 +85,7 @@ def write_leaf(
     return Leaf(key, *slot, len(ssts), *bounds)
 
 
-def _read_leaf(store: ObjectStore, leaf: Leaf) -> tuple[Sst, ...]:
+def _read_leaf(store: ObjectStore, needed_by: str, leaf: Leaf) -> tuple[Sst, ...]:
     place = leaf.root, leaf.object
     with _lock:
         known = _cache(store).get(place)
@@ -99,8 +100,9 @@ def _read_leaf(store: ObjectStore, leaf: Leaf) -> tuple[Sst, ...]:
         )
     except ObjectNotFound:
         raise Corruption(
-            f"object {leaf.object!r} is missing: it lists {leaf.live} SSTs with hashes from {leaf.hash_min} to "
-            f"{leaf.hash_max}; the SSTs themselves, other hashes and versions without this leaf are not affected",
+            f"object {leaf.object!r} is missing: {needed_by or 'a version'} needs it for {leaf.live} SSTs with hashes "
+            f"from {leaf.hash_min} to {leaf.hash_max}; the SSTs themselves, other hashes and versions without this "
+            "leaf are not affected",
             object_key=leaf.object,
             hint="restore the object from a backup or an older object version",
         ) from None

@@ -147,7 +147,7 @@ def test_a_missing_or_damaged_leaf_is_named_with_what_it_affects(tmp_path: Path)
     store.delete(first.object)
     (tmp_path / second.object).write_bytes((tmp_path / second.object).read_bytes().replace(b",900,", b",901,", 1))
     with pytest.raises(
-        Corruption, match=r"leaves/\w+\.json' is missing: it lists 256 SSTs with hashes from -9.*not aff"
+        Corruption, match=r"leaves/\w+\.json' is missing: app/stage@v1048576 needs it for 256 SSTs.* not aff"
     ):
         ssts.within(LOWEST, LOWEST)
     with pytest.raises(Corruption, match="was changed: it does not match its checksum"):

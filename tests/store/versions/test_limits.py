@@ -33,6 +33,11 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         2**62,
         "ssts.inline[0].rows is 4611686018427387904; expected a number of rows",
     ),
+    "SSTs as before the first release": (
+        ("ssts",),
+        [{"object": "x", "rows": 5}],
+        'ssts is [{"object":"x","rows":5}]; expected entries and leaves: a slackwater from before the first release',
+    ),
     "negative rows": (("ssts", "inline", 0, 3), -5, "ssts.inline[0].rows is -5; expected a number of rows"),
     "more rows than bytes": (
         ("ssts", "inline", 1, 3),
