@@ -45,7 +45,7 @@ def fill_ranges(bootstrap: str, topic: str, ranges: Sequence[tuple[int, int]]) -
 
 def names(legs: npt.NDArray[np.int64]) -> pa.Array:
     """Names of legs, as the events have them."""
-    digits = pc.utf8_lpad(pa.array(legs).cast(pa.string()), 7, "0")
+    digits = pc.utf8_lpad(pa.array(legs).cast(pa.string()), 9, "0")
     return pc.binary_join_element_wise("leg-", digits, "").cast(pa.binary())
 
 

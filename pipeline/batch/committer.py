@@ -334,7 +334,7 @@ def batch_report(
     previous, manifest = committed.previous, committed.manifest
     rejects, times = rejected_counts(manifest), manifest.event_time or EventTime()
     flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
-    earlier_objects = flushed.keys() | {sst.object for sst in previous.ssts}
+    added = manifest.ssts.added_since(previous.ssts, previous.version)
     state = StateSizes(
         files=len(manifest.ssts),
         bytes=sum(sst.bytes for sst in manifest.ssts),
@@ -342,9 +342,7 @@ def batch_report(
         debt_bytes=sum(compaction.input_bytes for compaction in due),
         flushed_bytes=sum(flushed.values()),
         # A compaction may cut one SST into two entries of one object: count the object once.
-        compacted_bytes=sum(
-            {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in earlier_objects}.values()
-        ),
+        compacted_bytes=sum({sst.object: sst.bytes for sst in added if sst.object not in flushed}.values()),
         snapshots_under_way=len(manifest.recorded),
     )
     return BatchReport(

@@ -31,7 +31,7 @@ from ...store.sst import sorted_runs, writer
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.entries import hash_ranges
-from ...store.versions.entries.ssts import Sst, Ssts
+from ...store.versions.entries.ssts import Sst
 from ...store.versions.leaves.objects import bind_ssts
 from ...store.versions.manifest import Manifest
 from ..api.sink import Encoding, Sink
@@ -246,7 +246,7 @@ class StateTask(Task):
 
     step: Step
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
-    ssts: Ssts
+    ssts: Sequence[Sst]
     dry_run: bool = False
     late_output: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""

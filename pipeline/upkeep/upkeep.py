@@ -311,15 +311,17 @@ class Prefetcher:
         `ranged` are the objects of which the version's tasks read byte ranges.
         """
         # Outputs of compactions are fetched too, if they replace cached SSTs.
-        gone, new = set(self._head.ssts) - set(head.ssts), set(head.ssts) - set(self._head.ssts)
+        new = head.ssts.added_since(self._head.ssts, self._head.version)
         merged = [sst for sst in new if sst.level and not self._cache.has(sst)]
-        cached = [sst for sst in gone if self._cache.has(sst)] if merged else []
+        gone = self._head.ssts.added_since(head.ssts, head.version) if merged else ()
+        cached = [sst for sst in gone if self._cache.has(sst)]
         replaced = {
             sst.object
             for sst in merged
             if any(old.hash_min <= sst.hash_max and old.hash_max >= sst.hash_min for old in cached)
         }
-        self._missing = (self._missing | set(ranged) | replaced) & {sst.object for sst in head.ssts}
+        if missing := self._missing | set(ranged) | replaced:
+            self._missing = missing & {sst.object for sst in head.ssts}
         self._head = head
         idle = self._running is None or self._running.done()
         if self._missing and idle and not self._stopping.is_set():

@@ -3,7 +3,7 @@
 Leaves are immutable and read again for many versions, so their entries are cached by store.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -55,9 +55,10 @@ def bind_reader(store: ObjectStore, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def bind_ssts(store: ObjectStore, ssts: Ssts, needed_by: str = "") -> None:
-    """Let SSTs read their leaves from this store. `needed_by` is the ref of their version, for errors."""
-    ssts.bind(partial(read_leaves, store, needed_by=needed_by))
+def bind_ssts(store: ObjectStore, ssts: Sequence[Sst], needed_by: str = "") -> None:
+    """Let SSTs read their leaves, if any, from this store. `needed_by` is the ref of their version, for errors."""
+    if isinstance(ssts, Ssts):
+        ssts.bind(partial(read_leaves, store, needed_by=needed_by))
 
 
 def read_leaves(store: ObjectStore, leaves: Iterable[Leaf], needed_by: str = "") -> list[tuple[Sst, ...]]:
