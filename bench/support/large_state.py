@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 from slackwater.store.versions.entries.ssts import Sst
 
 APP, STAGE = "bench", "legs"
+ROWS_PER_SST = 2_500_000
+"""Rows of an SST of about the size at which compaction cuts its results."""
 
 
 def app_of(topic: str, keys: int, partitions: int) -> sw.App:
@@ -96,7 +98,7 @@ def copy(root: Path, to: Path) -> None:
 
 
 def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
-    """One SST for each state partition."""
+    """SSTs of at most `ROWS_PER_SST` rows, each in one state partition."""
     from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
 
@@ -106,7 +108,12 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
     hashes = hashes[order]
     ends = np.searchsorted(partition_of(hashes, table.partitions), np.arange(table.partitions + 1))
     made = []
-    for partition, (start, end) in enumerate(pairwise(ends.tolist())):
+    pieces = (
+        (partition, start, min(start + ROWS_PER_SST, last))
+        for partition, (first, last) in enumerate(pairwise(ends.tolist()))
+        for start in range(first, last, ROWS_PER_SST)
+    )
+    for partition, start, end in pieces:
         rows = pa.table(
             {
                 "_hash": hashes[start:end],
