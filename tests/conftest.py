@@ -224,7 +224,7 @@ _WITH_SMALL_LEAVES = (
     "models",
     "operations/erasure",
     "operations/disaster_recovery",
-    "operations/staging",
+    "operations/staging/clone",
     "snapshot/gc",
 )
 

@@ -14,7 +14,7 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import list_snapshots
 from ...snapshot.query.columns import parse_keys
 from ...snapshot.query.key_text import parse_key_text
-from ...snapshot.under_way.exclusion import AppCondition, Intent, apps_sharing_ssts, check_exclusion, clone_exists
+from ...snapshot.under_way.exclusion import AppCondition, Intent, apps_sharing_objects, check_exclusion, clone_exists
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
@@ -187,7 +187,7 @@ def _clones(source: Member) -> Iterator[Member]:
     check_exclusion(source.store, source.app, Intent.FORGET, AppCondition.CLONING)
     for root in sorted({"", *(pin.clone_root for pin in pins)}):
         where = source.store.at(root)
-        for other, objects in apps_sharing_ssts(source.store, source.app, root):
+        for other, objects in apps_sharing_objects(source.store, source.app, root):
             # A clone that has rewritten all shared files still has the rows.
             if objects or (root, other) in living:
                 yield _member(where, other)

@@ -9,7 +9,7 @@ from ulid import ULID
 from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import history, horizon, keys
-from ...store.versions.side_tables import all_ssts
+from ...store.versions.side_tables import named_objects
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.kafka_topics import KafkaTopics
@@ -33,7 +33,7 @@ from ..under_way.exclusion import (
     AppCondition,
     Evidence,
     Intent,
-    apps_sharing_ssts,
+    apps_sharing_objects,
     check_exclusion,
     clone_exists,
     refusal_error,
@@ -168,12 +168,12 @@ def name_is_taken(written: Snapshot) -> Refused:
     )
 
 
-def _pinned_ssts(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
+def _pinned_objects(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
     try:
         cut = cut_of_snapshot(store, snapshot)
     except NotFound:
         return frozenset()  # some of its manifests are gone
-    return frozenset(sst.object for manifest in cut.stages.values() for sst in all_ssts(manifest))
+    return frozenset(key for manifest in cut.stages.values() for _, key in named_objects(manifest))
 
 
 def remove_or_withdraw(
@@ -260,9 +260,11 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     other_pins = (
         other_pin for other_pin in list_snapshots(store, app) if other_pin.kind == "clone" and other_pin.name != name
     )
-    only_here = _pinned_ssts(store, snapshot).difference(*(_pinned_ssts(store, other_pin) for other_pin in other_pins))
+    only_here = _pinned_objects(store, snapshot).difference(
+        *(_pinned_objects(store, other_pin) for other_pin in other_pins)
+    )
     for root in sorted({"", snapshot.clone_root}) if only_here else ():
-        for other, objects in apps_sharing_ssts(store, app, root):
+        for other, objects in apps_sharing_objects(store, app, root):
             if objects & only_here:
                 label = f"app {other!r}{root_suffix(root)} was cloned from {snapshot.clone!r}"
                 raise used_by(other, f"{label}, and uses files that snapshot {name!r} of {app} keeps")

@@ -21,7 +21,7 @@ from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.forgotten import find_journal as forgetting
-from ...store.versions.side_tables import all_ssts
+from ...store.versions.side_tables import named_objects
 from ..cut import replicas
 from ..cut.migrations import MIGRATIONS, Migration
 from ..cut.moments import heads_of
@@ -44,7 +44,7 @@ def clones_using_files(store: ObjectStore, app: str) -> Iterator[tuple[str, str]
         if clone_exists(store, pin) and not apps.promoted_name(names(pin.clone_root), pin.clone)
     )
     sharing = (
-        (other, root) for root in _roots(pins) for other, objects in apps_sharing_ssts(store, app, root) if objects
+        (other, root) for root in _roots(pins) for other, objects in apps_sharing_objects(store, app, root) if objects
     )
     return chain(pinned, sharing)
 
@@ -94,8 +94,8 @@ def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
 
 
-def apps_sharing_ssts(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield each other app under a root, with the keys of the SSTs of `app` that it names.
+def apps_sharing_objects(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield each other app under a root, with the keys of the SSTs and leaves of `app` that it names.
 
     An empty root is the root of `app`.
     """
@@ -104,12 +104,12 @@ def apps_sharing_ssts(store: ObjectStore, app: str, root: str) -> Iterator[tuple
     for other in apps.list_apps(other_store):
         if other_store is store and other == app:
             continue
-        sst_keys: set[str] = set()
+        shared: set[str] = set()
         for stage in history.list_stages(other_store, other):
             for version in history.list_versions(other_store, other, stage)[:1]:
-                ssts = all_ssts(history.read(other_store, other, stage, version))
-                sst_keys |= {sst.object for sst in ssts if sst.root in roots and sst.object.startswith(f"{app}/")}
-        yield other, frozenset(sst_keys)
+                named = named_objects(history.read(other_store, other, stage, version))
+                shared |= {key for object_root, key in named if object_root in roots and key.startswith(f"{app}/")}
+        yield other, frozenset(shared)
 
 
 def root_suffix(root: str) -> str:

@@ -116,6 +116,13 @@ def leaf_keys(manifest: Manifest) -> Iterator[str]:
     return (leaf.object for ssts in tables_ssts(manifest) for leaf in ssts.leaves if not leaf.root)
 
 
+def named_objects(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield the root (empty for the manifest's own) and the key of each SST and leaf of the manifest's tables."""
+    for ssts in tables_ssts(manifest):
+        yield from ((sst.root, sst.object) for sst in ssts)
+        yield from ((leaf.root, leaf.object) for leaf in ssts.leaves)
+
+
 def added_ssts(previous: Manifest, manifest: Manifest) -> tuple[Sst, ...]:
     """Return the SSTs of a version that an earlier version does not name. Does not read leaves that both have."""
     earlier = {"": previous.ssts} | {name: side.ssts for name, side in previous.side_tables.items()}
