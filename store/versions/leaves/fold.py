@@ -2,12 +2,13 @@
 
 A fold writes new leaves beside the batches, and the next version names them in place of the leaves and inline entries
 that they replace. Entries are named by SST, so a fold also fits a version that removed some of its SSTs meanwhile. It
-is dropped if another fold replaced one of its leaves.
+is dropped if another fold replaced one of its leaves, or added one for its slots.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from msgspec.structs import replace
 
@@ -110,12 +111,13 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
     """Return the SSTs with the entries of a fold in its leaves; the given object if the fold does not fit any more."""
     current = {leaf.object: leaf for leaf in ssts.leaves}
     replaced = {leaf.object for leaf in fold.plan.replaced}
-    if not replaced <= current.keys():
+    leaves = [leaf for leaf in ssts.leaves if leaf.object not in replaced]
+    others_fold = any(_share_slots(*pair) for pair in product(leaves, fold.leaves))
+    if others_fold or not replaced <= current.keys():
         return ssts
     inline = frozenset(ssts.inline)
     removed = {name for key in replaced for name in current[key].removed}
     removed |= {name_of(sst) for sst in fold.plan.moved if sst not in inline}
-    leaves = [leaf for leaf in ssts.leaves if leaf.object not in replaced]
     known: dict[str, tuple[Sst, ...]] = {}
     for leaf, (_, content) in zip(fold.leaves, fold.plan.content, strict=True):
         gone = {
@@ -144,6 +146,12 @@ def inline_bytes(ssts: Ssts) -> int:
 
 def _of_level(ssts: Iterable[Sst], is_merged: bool) -> list[Sst]:
     return [sst for sst in ssts if (sst.level > 0) == is_merged]
+
+
+def _share_slots(one: Leaf, other: Leaf) -> bool:
+    return (
+        one.slot * other.slots < (other.slot + 1) * one.slots and other.slot * one.slots < (one.slot + 1) * other.slots
+    )
 
 
 def _removed_bytes(leaf: Leaf) -> int:
