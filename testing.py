@@ -61,7 +61,7 @@ class Replayed:
         for candidate, row in self.keys:
             if candidate == key:
                 return row
-        raise NotFound("key of the batch", repr(key), (repr(candidate) for candidate, _ in self.keys))
+        raise NotFound("changed key", repr(key), (repr(candidate) for candidate, _ in self.keys))
 
 
 def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | None = None) -> Replayed:

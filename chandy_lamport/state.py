@@ -84,7 +84,7 @@ def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple
     rows = TRANSITIONS[role, phase]
     if signal not in rows:
         raise ProtocolError(
-            f"{role.value} that {phase.value} snapshot {snapshot!r} cannot go on",
+            f"{role.value} that {phase.value} snapshot {snapshot!r} cannot continue",
             expected=" or ".join(row.value for row in rows),
             found=signal.value,
         )

@@ -208,7 +208,7 @@ def split_stage_name(text: str, noun: str = "stage") -> tuple[str, str]:
     app, name, moment = split_table_ref(text, noun)
     if moment:
         raise Usage(
-            f"{text!r} names a moment, which this does not take; expected APP/{noun.upper()}",
+            f"{text!r} names a moment; expected APP/{noun.upper()} without a moment",
             hint=f"write {app}/{name}",
         )
     return app, name

@@ -111,7 +111,7 @@ class AppHistory(NewestMomentMethods):
     def at_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
         """Return the moment that has the given version of each stage. Costs at most one request per stage.
 
-        `seen_ms` is the time, in milliseconds, as of which rows with a time to live since their last write expire.
+        Rows with a time to live since their last write are hidden if they expire by `seen_ms`, in milliseconds.
         Raises `NotFound` if a version was deleted.
         """
         store = self._client.store

@@ -251,7 +251,7 @@ class Moment(Displayable):
         if ending not in values.ENDINGS:
             if tables or force:
                 raise Usage(
-                    f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has the whole "
+                    f"{'table' if tables else 'force'} needs a file; {path} would be a folder, which has the whole "
                     "app and is never overwritten",
                     hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *FILE_SUFFIXES))}",
                 )
@@ -394,9 +394,9 @@ class Moment(Displayable):
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the rows of keys, with only the users' columns, and a mask of the keys that have a row.
 
-        The rows are in the order of the keys, with nulls for a missing row. `seen_ms` is the time as of which rows
-        with a time to live since their last write expire; 0 is the moment's time. `read_ahead` limits how much remote
-        data is read.
+        The rows are in the order of the keys, with nulls for a missing row. A row with a time to live since its last
+        write is missing if it expires by `seen_ms`; 0 means the moment's time. `read_ahead` limits how much remote data
+        is read.
         """
         client = self._client
 

@@ -1,4 +1,4 @@
-"""Status of a store's apps, their cost, and the stages that open snapshot requests wait for."""
+"""Status and cost of a store's apps, and the stages for which pending snapshot requests wait."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -31,7 +31,7 @@ _DEAD_AFTER_MS = 3_500
 _DELETE_AFTER_MS = 60_000
 _FORWARD_TIMEOUT = urllib3.Timeout(connect=0.25, read=1.0)
 FORWARDED_HEADER = "slackwater-hop"
-"""Header of a forwarded request, which must not be forwarded again. Has the time as of which rows expire."""
+"""Header of a forwarded request, which must not be forwarded again. Its value is the call's `seen_ms`."""
 
 
 class Peer(msgspec.Struct, frozen=True):

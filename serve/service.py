@@ -203,7 +203,7 @@ class Call:
     """Headers that identify the caller to another instance."""
     is_forwarded: bool = False
     seen_ms: int = 0
-    """Time as of which rows with a time to live expire; 0 for the moment's own time."""
+    """Rows with a time to live that expire by this time are hidden; 0 for the moment's own time."""
     secret: bytes = b""
     """Secret with which pseudonyms of hidden values are computed; empty if the caller may see values."""
 

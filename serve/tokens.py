@@ -117,9 +117,10 @@ class Authenticator:
         return grant
 
     async def authenticate(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_RECHECK_S) -> Grant:
-        """Return the permissions of a request by tokens read at most `age_s` ago, without the rate limit.
+        """Return the permissions that the token or certificate of a request grants; apply no rate limit.
 
-        Also called again for open streams. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not answer.
+        Tokens that were read more than `age_s` ago count only while the store does not answer. Also called again for
+        open streams. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not answer.
         """
         authorization = headers.get("authorization", "")
         certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")

@@ -184,7 +184,7 @@ class Lateness:
     bound_ms: int
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return bool[rows]: True for rows that are late or too far ahead. False without a window or time."""
+        """Return bool[rows]: True for rows that are late or too far ahead; False if all columns to test are null."""
         masks = []
         for column in (rows[name] for name in self.columns):
             edges = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 bisect_group = group()
 
 _REFS = argument(
-    "REF...", "Moments to judge; `beginning` is before the first commit. Default: the one that was shown.", None
+    "REF...", "Moments to judge; `beginning` is before the first commit. Default: the moment shown last.", None
 )
 
 
@@ -54,7 +54,9 @@ def bisect(
     last: bool = flag("--last", "Find the last change from good to bad."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
     every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes them."),
-    code: Repeated = programs_option("The program that ran, to find the input record; also the one before a deploy."),
+    code: Repeated = programs_option(
+        "The program that ran, to find the input record; also the program before a deploy."
+    ),
     no_replay: bool = flag("--no-replay", "Stop at the commit; do not search for the input record."),
     report: Path | None = option("FILE", "Write a report as one .html file, with values hidden."),
     md: Path | None = option("FILE", "Write the report as Markdown, for a pull request."),
@@ -77,11 +79,11 @@ def bisect(
     app_name, at, _ = (ref := app_name).partition("@")
     app_name, _, named = app_name.partition("/")
     if at:
-        hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
+        hint = f"write `slackwater bisect {app_name}`; if the app was good at {ref}, add --good {ref}"
         raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
     if every and no_replay:
         raise Usage(
-            "--all lists the records that replays find, but --no-replay skips the replays", hint="leave one of them out"
+            "--all lists the records that replays find, but --no-replay skips the replays", hint="omit one of them"
         )
     if first and last:
         raise Usage("--first and --last exclude each other: give one of them")
@@ -106,7 +108,7 @@ def start(
     session: Session,
     app_name: str = APP,
     good: str = option("REF", "A good moment. Default: beginning, before the first commit.", ""),
-    bad: str = option("REF", "A bad moment. Default: look at now first.", ""),
+    bad: str = option("REF", "A bad moment. Default: judge the newest first.", ""),
 ) -> None:
     """Start a manual search, in which you judge each moment.
 

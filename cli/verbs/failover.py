@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @verb(
-    "slackwater replicate flights --to s3://elsewhere/slackwater                 # goes on until Ctrl-C",
+    "slackwater replicate flights --to s3://elsewhere/slackwater                 # runs until Ctrl-C",
     "slackwater replicate flights --to s3://elsewhere/slackwater --once          # for a job that runs now and then",
     "slackwater replicate flights --to /backup/slackwater --once --dry-run",
     kafka=True,
@@ -106,7 +106,7 @@ def recover(
     from ...client.searches import Reports
 
     if (keep or report is not None or md is not None) and not drill:
-        raise Usage("--keep, --report and --md go with --drill")
+        raise Usage("--keep, --report and --md need --drill")
     if drill and (dry_run or as_it_is):
         raise Usage(f"--drill and {'--dry-run' if dry_run else '--as-it-is'} exclude each other")
     reports = Reports(report, md, also_on_terminal=True)

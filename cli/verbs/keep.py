@@ -38,7 +38,7 @@ from ..session import Session, group, throttle, verb
 @verb(
     "slackwater rewind flights@before-upgrade --dry-run",
     "slackwater rewind flights --before-deploy",
-    "slackwater rewind flights/carriers@v16 --keep-offsets    # repair the tables, and go on from now",
+    "slackwater rewind flights/carriers@v16 --keep-offsets    # repair the tables, and keep the offsets",
     kafka=True,
     changes=True,
 )

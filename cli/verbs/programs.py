@@ -190,7 +190,7 @@ _DRAW_S = 0.1
 @verb(
     "slackwater adopt /checkpoints/totals shop.py --stage totals --emit-program   # a declaration to begin with",
     "slackwater adopt /checkpoints/totals shop.py --stage totals --dry-run",
-    "slackwater adopt /checkpoints/totals shop.py --stage totals --shadow         # beside the query, which goes on",
+    "slackwater adopt /checkpoints/totals shop.py --stage totals --shadow         # while the query runs",
     "slackwater adopt /checkpoints/totals shop.py --stage totals                  # once it was stopped",
     "slackwater adopt /checkpoints/totals shop.py --stage totals --from-batch 8123",
     kafka=True,
@@ -234,7 +234,7 @@ def adopt(
     if emit_program and not program.endswith(".py"):
         raise Usage(f"a program is a Python file: expected a name that ends with .py, found {program}")
     if batches is not None and not shadow:
-        raise Usage("--batches goes with --shadow")
+        raise Usage("--batches needs --shadow")
     starting = "starting Spark, which reads the checkpoint"
     spark_conf = parse_settings(conf or ())
     query = attaching.request_adoption(

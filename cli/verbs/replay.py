@@ -28,7 +28,7 @@ def replay(
     session: Session,
     ref: str = argument("APP/STAGE@VERSION", "The batch, a version of a stage; or a .zip written by --bundle."),
     key: list[str] = argument("KEY", "Only this key of the stage's table, written as for get.", []),
-    code: Path | None = program_option("The program to run.", "; for a bundle, the one in it"),
+    code: Path | None = program_option("The program to run.", "; for a bundle, the program in it"),
     stop: bool = flag("--break", "Call breakpoint() in the stage's function and in its state's function."),
     bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
     pytest: Path | None = option(
@@ -48,7 +48,7 @@ def replay(
     if existing_bundle is not None and (bundle is not None or key):
         raise Usage(
             f"{existing_bundle} is a bundle, which takes neither KEY nor --bundle",
-            hint="leave them out, or give a ref instead, as APP/STAGE@VERSION",
+            hint="omit KEY and --bundle, or give a ref instead of the bundle, as APP/STAGE@VERSION",
         )
     written = _bundle_to_write(ref, bundle, pytest)
     with ExitStack() as until_done:

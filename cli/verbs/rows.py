@@ -76,9 +76,7 @@ def query(
     if out is not None:
         values.check_ending(out)
         if sql is None:
-            raise Usage(
-                f"--out {out} goes with a query", hint=f'such as "FROM TABLE"; or slackwater export {ref} {out}'
-            )
+            raise Usage(f"--out {out} needs a query", hint=f'such as "FROM TABLE"; or slackwater export {ref} {out}')
     if server:
         _query_server(session, server, ref, sql, out, limit)
         return
@@ -196,7 +194,7 @@ def export(
         return
     if to is None or every is not None:
         usage_hint = "name the folder or the file to write, or write Iceberg tables: --iceberg ROOT"
-        raise Usage("missing argument DIR or FILE" if to is None else "--every goes with --iceberg", hint=usage_hint)
+        raise Usage("missing argument DIR or FILE" if to is None else "--every needs --iceberg", hint=usage_hint)
 
     moment = session.client.moment(ref, "exported")
     with session.progress() as progress:
@@ -256,12 +254,12 @@ def rejected(
     session: Session,
     app_name: str = APP,
     limit: int = option("N", "Maximum number shown; 0 shows all.", 20, min=0),
-    retry: bool = flag("--retry", "Put the waiting records through the current program."),
+    retry: bool = flag("--retry", "Process the waiting records with the current program."),
     dry_run: bool = DRY_RUN,
     **options: Unpack[RejectedOptions],
 ) -> None:
     if dry_run and not retry:
-        raise Usage("--dry-run goes with --retry")
+        raise Usage("--dry-run needs --retry")
     app = session.app(app_name)
     if retry:
         session.show(app.retry(options["stage"], dry_run=dry_run))

@@ -56,7 +56,7 @@ def status(
     if cost and watch:
         raise Usage("--cost and --watch exclude each other")
     if since is not None and not cost:
-        raise Usage("--since goes with --cost")
+        raise Usage("--since needs --cost")
     if cost:
         session.show(of.cost(session.client, app_name, HOUR_MS if since is None else since))
         return
@@ -93,7 +93,7 @@ def log(
     if operations:
         session.show(app.operations(limit, **filters))
     elif any(filters.values()):
-        raise Usage("--by, --verb, --since and --until go with --operations")
+        raise Usage("--by, --verb, --since and --until need --operations")
     else:
         session.show(history.log_result(app.log(limit, stage=stage, replayable=True), app_name))
 
@@ -152,7 +152,7 @@ def diff(
     from ...client.show.history import diff_result as shown
 
     if stat and keys:
-        raise Usage("--stat shows no keys, so it does not go with --keys", hint="leave one of them out")
+        raise Usage("--stat shows no keys, so --stat and --keys exclude each other", hint="omit one of them")
     if out is not None:
         values.check_ending(out)
 
@@ -205,7 +205,7 @@ def verify(
 
     if forgotten != bool(key or options["files"] or words):
         raise Usage(
-            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: the store has no record "
+            "--forgotten needs a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: the store has no record "
             "of the forgotten keys"
         )
     if forgotten:

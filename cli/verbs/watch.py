@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def watch(
     session: Session,
     app_name: str = APP,
-    once: bool = flag("--once", "Evaluate all once and exit: 1 unless all hold."),
+    once: bool = flag("--once", "Evaluate all invariants once; exit code 1 unless all hold."),
     bisect: bool = option(
         None, "Bisect from last-good when an invariant fails, and write a report.", True, name="--bisect/--no-bisect"
     ),

@@ -78,9 +78,7 @@ class EditOptions(GuardedOptions, total=False):
 
     timeout_s: Annotated[
         float,
-        Param(
-            "How long to wait for the stage's runner to apply it; then withdraw the edit. Default: 60s.", default=60.0
-        ),
+        Param("How long to wait for the stage's runner; then the edit is withdrawn. Default: 60s.", default=60.0),
     ]
     again: Annotated[bool, Param("Repeat a statement that was applied in the last ten minutes.")]
 
@@ -89,7 +87,9 @@ class KeysOptions(TypedDict, total=False):
     """Options for keys to forget: files with keys, other values of a key, and record fields that hold a key."""
 
     files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
-    also: Annotated[Sequence[str], Param("Another value that the program turns into the same key.", "VALUE")]
+    also: Annotated[
+        Sequence[str], Param("Also forget records with this value, which the program turns into the key.", "VALUE")
+    ]
     fields: Annotated[
         Sequence[str],
         Param(
@@ -160,7 +160,7 @@ class RemoveOptions(RemoveCloneOptions, total=False):
     afterwards.
     """
 
-    force: Annotated[bool, Param("Remove it even if clones use its files; this damages them.")]
+    force: Annotated[bool, Param("Remove it even if clones use its files; this damages the clones.")]
 
 
 class RefreshOptions(GuardedOptions, total=False):

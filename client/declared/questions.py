@@ -18,11 +18,11 @@ _REF = {"pattern": r"^[^\x00-\x1f]*$", "max_length": 200}
 class MomentOptions(TypedDict, total=False):
     """Options that choose the moment from which a server answers."""
 
-    stage: Annotated[str, Param("Name of a stage; without it, all stages are meant.", limits=_NAME_OR_NONE)]
+    stage: Annotated[str, Param("Name of a stage. Default: all stages.", limits=_NAME_OR_NONE)]
     min_offsets: Annotated[
         Sequence[str],
         Param(
-            "`topic:partition:offset` of a record whose effect must be in the answer; several times for many.",
+            "`topic:partition:offset` of a record whose effect must be in the answer; may be repeated.",
             limits={"each": _OFFSET, "max_length": 1_000, "examples": [["orders:0:12672"]]},
         ),
     ]

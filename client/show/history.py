@@ -180,7 +180,8 @@ def _notes(row_history: RowHistory, limit: int) -> Iterator[str]:
         yield f"the newest {formats.plural(limit, 'change')}; --limit 0 shows all"
     for change in row_history.changes:
         if change.inherited == "clone":
-            yield f"* {row_history.app} is a clone: the row is older, and its earlier history is in the source"
+            older = "the row is older than the clone, and its earlier history is in the source"
+            yield f"* {row_history.app} is a clone: {older}"
         elif change.inherited == "renamed":
             goes_on = f"slackwater history {row_history.app}/{change.formerly} KEY"
             until = f"* {row_history.table} was called {change.formerly} until v{change.version}"

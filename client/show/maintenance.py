@@ -211,7 +211,7 @@ def rewind_result(done: Rewound, *, dry_run: bool) -> BlockGenerator:
     yield from _effects(done)
     if plan.others:
         had = " and ".join(plan.others)
-        yield f"{had} had this name meanwhile, by a promotion: rows that it published are not undone either"
+        yield f"since that moment, {had} had this name by a promotion: rows that {had} published are not undone either"
     if done.snapshot and not dry_run:
         was = f"{app}@{done.snapshot}"
         yield f"undone state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")

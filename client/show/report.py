@@ -242,7 +242,7 @@ def _search(case: ReportInput, mask: Mask) -> Iterator[Block]:
             # An error of the database or a program may quote values anywhere.
             yield Remark((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
     for step in verdict.non_monotone:
-        remark = ": it turned more than once, and this is one of the changes."
+        remark = ": the app turned more than once, and this is one of the changes."
         yield (moment(step), " is ", AnswerSpan(step.answer), remark)
 
 

@@ -129,7 +129,7 @@ def _bounds(outcome: Verdict) -> Iterator[Block]:
     yield Title(verdict_sentence(outcome))
     if outcome.candidates:
         skipped = "only skipped moments are left; `slackwater bisect explain` shows why they were skipped"
-        yield "gc has removed the versions in between" if outcome.thinned else skipped
+        yield "gc has removed the versions between the last good and the first bad one" if outcome.thinned else skipped
     good = ("-", "before the first commit", "")
     if outcome.good_ref:
         good = (outcome.good_ref, instants.format_with_age(outcome.good_time_ms), outcome.good.ref)
@@ -179,12 +179,12 @@ def verdict_notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
         turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in outcome.flips.flips[:MAX_SHOWN]]
         more = f", and {plural(len(outcome.flips.flips) - MAX_SHOWN, 'more change')}"
         turns += [more] * (len(outcome.flips.flips) > MAX_SHOWN)
-        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change to find"
+        yield f"the app turned more than once: {', '.join(turns)}; --first or --last chooses the change to find"
     elif outcome.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in outcome.non_monotone)
-        which_one = f"the {edge} that was met" if edge else "one of the changes"
-        narrow = f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
-        yield f"it went from good to bad more than once ({against}), and this is {which_one}: {narrow}"
+        which_one = f"the {edge} that the search found" if edge else "one of the changes"
+        narrow = f"narrow the search with --good and --bad{'' if edge else ', or give --first or --last'}"
+        yield f"the app went from good to bad more than once ({against}); this commit is {which_one}: {narrow}"
 
 
 def _sides(keys: KeyChanges | None) -> Any:

@@ -346,8 +346,8 @@ class KeySearch:
     def unreferenced_ssts(self, replaced: Container[str] = ()) -> Iterator[tuple[HeldObject, int]]:
         """Yield SSTs that no version names and that hold a requested key, with the time of writing.
 
-        SSTs in `replaced` are skipped. Only hashes of keys are compared, because no version needs an SST found by
-        mistake.
+        SSTs in `replaced` are skipped. Only hashes of keys are compared: no version needs these SSTs, so a false match
+        does no harm.
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():

@@ -269,9 +269,10 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
 
 @dataclass(frozen=True, slots=True)
 class _ColumnValues:
-    """Codes of the values of one key column that each record holds."""
+    """For each record, the values of one key column that the record holds."""
 
     values: dict[int, set[int]]
+    """Codes of the values, as in `KeyColumn.key_codes`, by row number of the record."""
     by_field: dict[str, Mask]
     undecided: list[tuple[Mask, tuple[str, str]]]
 

@@ -276,7 +276,7 @@ def _retired_heads(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[
     for stage, head in heads.items():
         if not head.retired:
             raise Refused(
-                f"stage {app}/{stage} was taken over meanwhile by {head.by}",
+                f"{head.by} took over stage {app}/{stage} during the removal",
                 hint="stop its runner, then run the command again",
             )
     return heads

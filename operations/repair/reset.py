@@ -112,8 +112,8 @@ def reset(
     `scope` has the partitions to reset by topic, None for all partitions; the topic's name is the declared name or the
     name in Kafka. An empty scope means all topics. The `reader` copies the in-flight records into the snapshot of the
     moment before the reset. An interrupted reset is finished by a repeated call, or by the next run, rewind or
-    migration. A repeated shift is applied only once until a runner has committed again. Raises the errors of
-    `StoredApp.reset`.
+    migration. If a reset by `shift_by` is repeated before a runner commits, the offsets move only once. Raises the
+    errors of `StoredApp.reset`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.RESET, *RUNS_ELSEWHERE)

@@ -194,8 +194,8 @@ def _begin(
         if pinned and pin_snapshot is None:
             target.delete(keys.clone_journal(info.name))
             raise Refused(
-                f"snapshot {pinned!r} of {cut.app} was removed meanwhile: an earlier clone of that name was just "
-                "removed",
+                f"snapshot {pinned!r} of {cut.app}, which this clone needs, was just removed with an earlier clone of "
+                "the same name",
                 hint="repeat the command",
             )
     except Refused:

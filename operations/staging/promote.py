@@ -263,7 +263,7 @@ def _catch_up_and_switch_over(
                         return switch, patience.clock() - began
                     if (has := apps.folder_of(store, planned.name)) != planned.over:
                         raise Refused(
-                            f"{planned.name} was given to {has} meanwhile", hint="repeat the command"
+                            f"another promotion gave the name {planned.name} to {has}", hint="repeat the command"
                         ) from error
                     number += 1
                     patience.wait(error.message, planned)

@@ -120,8 +120,8 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
     if resets:
         at, name = next(iter(resets.items()))
         raise Refused(
-            f"{name} was reset in between, by {at}, so the input of {release.app} is not one continuous span of the "
-            "topic",
+            f"{name} was reset between the two moments, by version {at}, so the input of {release.app} is not one "
+            "continuous span of the topic",
             hint=f"choose both moments before the reset, or both after: see `slackwater log {release.app}`",
         )
     if start.versions == end.versions or any(end.versions.get(stage, 0) < at for stage, at in start.versions.items()):

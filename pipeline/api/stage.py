@@ -170,7 +170,9 @@ def check_reject_options(
     rejecting = [output for output in outputs if isinstance(output, TopicSink) and output.on_error == "reject"]
     if on_error == "stop" and not rejecting and (max_rejected is not None or rejects is not None):
         knob = "max_rejected" if max_rejected is not None else "rejects"
-        raise Usage(f"stage {stage!r} has {knob}= and rejects nothing", hint='say on_error="reject", or leave it out')
+        raise Usage(
+            f"stage {stage!r} has {knob}=, but rejects no records", hint=f'set on_error="reject", or remove {knob}='
+        )
     if rejects is not None:
         check_topic(rejects)
 

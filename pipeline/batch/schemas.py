@@ -302,7 +302,10 @@ def _session_state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence
     if len(sessions) > 1:
         raise Refused(f"{problem}, and also {sessions[1]!r}", hint="remove one of them")
     if len(key) == 1:
-        raise Refused(f"{problem}, and no other column", hint="add the column that sessions belong to, such as a user")
+        raise Refused(
+            f"{problem}, but no other column",
+            hint="add a column to the key, such as the user whose events form a session",
+        )
     if (by_session := state.by_session(session)) is None:
         raise Refused(
             f"{problem}, but emits sessions before they have ended. An emitted session could not be withdrawn when it "

@@ -192,7 +192,7 @@ class DevServers:
             if port not in (None, recorded.port):
                 raise Refused(
                     f"{recorded.name} runs already, on port {recorded.port} and not on {port}",
-                    hint="leave the port out to keep it, or stop it first with `slackwater dev down`",
+                    hint="omit the port to keep the server, or stop it first with `slackwater dev down`",
                 )
             return recorded
         if port is None:
@@ -201,7 +201,7 @@ class DevServers:
         if not is_port_free(port):
             raise Refused(
                 f"{recorded.name} cannot listen on port {port} of {HOST}: it is taken",
-                hint=f"choose another with --{kind.name.lower()}-port, or leave it out to use any free port",
+                hint=f"choose another with --{kind.name.lower()}-port, or omit the option to use any free port",
             )
         recorded.port = port
         return recorded

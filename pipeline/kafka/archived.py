@@ -65,7 +65,7 @@ class ArchivedKafka(Kafka):
     delete_groups = _kafka_member("delete_groups")
 
     def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        """Return a topic's state, with the earliest offsets of the archive if no records after the archive are lost."""
+        """Return a topic's state. `earliest` includes archived records that adjoin Kafka's earliest record."""
         current = self.kafka.topic_state(topic, timeout_s=timeout_s)
         archive = self._archive(topic) if any(current.earliest) else None
         if archive is None or self._has_other_id(topic, archive):

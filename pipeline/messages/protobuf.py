@@ -218,10 +218,10 @@ def build_layout(message: Any) -> Any:
 
 
 def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
-    """Convert messages, which ptars has read by the layout of their type, to `column_type`.
+    """Return messages as structs of `column_type`.
 
     Args:
-        values: The messages.
+        values: The messages, as the library ptars decoded them by the layout of their type.
         message: Descriptor of the messages' type.
         rows: For each message, its row in the batch.
         doubtful: List to which the rows are added that must be read again with Protobuf's own parser, because the

@@ -156,7 +156,7 @@ class SinkThread(threading.Thread):
             self._progress.check_epoch()
             if not self._accept_loss:
                 raise Gone(
-                    f"{self._progress.title} cannot go on: {error.message}, and were not published",
+                    f"{self._progress.title} cannot continue: {error.message}, and were not published",
                     hint="they were committed, but only Kafka had them; to continue without them: --accept-loss",
                 ) from error
         # Abort the transaction that was begun.

@@ -144,7 +144,7 @@ def _continue_sink(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss:
     if why := explain_recreated_topic(sink.topic, sink.topic_id, (sink.end,), now):
         if not accept_loss:
             raise AnotherTopic(
-                f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=recreated_internal_topic_hint()
+                f"sink {name!r} of stage {stage!r} cannot continue: {why}", hint=recreated_internal_topic_hint()
             )
         _log.warning("sink %r of stage %r starts over, without rows not published yet: %s", name, stage, why)
         return None
@@ -153,6 +153,6 @@ def _continue_sink(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss:
 
 def recreated_internal_topic_hint() -> str:
     return (
-        "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
-        "new rows"
+        "rows committed but not published yet were lost with the topic: run the app with --accept-loss, which "
+        "continues with new rows"
     )

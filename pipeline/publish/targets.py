@@ -120,10 +120,10 @@ class TopicTarget:
         if stored is not None and stored.rows < sink.sent:
             if not self.accept_loss:
                 raise Refused(
-                    f"Kafka no longer has the position of {self.progress.title}: by the store, it was published at "
-                    f"least up to v{stored.version}, and newer versions may have been published, too",
+                    f"Kafka no longer has the position of {self.progress.title}: according to the store, rows up to "
+                    f"v{stored.version} were published, and rows of newer versions may have been published, too",
                     hint="Kafka deletes offsets after offsets.retention.minutes without a commit. --accept-loss "
-                    "continues with new rows; until then, the rows in between can be read from the internal topic",
+                    "continues with new rows; until then, rows after that version can be read from the internal topic",
                 )
             begin = PublishedPosition(self.progress.claimed.version, sink.end, sink.sent)
         self.producer.begin()

@@ -311,7 +311,7 @@ class Claimer:
         if why := explain_recreated_topic(output.topic, output.topic_id, output.ends, now):
             if not self.accept_loss or len(now.ends) < count:
                 raise AnotherTopic(
-                    f"stage {stage.name!r} cannot go on: {why}", hint=recreated_channel_hint(self.app.name)
+                    f"stage {stage.name!r} cannot continue: {why}", hint=recreated_channel_hint(self.app.name)
                 )
             return replace(output, ends=now.ends, topic_id=now.id)
         return replace(output, topic_id=id_to_store(output.topic_id, now.id))
@@ -376,8 +376,8 @@ class Claimer:
         if position.version + 1 < first:
             raise Refused(
                 f"{position.topic} was last read at v{position.version} of {position.upstream}, whose history now "
-                f"begins at v{first} (slackwater gc): rows sent in between are gone",
-                hint="give the repartition topic a new name: then it is read from its beginning",
+                f"begins at v{first} (slackwater gc): rows of the versions between are gone",
+                hint="give the repartition topic a new name: then the stage reads the new topic from its beginning",
             )
         return position
 

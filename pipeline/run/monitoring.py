@@ -170,11 +170,14 @@ Probe = Callable[[], tuple[str, ...]]
 _BatchMetrics = dict[str, tuple[str, Callable[[BatchReport], float]]]
 
 _HISTOGRAMS: _BatchMetrics = {
-    "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
-    "commit_seconds": ("The put of a version's manifest.", lambda b: b.commit_seconds),
+    "batch_seconds": ("Time from a batch's start until the next batch could start.", lambda b: b.seconds),
+    "commit_seconds": ("Duration of the put of a version's manifest.", lambda b: b.commit_seconds),
 }
 _COUNTERS: _BatchMetrics = {
-    "write_stall_seconds": ("Waited by batches because compaction had fallen behind.", lambda b: b.stall_seconds),
+    "write_stall_seconds": (
+        "Time that batches waited because compaction had fallen behind.",
+        lambda b: b.stall_seconds,
+    ),
     "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
     "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
     "rows_ahead": ("Records whose event time was too far ahead of the clock.", lambda b: b.ahead),
@@ -186,12 +189,12 @@ _COUNTERS: _BatchMetrics = {
     "store_read_bytes": ("Bytes of objects received from the store.", lambda b: b.stats.bytes_read),
     "store_written_bytes": ("Bytes of objects sent to the store.", lambda b: b.stats.bytes_written),
     "lookup_keys": ("Keys that batches looked up.", lambda b: b.stats.keys),
-    "sst_probes": ("Pairs of a key looked up and an SST that could have it.", lambda b: b.stats.searched),
-    "filter_hits": ("Of the probes, those that a filter ruled out.", lambda b: b.stats.filtered),
-    "cache_hits": ("SSTs looked into that the machine had.", lambda b: b.stats.cache_hits),
-    "cache_misses": ("SSTs looked into that it did not have.", lambda b: b.stats.cache_misses),
+    "sst_probes": ("Pairs of a looked-up key and an SST that may have the key.", lambda b: b.stats.searched),
+    "filter_hits": ("Pairs of a looked-up key and an SST that a filter ruled out.", lambda b: b.stats.filtered),
+    "cache_hits": ("SSTs searched that were in the machine's cache.", lambda b: b.stats.cache_hits),
+    "cache_misses": ("SSTs searched that were not in the machine's cache.", lambda b: b.stats.cache_misses),
     "row_groups_read": (
-        "Row groups of which pages were read from the store, of SSTs not in the cache.",
+        "Row groups of uncached SSTs of which pages were read from the store.",
         lambda b: b.stats.row_groups,
     ),
 }
@@ -204,7 +207,7 @@ _GAUGES: _BatchMetrics = {
     "sst_files": ("SSTs of the newest version.", lambda b: b.state.files),
     "sst_bytes": ("Bytes of the newest version's SSTs.", lambda b: b.state.bytes),
     "l0_files": (
-        "L0 SSTs of the state partition that has most: what a look-up may search.",
+        "Largest number of L0 SSTs in a state partition, all of which a look-up may search.",
         lambda b: b.state.l0_files,
     ),
     "compaction_debt_bytes": ("Bytes of the SSTs that compaction would merge now.", lambda b: b.state.debt_bytes),
@@ -224,7 +227,7 @@ class Metrics(Listener):
         self._histograms = {name: histogram(name, text, _STAGE_LABELS) for name, (text, _) in _HISTOGRAMS.items()}
         self._counters = {name: counter(name, text, _STAGE_LABELS) for name, (text, _) in _COUNTERS.items()}
         self._gauges = {name: gauge(name, text, _STAGE_LABELS) for name, (text, _) in _GAUGES.items()}
-        lives = gauge("runner_live", "1 while nothing of this runner hangs, else 0.")
+        lives = gauge("runner_live", "0 while a part of this runner hangs, else 1.")
         lives.set_function(lambda: not self.health.liveness_problems())
         ready = gauge("runner_ready", "1 while this runner has its stages and runs batches, else 0.")
         ready.set_function(lambda: not self.health.readiness_problems())
@@ -236,7 +239,7 @@ class Metrics(Listener):
         self._watermark = gauge("watermark_timestamp_seconds", text, _STAGE_LABELS)
         of_input, of_sink = (*_STAGE_LABELS, "topic"), (*_STAGE_LABELS, "sink")
         self._lag = {
-            "records": gauge("lag_records", "Offsets of a topic, rows of a channel, not read yet.", of_input),
+            "records": gauge("lag_records", "Unread offsets of a topic, or unread rows of a channel.", of_input),
             "versions": gauge("lag_versions", "Versions of a channel's writer that are not read yet.", of_input),
         }
         of_archive = ("app", "topic")
@@ -247,7 +250,9 @@ class Metrics(Listener):
         }
         self._sinks = {
             "rows": gauge("sink_lag_rows", "Rows committed for a sink and not published yet.", of_sink),
-            "versions": gauge("sink_lag_versions", "Versions since the newest that is published.", of_sink),
+            "versions": gauge(
+                "sink_lag_versions", "Committed versions that are newer than the newest published one.", of_sink
+            ),
         }
 
     def on_commit(self, batch: BatchReport) -> None:

@@ -150,7 +150,7 @@ class StartFinder:
                 why = explain_recreated_topic(topic, output.topic_id, output.ends, now)
                 self._refuse_recreated(why, recreated_channel_hint(self.app))
                 if self.claiming:
-                    order = f"stage {upstream!r} writes it, and has to start on it before its readers"
+                    order = f"stage {upstream!r}, which writes the topic, must start on the new one before its readers"
                     raise AnotherTopic(f"{why}; {order}", hint=f"run {upstream!r}, too, with --accept-loss")
                 return StartPosition(self.head.inputs[name] if self.head is not None else Input(topic, now.earliest))
         earliest, ends, topic_id = now
@@ -165,8 +165,8 @@ class StartFinder:
         first = history.first_version(self.store, self.app, source.upstream) if self.head.retired else 0
         if source.version + 1 < first:
             raise Refused(
-                f"stage {self.stage!r} was retired after reading {source.upstream} up to v{source.version}, but "
-                f"the history of {source.upstream} now begins at v{first} (slackwater gc): it cannot continue",
+                f"stage {self.stage!r} cannot continue: it was retired after reading {source.upstream} up to "
+                f"v{source.version}, but the history of {source.upstream} now begins at v{first} (slackwater gc)",
                 hint="give the stage a new name to start afresh",
             )
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
@@ -251,7 +251,7 @@ class StartFinder:
 
     def _refuse_recreated(self, why: str, way_out: str) -> None:
         if not self.accept_loss:
-            raise AnotherTopic(f"stage {self.stage!r} cannot go on: {why}", hint=way_out)
+            raise AnotherTopic(f"stage {self.stage!r} cannot continue: {why}", hint=way_out)
 
 
 def recreated_user_topic_hint(app: str, topic: str) -> str:
@@ -263,8 +263,9 @@ def recreated_user_topic_hint(app: str, topic: str) -> str:
 
 def recreated_channel_hint(app: str) -> str:
     return (
-        "rows in flight were lost with it: run the app with --accept-loss, which continues without them and says how "
-        f"many they are; or clone it from a snapshot, which has such rows: slackwater clone {app}@SNAPSHOT NAME"
+        "rows in flight were lost with the topic: run the app with --accept-loss, which continues without them and "
+        "says how many they are; or clone the app from a snapshot, which has such rows: slackwater clone "
+        f"{app}@SNAPSHOT NAME"
     )
 
 

@@ -180,7 +180,7 @@ class RequestWatch:
         return self._hold is not None and self.clock() - self._renewed_s < HOLD_LAPSE_S
 
     def poll(self, *, busy: bool) -> bool:
-        """Poll if due; return True if there may be new requests for snapshots, retries or stages.
+        """Poll if due; return True if there may be new requests to take a snapshot, retry records or edit rows.
 
         `busy` is True if batches were committed since the last call, so that more reads hardly add cost. Raises
         `Corruption` for a damaged request.

@@ -158,7 +158,7 @@ def cause_document(origin: Cause, masking: Masking) -> Document:
 def record_document(guilty: RecordPath | None, masking: Masking) -> Document | None:
     """Return the document of the record that made the state bad; None if nothing was replayed.
 
-    For an unknown record, the document has the reason, and the input that contains the record.
+    If the record could not be found, the document says why, and names the offsets among which the record is.
     """
     if guilty is None:
         return None

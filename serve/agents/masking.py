@@ -25,9 +25,7 @@ _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Erro
 """Prefixes of DuckDB's errors about SQL, which quote no values if values are hidden."""
 _SAFE_ERRORS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
 """Classes of errors whose messages hold names, times and counts, but no values."""
-_HINT = (
-    "values are hidden: a column can be counted, grouped, joined, and compared with itself or with names that it showed"
-)
+_HINT = "values are hidden: a column can be counted, grouped, joined, and compared with itself or with names in answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,8 @@ class Masking:
         with self.names.lock:
             if name not in self.names.values:
                 raise NotFound(
-                    "hidden value", name, found="an instance knows only names that it has shown: query the rows again"
+                    "hidden value",
+                    name,
+                    found="this instance knows only names in its own answers: query the rows again",
                 )
             return self.names.values[name]

@@ -47,7 +47,7 @@ class TableAnswers:
         return self.is_newest and self.declared.ttl is not None
 
     def clock_ms(self, seen_ms: int) -> int:
-        """Return the time as of which rows expire, in milliseconds.
+        """Return the time in milliseconds by which rows must have expired to be hidden.
 
         For a table with a time to live, this is `seen_ms`, if given. Otherwise it is now for the newest moment, and the
         moment's own time for an older one.

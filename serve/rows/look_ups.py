@@ -92,7 +92,7 @@ class _Request:
 
 
 _QueueKey = tuple[int, str, tuple[str, ...], int, bool]
-"""Key of a queue: moment, table, columns, time as of which rows expire, and True for Arrow."""
+"""Key of a queue: moment, table, columns, `seen_ms`, and True for Arrow."""
 
 
 class _Queue:
@@ -141,7 +141,7 @@ class SharedLookUps:
     ) -> LookUpResult:
         """Return the rows of keys, with some columns or all. Raises the errors of `Moment.get_many`.
 
-        Rows with a time to live are read as of `seen_ms`; 0 means the moment's own time.
+        Rows with a time to live that expire by `seen_ms` are hidden; 0 means the moment's own time.
         """
         name = (id(reading), table, columns, seen_ms, in_arrow)
         queue = self._queues.get(name)

@@ -33,7 +33,7 @@ class Cut:
     stages: Mapping[str, Manifest]
     snapshot: str = ""
     seen_ms: int = 0
-    """For tables with a TTL by write time: time as of which rows expire; 0 for the clock of each version."""
+    """For tables with a TTL by write time: rows that expire by this time are hidden; 0 for each version's clock."""
     thinned: Thinned | None = None
 
     @property

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
-    """Return the consistent cut that a ref names, with rows expired as of the ref's moment.
+    """Return the consistent cut that a ref names; rows that expired by the ref's moment are hidden.
 
     Relative times count from `now_ms`. Raises `Usage` (`text` is no ref) and `NotFound` (the app, stage, snapshot or
     version does not exist, or the app's history begins later).

@@ -264,7 +264,9 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     key = given_key if given_key.startswith(f"{app}/") else f"{app}/{given_key}"
     if not exists(store, key):
         where = f"looked for {key} under {store.url}"
-        raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
+        raise NotFound(
+            f"object of app {app!r}", given_key, found=where, hint="give the object's key under the store root"
+        )
     plan = find_reachable(inventory.state, retention, inventory.read)
     for stage in inventory.ssts:
         for info in (*inventory.ssts[stage], *inventory.leaves[stage]):
@@ -273,7 +275,7 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
         for version, info in inventory.manifests.get(stage, {}).items():
             if info.key == key:
                 if version > plan.state.stages[stage].head.version:
-                    return Explanation(key, True, ("it is newer than the newest version when this was listed",))
+                    return Explanation(key, True, ("it is newer than the newest version at the time of the listing",))
                 reasons = tuple(reason.detail for reason in plan.reasons(stage, version))
                 return Explanation(key, bool(reasons), reasons or ("no retention rule, snapshot or stage needs it",))
     kind = census.object_kind_of(key)

@@ -396,7 +396,8 @@ def _version_manifests(
 def _too_many_versions_error(clause: VersionsClause, count: str) -> Usage:
     since = clause.since or "-1h"
     return Usage(
-        f"versions() of {clause.table} would return the whole table at {count}; at most {MAX_VERSIONS:,} are allowed",
+        f"versions() of {clause.table} would return the whole table once for each of {count}; at most {MAX_VERSIONS:,} "
+        "are allowed",
         hint="use a shorter period or a longer step: "
         f"versions('{clause.table}', '{since}', '{clause.until}', '10m') returns the last version of every ten minutes",
     )

@@ -137,7 +137,7 @@ def _with_double_quotes(quoted: re.Match[str]) -> str:
 def json_leaves(value: Any, steps: Sequence[str]) -> Iterator[Any]:
     """Yield the values of a field in parsed JSON: text, numbers and booleans, without nulls and objects.
 
-    Raises `UnreadableJson` if the field continues inside a text that begins like JSON but is invalid.
+    Raises `UnreadableJson` if a step leads into a string that looks like JSON but cannot be parsed.
     """
     if isinstance(value, list) and not isinstance(value, JsonObject):
         for element in value:

@@ -328,7 +328,7 @@ RULES: Final[Mapping[Intent, Mapping[AppCondition, ExclusionRule]]] = {
 }
 
 _ELSEWHERE = "{intent} is possible only on the app itself"
-_SNAPSHOT = "a snapshot could keep them, so none can be taken meanwhile"
+_SNAPSHOT = "a snapshot taken now could keep these keys"
 _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
     AppCondition.COPY: {None: _ELSEWHERE},
     AppCondition.LEFT: {None: _ELSEWHERE},
@@ -343,8 +343,8 @@ _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
         Intent.SNAPSHOT: _SNAPSHOT,
         Intent.PIN: _SNAPSHOT,
         Intent.CLONE: _SNAPSHOT,
-        Intent.COLLECT: "its new files are not referenced yet, so nothing can be collected meanwhile",
-        Intent.EDIT: "an edit could write them again, so none can be made meanwhile",
+        Intent.COLLECT: "no version refers to the rewritten files yet, so garbage collection could delete them",
+        Intent.EDIT: "an edit could write these keys again",
         # Each of these takes a snapshot first, with in-flight records.
         Intent.MIGRATE: _SNAPSHOT,
         Intent.REWIND: _SNAPSHOT,

@@ -124,7 +124,7 @@ class TopicArchives:
             f"offsets {extent.first} to {extent.end - 1} of {index.topic}[{extent.partition}] are {kafka_reason}, "
             f"and not in "
             f"the input archive of {index.app!r}: they {reason}",
-            hint=f"choose a moment whose records are there: `slackwater archive {index.app}` shows them",
+            hint=f"choose a moment whose records are archived: `slackwater archive {index.app}` shows them",
         )
 
 

@@ -194,7 +194,7 @@ class LoadedIndexes:
     def decode_parts(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
         """Decode the required indexes and filter chunks. Raises `Corruption`.
 
-        `read` returns the bytes between two offsets of a range from `missing_ranges`.
+        `read(start, end)` returns these bytes of the SST; they lie within a range that `missing_ranges` returned.
         """
         name, tail_start = file_name(self.sst), self.sst.bytes - len(self.tail)
 

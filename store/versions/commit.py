@@ -156,8 +156,8 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
     try:
         if not limit.allows(manifest.stage, manifest.version):
             raise Fenced(
-                f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
-                f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
+                f"stage {manifest.app}/{manifest.stage} was taken over: its history now begins at "
+                f"v{limit.first[manifest.stage]}; this writer is still at v{manifest.version} and must stop",
                 version=manifest.version,
                 hint=f"nothing committed is lost; {CONTINUE_HINT}",
             )

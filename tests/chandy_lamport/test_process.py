@@ -159,7 +159,7 @@ def test_what_recorded_returns_is_the_callers_own() -> None:
         (
             "c",
             SnapshotRequested("s"),
-            "a process with channel inputs that does not know snapshot 's' cannot go on: "
+            "a process with channel inputs that does not know snapshot 's' cannot continue: "
             "expected MarkerArrived on an awaited channel or MarkerArrived on the only awaited channel "
             "or Forgotten, found Requested",
         ),

@@ -32,5 +32,5 @@ def test_the_state_is_recorded_exactly_when_the_snapshot_becomes_known_and_befor
 
 
 def test_a_step_without_a_row_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="without channel inputs that has finished snapshot 's' cannot go on"):
+    with pytest.raises(ProtocolError, match="without channel inputs that has finished snapshot 's' cannot continue"):
         transition(Role.SOURCE, Phase.FINISHED, Signal.MARKER, "s")

@@ -74,7 +74,7 @@ def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: st
     ("words", "code", "said"),
     [
         (("bisect", "flights", "--where", BAD, "--good", "before-release"), 1, "did you mean flights@before-release"),
-        (("bisect", "flights@good", "--where", BAD), 2, "write `slackwater bisect flights`, and --good flights@good"),
+        (("bisect", "flights@good", "--where", BAD), 2, "if the app was good at flights@good, add --good flights@good"),
         (("bisect", "flights", "--where", "delay > 1000"), 2, "name the table: flights/aircraft\n"),
         (("query", "flights", "delay > 1000"), 2, "write a whole query: FROM TABLE WHERE delay > 1000"),
         (("get", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
@@ -86,7 +86,7 @@ def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: st
         (("rescale", "flights/carriers@v2", "--partitions", "3"), 2, "hint: write flights/carriers\n"),
         (("forget", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
         (("forget", "flights/carriers"), 2, "hint: write flights/carriers KEY"),
-        (("verify", "flights/carriers", "C1"), 2, "--forgotten goes with a key"),
+        (("verify", "flights/carriers", "C1"), 2, "--forgotten needs a key"),
         (("query", "flights", "FROM 'x.parquet'"), 1, "a query can read the app's tables only"),
         (("query", "flights", "FROM carriers", "--out", "nowhere/x.csv"), 1, "no folder nowhere\n"),
     ],

@@ -102,7 +102,7 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
     early = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 75")
     assert early.exit_code == 2
     assert early.stdout.startswith("the first bad commit of flights is one of carriers@v")
-    assert "gc has removed the versions in between" in early.stdout
+    assert "gc has removed the versions between the last good and the first bad one" in early.stdout
     good, bad = (line.split()[2] for line in early.stdout.splitlines() if line.startswith("  slackwater query"))
     for ref, expected in ((good, 0), (bad, 1)):
         rows = from_json("query", ref, "SELECT 1 FROM carriers HAVING sum(flights) > 75")["rows"]

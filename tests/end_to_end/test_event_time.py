@@ -366,7 +366,7 @@ TWO_DAYS = sw.table(ttl="2 days")
     [
         ({}, "emits sessions before they have ended. An emitted session could not be withdrawn"),
         ({"writes": ()}, "emits sessions before they have ended"),
-        ({"event_time": sw.event_time(emits="final"), "key": "s"}, "'s' in its key, and no other column"),
+        ({"event_time": sw.event_time(emits="final"), "key": "s"}, "'s' in its key, but no other column"),
         ({"event_time": sw.event_time(emits="final"), "key": ["key", "s", "s2"]}, "'s' in its key, and also 's2'"),
     ],
 )

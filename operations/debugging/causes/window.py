@@ -99,7 +99,7 @@ def find_record_in_window(kafka: Kafka, verdict: Verdict, function: InputFunctio
     nearest = 0 if of_key == 1 else _nearest_row(rows.take(pa.array(candidates)), key_row, changed)
     if nearest is None:
         some = ", ".join(str(_address(read, int(number))) for number in np.unique(numbers)[:3])
-        reason = f"{of_key:,} records of the batch have the key, and none stands out: {some}, …"
+        reason = f"{of_key:,} records of the batch have the key, and no numbers show which is the cause: {some}, …"
         return RecordPath((), None, reason, windows, None, of_key=of_key)
     number = int(numbers[nearest])
     address = _address(read, number)

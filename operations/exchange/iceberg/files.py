@@ -1,4 +1,4 @@
-"""Encoding of Iceberg's files and schemas: manifests and manifest lists in memory, addresses, read compatibility.
+"""Encodes Iceberg's manifests and schemas, and tells which SSTs Iceberg reads correctly without a copy.
 
 pyiceberg encodes and decodes manifests and manifest lists in memory. The store puts and gets the bytes, so these files
 have the retries, credentials and tests of all other objects.

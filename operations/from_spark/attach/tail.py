@@ -255,7 +255,7 @@ class Tail:
             attached = draft.attached or FollowedQuery(self.checkpoint.query, 0)
             if attached.next_batch != following:
                 raise Refused(
-                    f"{self.app}/{self.stage} was changed meanwhile: expected batch {following} next, found batch "
+                    f"another process changed {self.app}/{self.stage}: expected batch {following} next, found batch "
                     f"{attached.next_batch}"
                 )
             sides = {

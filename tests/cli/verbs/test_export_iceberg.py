@@ -68,7 +68,7 @@ def test_kept_up_to_date_it_tells_what_moved(app: FlightsApp, tmp_path: Path) ->
     ("words", "sentence"),
     [
         (("flights",), "missing argument DIR or FILE"),
-        (("flights", "out.duckdb", "--every", "1m"), "--every goes with --iceberg"),
+        (("flights", "out.duckdb", "--every", "1m"), "--every needs --iceberg"),
         (("flights", "out.duckdb", "--iceberg", "lake"), "--iceberg writes to its own root"),
         (
             ("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"),

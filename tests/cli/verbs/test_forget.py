@@ -76,8 +76,8 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
         (("forget", "flights/aircraft@-1h", "N003"), 2, "this covers all versions of an app"),
         (("forget", "flights/aircraft", "N003", "N004"), 2, "the key of table 'aircraft' is tail (string); found 2"),
         (("forget", "flights/aircraft", "N003", "--give-up"), 2, "--give-up takes no keys"),
-        (("verify", "flights", "--forgotten"), 2, "--forgotten goes with a key"),
-        (("verify", "flights", *KEY), 2, "--forgotten goes with a key"),
+        (("verify", "flights", "--forgotten"), 2, "--forgotten needs a key"),
+        (("verify", "flights", *KEY), 2, "--forgotten needs a key"),
         (("verify", "flights@good", "--forgotten", *KEY), 2, "this covers all versions of an app"),
     ],
 )

@@ -52,5 +52,5 @@ def test_an_app_that_rejected_nothing_says_so(app: FlightsApp) -> None:
     assert "no rejected record of flights waits" in done("rejected", "flights", "--retry")
     refused = slackwater("rejected", "flights", "--dry-run")
     assert refused.exit_code == 2
-    assert "--dry-run goes with --retry" in refused.output
+    assert "--dry-run needs --retry" in refused.output
     assert slackwater("rejected", "flights", "--stage", "no-such").exit_code == 1

@@ -230,7 +230,7 @@ def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("log", "flights", "--by", "ada"), "--by, --verb, --since and --until go with --operations"),
+        (("log", "flights", "--by", "ada"), "--by, --verb, --since and --until need --operations"),
         (("log", "flights", "--operations", "--since", "good"), "good is not a time"),
         (
             ("log", "flights", "--operations", "--verb", "promot"),

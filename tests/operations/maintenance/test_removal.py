@@ -175,7 +175,7 @@ def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
         store_of(app).pause(seconds)
         app.claim("legs")
 
-    with pytest.raises(Refused, match="stage flights/legs was taken over meanwhile by test:1"):
+    with pytest.raises(Refused, match="test:1 took over stage flights/legs during the removal"):
         remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, pause=pause)
     assert not keys_of(app.store, keys.stages("flights") + keys.REMOVING)  # type: ignore[arg-type]
     for stage in ("aircraft", "carriers"):

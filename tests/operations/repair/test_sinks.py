@@ -78,7 +78,7 @@ def test_it_is_counted_across_promotions_there_and_back(world: World, cache: Sst
     assert done.plan.others == ("s",)
     ((where,),) = (each.offsets for each in done.plan.sinks)
     assert f"sink {OUT}: published since and not withdrawn: 7 of the rows in {where};" in words(done)
-    assert "s had this name meanwhile, by a promotion: rows that it published are not undone" in words(done)
+    assert "s had this name by a promotion: rows that s published are not undone" in words(done)
     pinned(world, "s", "later")
     assert back(world, cache, "s", "later").plan.sinks == ()
 

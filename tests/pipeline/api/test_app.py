@@ -346,8 +346,8 @@ def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -
     ("more", "said"),
     [
         ({"on_error": "skip"}, 'on_error is \'skip\'; expected "stop" or "reject"'),
-        ({"max_rejected": 5}, "has max_rejected= and rejects nothing"),
-        ({"rejects": "dead"}, "has rejects= and rejects nothing"),
+        ({"max_rejected": 5}, "has max_rejected=, but rejects no records"),
+        ({"rejects": "dead"}, "has rejects=, but rejects no records"),
         ({"on_error": "reject", "max_rejected": 0}, "max_rejected"),
         ({"on_error": "reject", "rejects": "no topic!"}, "topic name 'no topic!' is not usable"),
         (

@@ -318,10 +318,10 @@ def test_an_internal_topic_that_was_made_again_stops_its_stage_and_begins_anew_i
     memory_kafka.delete_topics([writer.internal])
     memory_kafka.create_topics({writer.internal: 1})
     with pytest.raises(
-        AnotherTopic, match=f"sink {writer.sink.name!r} of stage 's' cannot go on: .* id {re.escape(former)}"
+        AnotherTopic, match=f"sink {writer.sink.name!r} of stage 's' cannot continue: .* id {re.escape(former)}"
     ) as no:
         writer.claim()
-    assert "rows committed but not published yet were lost with it" in no.value.hint
+    assert "rows committed but not published yet were lost with the topic" in no.value.hint
     sink = writer.claim(accept_loss=True).sinks[writer.sink.name]
     assert (sink.end, sink.sent, sink.since) == (0, 0, writer.head.version)
     assert sink.topic_id == memory_kafka.topic_id(writer.internal)

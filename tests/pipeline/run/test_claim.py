@@ -127,7 +127,10 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     for path in tmp_path.rglob("*.json"):
         os.utime(path, (1, 1))
     assert collect(store, app.name, Retention(versions=1), by="test").objects
-    with pytest.raises(Refused, match=r"'reader' was retired after reading same up to v0, but the history of same now"):
+    with pytest.raises(
+        Refused,
+        match=r"'reader' cannot continue: it was retired after reading same up to v0, but the history of same now",
+    ):
         claimer.check_stage(reader)
 
 

@@ -172,7 +172,7 @@ def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: Wor
         assert f"slackwater clone {world.app.name}@SNAPSHOT NAME" in no.value.hint
         world.accepting.check_stage(stage)
     # Who reads it can only begin where its writer has begun.
-    with pytest.raises(AnotherTopic, match="'sends' writes it, and has to start on it") as alone:
+    with pytest.raises(AnotherTopic, match="'sends', which writes the topic, must start on the new one") as alone:
         world.accepting.claim(world.reads, SHAPE, 100)
     assert "run 'sends', too" in alone.value.hint
     sender = world.claim("sends").outputs["by-n"]

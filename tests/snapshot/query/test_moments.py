@@ -231,7 +231,7 @@ def test_of_steps_the_last_version_of_each_is_shown(cache: SstCache) -> None:
         ("'carriers', 'flights-staging', 'now'", "flights-staging is a moment of flights-staging"),
         ("'carriers', 'half', 'now', 'often'", "'often' is not a span of time"),
         ("'carriers', 'half', 'now', '0s'", "expected more than 0"),
-        ("'carriers', 'half', 'now', '1ms'", "return the whole table at"),
+        ("'carriers', 'half', 'now', '1ms'", "return the whole table once for each of"),
     ],
 )
 def test_a_stretch_that_makes_no_sense_is_refused(app: FlightsApp, cache: SstCache, arguments: str, words: str) -> None:
@@ -243,7 +243,7 @@ def test_more_versions_than_one_query_reads_are_refused_with_a_step(
     app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clauses, "MAX_VERSIONS", 3)
-    with pytest.raises(Usage, match="the whole table at 5 versions; at most 3 are allowed") as caught:
+    with pytest.raises(Usage, match="the whole table once for each of 5 versions; at most 3 are allowed") as caught:
         ask(app, cache, "FROM versions('carriers')")
     assert "versions('carriers', '-1h', 'now', '10m')" in caught.value.hint
     assert ask(app, cache, "SELECT DISTINCT _version FROM versions('carriers', '', 'now', '1h')")

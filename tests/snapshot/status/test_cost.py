@@ -248,7 +248,7 @@ def test_status_cost_is_of_the_time_asked_for() -> None:
     [
         (("--cost", "--since", "soon"), "'soon' is not a span of time"),
         (("--cost", "--watch"), "exclude each other"),
-        (("--since", "1h"), "--since goes with --cost"),
+        (("--since", "1h"), "--since needs --cost"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words: tuple[str, ...], expected: str) -> None:
