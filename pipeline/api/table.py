@@ -142,7 +142,8 @@ def table(
         partitions: Number of state partitions of a new table: the grain of parallel reads, and the maximum number of
             tasks on the state. An existing table keeps its number; `slackwater rescale` changes it.
         tasks: Maximum number of tasks of a batch on the state, each of which writes at most one SST. Default twice the
-            cores of the Spark session, rounded up to a power of two. May change with each start.
+            cores of the Spark session, rounded up to a power of two. A batch of few records has fewer. May change with
+            each start.
         ttl: Time to live of a row: `"7 days"`. Default forever.
         ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, up to the largest time written
             to this column. Default: `ttl` counts from the time when the row was written, by the wall clock.

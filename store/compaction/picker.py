@@ -59,7 +59,7 @@ def pick(
 
     Repeated picking and merging ends. Each hash range then has fewer than `l0_trigger` runs (universal), or fewer
     than that in level 0, and every other level within its size (leveled). Where the newest runs are wide, the older
-    ones are kept below about half of that, so that wide runs need not be cut for want of room. Raises `ValueError` for
+    ones are kept to three quarters of that, so that wide runs need not be cut for want of room. Raises `ValueError` for
     an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
@@ -67,7 +67,7 @@ def pick(
             f"expected l0_trigger of at least 2 and fanout above 1, found {policy.l0_trigger} and {policy.fanout}"
         )
     ssts, choose = tuple(ssts), _pick_leveled if policy.kind == "leveled" else _pick_universal
-    reserved = with_fields(policy, l0_trigger=policy.l0_trigger - (policy.l0_trigger - 1) // 2)
+    reserved = with_fields(policy, l0_trigger=max(2, policy.l0_trigger - max(1, policy.l0_trigger // 4)))
 
     def due(partition: int, own_ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
         expired = _pick_expired(partition, partitions, own_ssts, policy, clock_ms)

@@ -172,6 +172,27 @@ def test_whatever_the_ranges_and_tasks_merging_ends_with_few_ssts_in_every_range
         assert all(count < trigger for count in counts.values())
 
 
+@pytest.mark.parametrize("base", [0, 1 << 32], ids=lambda base: f"base={base}")
+@pytest.mark.parametrize("size", [1 << 12, 1 << 16, 1 << 20], ids=lambda size: f"size={size}")
+@pytest.mark.parametrize("tasks", [1, 2, 16])
+def test_puts_and_bytes_of_merges_follow_those_of_the_batches_not_the_ranges(tasks: int, size: int, base: int) -> None:
+    ranges, batches = 16, 300
+    ssts = tuple(a_run(0, 0, base // ranges, p, ranges) for p in range(ranges)) if base else ()
+    puts = num_bytes = 0
+    for seq in range(1, batches + 1):
+        ssts = (*(a_run(seq, seq, size // tasks, p, tasks) for p in range(tasks)), *ssts)
+        while due := pick(ssts, ranges):
+            done = [carried_out(one) for one in due]
+            puts += sum(len(one.outputs) for one in done)
+            num_bytes += sum(one.output_bytes for one in done)
+            ssts = apply_results(ssts, done)
+        assert all(count < 8 for count in runs_by_partition(ssts, ranges).values())
+        assert num_wide(ssts, ranges) <= 8 * tasks
+    # A result is wide, or has a good part of what a wide one may have at most.
+    assert puts <= batches * tasks + 2 * num_bytes / picker.WIDE_BYTES
+    assert num_bytes <= batches * size * 2 * math.log2(batches)
+
+
 def num_wide(ssts: tuple[Sst, ...], ranges: int) -> int:
     return sum(len(overlapped_partitions(sst, ranges)) > 1 for sst in ssts)
 
