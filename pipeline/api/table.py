@@ -3,6 +3,7 @@
 Options of compaction have the names of RocksDB's.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -167,7 +168,7 @@ def table(
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
     options = TableOptions(
         check_whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
-        None if tasks is None else check_whole("table: tasks", tasks, 1, limits.MAX_TASKS),
+        tasks,
         lifetime,
         compaction or Policy(),
         check_whole("table: l0_slowdown", l0_slowdown, 2),
@@ -183,6 +184,15 @@ def table(
 
 
 DEFAULT_TABLE = table()
+
+
+def check_tasks(stage: str, options: TableOptions) -> TableOptions:
+    """Return the options with `tasks` as a Python int. Raises `Usage` if it is out of range."""
+    if options.tasks is None:
+        return options
+    hint = f"leave it out for two tasks per core of the Spark session, or write tasks={limits.MAX_TASKS} at most"
+    tasks = check_whole(f"stage {stage!r}: tasks of its table", options.tasks, 1, limits.MAX_TASKS, hint=hint)
+    return dataclasses.replace(options, tasks=tasks)
 
 
 def check_ttl(stage: str, declared: Ttl | None, values: pa.Schema) -> None:

@@ -145,26 +145,32 @@ def _as_wide(compaction: Compaction, ssts: Sequence[Sst], policy: Policy, *, ful
     is_wide = partial(_is_wide, partitions=partitions)
     if not any(map(is_wide, compaction.inputs)):
         return compaction
+    # A level above 0 is one run. A result of several levels could overlap others of any level.
+    keeps_level = policy.kind == "leveled"
     drops, cuts = compaction.drops_tombstones, False
     inputs, num_ranges = _with_all_between(compaction.inputs, ssts, partitions, older=drops, newer=full)
-    if sum(sst.bytes for sst in inputs) > WIDE_BYTES * num_ranges:
-        newest = tuple(takewhile(is_wide, dropwhile(lambda sst: not is_wide(sst), compaction.inputs)))
+    if not _is_small(inputs, num_ranges) or (keeps_level and any(sst.level for sst in inputs)):
+        newest = [*takewhile(is_wide, dropwhile(lambda sst: not is_wide(sst), compaction.inputs))]
+        if keeps_level:
+            newest = [sst for sst in newest if sst.level == newest[0].level]
         inputs, num_ranges = _with_all_between(newest, ssts, partitions)
-        if not all(map(is_wide, inputs)):
+        if not all(map(is_wide, inputs)) or (keeps_level and len({sst.level for sst in inputs}) > 1):
             inputs = {newest[0]}
-        is_small = sum(sst.bytes for sst in inputs) <= WIDE_BYTES * num_ranges
-        drops, cuts = False, full or not is_small or max_overlap(inputs) == 1
+        drops, cuts = False, full or not _is_small(inputs, num_ranges) or max_overlap(inputs) == 1
     return Compaction(
         compaction.partition,
         partitions,
         newest_first(inputs),
         drops_tombstones=drops,
-        # Of a level above 0, an SST may not overlap others of the level.
-        level=0 if policy.kind == "leveled" else None,
+        level=min(sst.level for sst in inputs) if keeps_level else None,
         target_file_bytes=policy.target_file_bytes,
         window=(min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)),
         cuts=cuts,
     )
+
+
+def _is_small(ssts: Iterable[Sst], num_ranges: int) -> bool:
+    return sum(sst.bytes for sst in ssts) <= WIDE_BYTES * num_ranges
 
 
 def _with_all_between(
