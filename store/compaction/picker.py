@@ -75,7 +75,7 @@ def pick(
 
     picks = _Picks(ssts, policy, clock_ms)
     for partition, own_ssts in by_partition(ssts, partitions).items():
-        older = _older_than_wide(own_ssts, partitions)
+        older = _older_than_wide(own_ssts, *hash_bounds(partition, partitions))
         for compaction in (older and due(partition, older, reserved)) or due(partition, own_ssts, policy):
             picks.add(compaction)
     return tuple(picks.compactions)
@@ -85,14 +85,19 @@ def _is_wide(sst: Sst, partitions: int) -> bool:
     return len(overlapped_partitions(sst, partitions)) > 1
 
 
-def _older_than_wide(ssts: Sequence[Sst], partitions: int) -> list[Sst]:
-    """Return the runs of a hash range that are older than its newest runs with wide SSTs; empty if it has none."""
-    if not any(_is_wide(sst, partitions) for sst in ssts):
+def _older_than_wide(ssts: Sequence[Sst], low: int, high: int) -> list[Sst]:
+    """Return the runs of a hash range that are older than its newest runs with wide SSTs; empty if it has none.
+
+    `low` and `high` are the bounds of the range.
+    """
+
+    def has_wide(run: Iterable[Sst]) -> bool:
+        return any(sst.hash_min < low or sst.hash_max > high for sst in run)
+
+    if not has_wide(ssts):
         return []
     runs = sorted_runs(ssts)
-    older = dropwhile(lambda run: any(_is_wide(sst, partitions) for sst in run), runs)
-    found = [sst for run in older for sst in run]
-    return found if len(found) < len(ssts) else []
+    return [sst for run in dropwhile(has_wide, runs) for sst in run] if has_wide(runs[0]) else []
 
 
 @dataclass(slots=True)
