@@ -25,10 +25,10 @@ def nearest_hint(word: str, choices: Iterable[str]) -> str:
     return f"; the nearest is {matches[0]!r}" if matches else ""
 
 
-def check_whole(subject: str, value: object, minimum: int, maximum: int | None = None) -> int:
-    """Return `value` as an int. Raises `Usage` unless it is a whole number from `minimum` to `maximum`.
+def check_whole(subject: str, value: object, minimum: int, maximum: int | None = None, *, hint: str = "") -> int:
+    """Return the value if it is a whole number (also of numpy) between the limits; a maximum of None is no limit.
 
-    A `maximum` of None is no limit; numpy's numbers are accepted. The message begins with `subject`.
+    Raises `Usage`, with a message that begins with `subject`, and with `hint` or a better one, otherwise.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), minimum, maximum):
         return int(value)
@@ -36,7 +36,7 @@ def check_whole(subject: str, value: object, minimum: int, maximum: int | None =
     only_written_so = isinstance(value, float) and value.is_integer() and _is_within(value, minimum, maximum)
     raise Usage(
         f"{subject} is {value!r}; expected a whole number, {limit}",
-        hint=f"write it without a fraction: {value:.0f}" if only_written_so else "",
+        hint=f"write it without a fraction: {value:.0f}" if only_written_so else hint,
     )
 
 

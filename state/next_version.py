@@ -169,12 +169,22 @@ def _event_time(
     return replace(after_due, due_ms=progress.later_time(until_ms, after_due.watermark_ms))
 
 
+def rows_until(start: Input, end: Position) -> int | None:
+    """Return the number of rows (of a user's topic: offsets) that a batch up to `end` reads from an input.
+
+    None for a channel if the reader began in the middle of it: the rows before are unknown.
+    """
+    if start.upstream:
+        return sum(end.consumed) - sum(start.rows_passed) if start.rows_passed else None
+    # New partitions begin at 0.
+    return sum(end.offsets) - sum(start.offsets)
+
+
 def has_rows(start: Input, end: Position) -> bool:
-    """Return True if a batch from `start` to `end` may have rows of this input."""
-    if start.upstream and start.rows_passed:
-        # Markers have offsets but no rows.
-        return sum(end.consumed) > sum(start.rows_passed)
-    return sum(end.offsets) > sum(start.offsets)
+    """Return True if a batch that ends at `end` has rows of this input."""
+    # Markers have offsets but no rows.
+    rows = rows_until(start, end)
+    return sum(end.offsets) > sum(start.offsets) if rows is None else rows > 0
 
 
 def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
@@ -184,12 +194,9 @@ def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -
     number of records read from a user's topic. It may be less than the number of offsets, because transaction markers
     and aborted or compacted records have offsets too.
     """
+    rows = rows_until(start, end) or 0
     if not start.upstream:
-        # New partitions begin at 0.
-        offsets = sum(end.offsets) - sum(start.offsets)
-        return replace(start, offsets=end.offsets, rows=offsets if count is None else min(count, offsets))
-    # If the reader began in the middle of the channel, the rows before that are unknown.
-    rows = sum(end.consumed) - sum(start.rows_passed) if start.rows_passed else 0
+        return replace(start, offsets=end.offsets, rows=rows if count is None else min(count, rows))
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, start.lost, fillvalue=0))
     at_ms = start.watermark_ms if own else progress.later_time(start.watermark_ms, end.watermark_ms)
     return replace(start, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=at_ms)

@@ -74,7 +74,7 @@ def _run(bootstrap: str, folder: Path, master: str, how: str) -> Measured:
         return flights.select(F.col("key").cast("string").alias("leg"), F.length("value").cast("long").alias("size"))
 
     if how == "anywhere":
-        stage_runner.Homes = lambda: None  # type: ignore[assignment,misc]
+        stage_runner.Homes = lambda _count: None  # type: ignore[assignment,misc]
     conf = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"}
     store = str(folder / "store")
     app.run(store=store, kafka=bootstrap, until_caught_up=True, max_records=BATCH, master=master, spark_conf=conf)

@@ -3,6 +3,9 @@
 The state is the same table in 4 and in 512 state partitions, on two cores. A batch writes one SST for each of its
 tasks, so neither its puts nor its manifest may grow with the number of state partitions.
 
+Small batches have fewer tasks than there are hash ranges. What that saves is counted without Spark: the puts and the
+bytes of batches and merges, with a task for each range and with the number that the runner chooses.
+
 `python -m bench.tasks.scale BOOTSTRAP TOPIC FOLDER PARTITIONS BATCH` runs one side in a fresh process and prints a JSON
 object: seconds from commit to commit, puts by version, and bytes of the last manifest.
 """
@@ -27,6 +30,9 @@ SMALL = 1_000
 BATCHES = 24
 WARM_UP = 6
 STAGE = "legs"
+RANGES = 16
+SMALL_BATCHES = 200
+KEYS = 500_000
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
@@ -62,7 +68,72 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
             1,
         ),
         *manifests.rows(quick),
+        *_small_batches(folder),
     ]
+
+
+def _small_batches(folder: Path) -> list[Row]:
+    from slackwater.pipeline.batch.task_count import TaskCount
+
+    chosen = TaskCount().choose(RANGES, SMALL)
+    (fewer, fewer_bytes), (all_, all_bytes) = (_written(folder / f"tasks-{tasks}", tasks) for tasks in (chosen, RANGES))
+    peer = f"{RANGES} tasks: "
+    what = f"{SMALL_BATCHES} batches of {SMALL:,} rows, {RANGES} hash ranges, {chosen} tasks"
+    return [
+        Row.at_most(
+            f"puts a batch and of merges, {what}",
+            f"{fewer[0] / SMALL_BATCHES:.1f} and {fewer[1]}",
+            f"{peer}{all_[0] / SMALL_BATCHES:.1f} and {all_[1]}",
+            sum(fewer) / sum(all_),
+            0.25,
+        ),
+        Row.at_most(
+            f"MB of batches and merges, {what}",
+            " and ".join(f"{size / 1e6:.1f}" for size in fewer_bytes),
+            peer + " and ".join(f"{size / 1e6:.1f}" for size in all_bytes),
+            sum(fewer_bytes) / sum(all_bytes),
+            1,
+        ),
+    ]
+
+
+def _written(folder: Path, tasks: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Write small batches with so many tasks over a table of `KEYS` keys, each followed by the merges that are due.
+
+    Returns puts, then bytes, each of the batches and of the merges.
+    """
+    import numpy as np
+    import pyarrow as pa
+    from msgspec.structs import replace
+    from slackwater.store.compaction.merge import run_compaction
+    from slackwater.store.compaction.picker import pick
+    from slackwater.store.compaction.plan import apply_results
+    from slackwater.store.objects.counting import CountingStore, Stats
+    from slackwater.store.objects.memory import MemoryStore
+    from slackwater.store.read.cache import SstCache
+    from slackwater.store.versions.manifest import Column, Table
+
+    from ..support.written import ssts
+
+    table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), RANGES)
+    store, cache, random = CountingStore(MemoryStore()), SstCache(folder, 1 << 30), np.random.default_rng(5)
+
+    def batch(keys: Any, seq: int, table: Table, level: int = 0) -> tuple[Any, ...]:
+        values = {"n": random.integers(1 << 40, size=len(keys)), "x": random.random(len(keys))}
+        return ssts(store, cache, "bench", STAGE, table, pa.table({"k": keys, **values}), seq, level)
+
+    current = batch(np.arange(KEYS), 1, table, level=1)
+    store.take_stats()
+    flushed, merged = Stats(), Stats()
+    for seq in range(2, SMALL_BATCHES + 2):
+        keys = random.choice(KEYS, SMALL, replace=False)
+        current = (*batch(keys, seq, replace(table, tasks=tasks)), *current)
+        flushed += store.take_stats()
+        due = pick(current, table.ranges, table.compaction)
+        done = [run_compaction(store, cache, "bench", STAGE, table, one) for one in due]
+        current = apply_results(current, done)
+        merged += store.take_stats()
+    return (flushed.puts, merged.puts), (flushed.bytes_written, merged.bytes_written)
 
 
 def _side(bootstrap: str, topic: str, folder: Path, partitions: int, batch: int) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class StageCompactor:
                 remaining = todo.get(name, set())
                 picked = pick_for_manifest(at, full=full, accepts=remaining.__contains__)
                 due += [(at.table, compaction) for compaction in picked if at.table is not None]
-                remaining.difference_update(compaction.partition for compaction in picked)
+                remaining.difference_update(compaction.partition for compaction in picked if not compaction.cuts)
             if not due:
                 return
             yield from self._merge(head, due)

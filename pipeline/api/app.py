@@ -28,7 +28,7 @@ from .stage import (
     late_channel,
     pass_through,
 )
-from .table import DEFAULT_TABLE, TableOptions
+from .table import DEFAULT_TABLE, TableOptions, check_tasks
 from .topic import Repartition, StartingOffsets, Topic
 
 
@@ -118,7 +118,7 @@ class App:
                     writes=outputs if isinstance(late, str) else (*outputs, late),
                     state=FinalKind(state) if state is not None and times.emits == "final" else state,
                     key=columns,
-                    table=table or DEFAULT_TABLE,
+                    table=check_tasks(stage_name, table or DEFAULT_TABLE),
                     max_records=count("max_records", max_records, 1),
                     trigger=trigger,
                     max_unflushed=count("max_unflushed", max_unflushed, 0),

@@ -3,6 +3,7 @@
 Options of compaction have the names of RocksDB's.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -143,7 +144,8 @@ def table(
         partitions: Number of state partitions of a new table: the grain of parallel reads, and the maximum number of
             tasks on the state. An existing table keeps its number; `slackwater rescale` changes it.
         tasks: Maximum number of tasks of a batch on the state, each of which writes at most one SST. Default twice the
-            cores of the Spark session, rounded up to a power of two. May change with each start.
+            cores of the Spark session, rounded up to a power of two. A batch of few records has fewer. May change with
+            each start.
         ttl: Time to live of a row: `"7 days"`. Default forever.
         ttl_by: Timestamp or date column of the table from which `ttl` counts. The current time is then the largest time
             that was written to the column. Default: `ttl` counts from the row's write time, by the wall clock.
@@ -167,7 +169,7 @@ def table(
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
     options = TableOptions(
         check_whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
-        None if tasks is None else check_whole("table: tasks", tasks, 1, limits.MAX_TASKS),
+        tasks,
         lifetime,
         compaction or Policy(),
         check_whole("table: l0_slowdown", l0_slowdown, 2),
@@ -183,6 +185,15 @@ def table(
 
 
 DEFAULT_TABLE = table()
+
+
+def check_tasks(stage: str, options: TableOptions) -> TableOptions:
+    """Return the options with `tasks` as a Python int. Raises `Usage` if it is out of range."""
+    if options.tasks is None:
+        return options
+    hint = f"leave it out for two tasks per core of the Spark session, or write tasks={limits.MAX_TASKS} at most"
+    tasks = check_whole(f"stage {stage!r}: tasks of its table", options.tasks, 1, limits.MAX_TASKS, hint=hint)
+    return dataclasses.replace(options, tasks=tasks)
 
 
 def check_ttl(stage: str, declared: Ttl | None, values: pa.Schema) -> None:

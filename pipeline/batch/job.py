@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -20,7 +21,7 @@ from ...common import instants
 from ...state.event_time import BatchTimes, EventTimeScan, Lateness, due_span_after
 from ...state.failing import StateFailed
 from ...state.multi_input import INPUT_COLUMN, tagged_name
-from ...state.next_version import BatchResult, TaskReport
+from ...state.next_version import BatchResult, TaskReport, rows_until
 from ...state.records import Position
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
@@ -51,6 +52,7 @@ from ..upkeep.upkeep import StallTriggers
 from .pre_aggregation import SHUFFLE_TASKS, Forecast, can_pre_aggregate, pre_aggregate
 from .schemas import StageSchemas
 from .task import IS_PROBE, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
+from .task_count import TaskCount
 from .transform import apply_to_streams, select_batch_columns, union_tagged
 
 _LONG_MIN = -(1 << 63)
@@ -109,6 +111,7 @@ class StageJob:
     query: Future[StreamingQuery] | None = None
     """Future of the stage's streaming query, which counts the records read; None to count no records."""
     _forecast: Forecast = field(default_factory=Forecast)
+    _task_count: TaskCount = field(default_factory=TaskCount)
 
     def batch_times(self, base: Manifest) -> BatchTimes:
         now_ms, by = instants.now_ms(), self.config.schemas.due_by
@@ -123,13 +126,14 @@ class StageJob:
         counts_before = counts.read() if counts is not None else {}
         batch, set_aside = Batch(self, base, after, times), self.config.reject_too_large
         try:
-            results = self._compute_rows(rows, base, times, few_keys=self._forecast.few_keys)
+            results = self._compute_rows(rows, base, times, records=batch.num_records, few_keys=self._forecast.few_keys)
         except Exception as error:
             if self.config.rescue is None or self.stopping():
                 raise
             written = self.config.rescue(batch, error)
         else:
             self._forecast.learn(results)
+            self._task_count.learn(batch.num_records, results)
             written = BatchResult(results)
             if counts is not None:
                 read = {name: count - counts_before[name] for name, count in counts.read().items()}
@@ -146,6 +150,7 @@ class StageJob:
         base: Manifest,
         times: BatchTimes,
         *,
+        records: int | None = None,
         dry_run: bool = False,
         few_keys: bool | None = None,
     ) -> tuple[TaskReport, ...]:
@@ -158,6 +163,9 @@ class StageJob:
                 rows, WriteTask(config.resources, writer, version, targets, shape.output_schemas, times=seen)
             )
         late_by, late = shape.lateness_columns, stage.late_output
+        # How many rows fall due is unknown.
+        known = None if times.due is not None and times.due.pending else records
+        tasks = self._task_count.choose(base.table.ranges, known)
         task = StateTask(
             dataclasses.replace(config.resources, s3=self.access()),
             writer,
@@ -180,7 +188,7 @@ class StageJob:
             times=seen,
         )
         # A check need not run where the SSTs are cached.
-        return run_state_task(rows, task, None if dry_run else self.homes, few_keys)
+        return run_state_task(rows, _with_tasks(task, tasks), None if dry_run else self.homes, few_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +200,21 @@ class Batch:
     after: Mapping[str, Position]
     times: BatchTimes
 
+    @property
+    def num_records(self) -> int | None:
+        """Number of records that the batch reads, or rows of channels; None if it is unknown."""
+        counts = [rows_until(self.base.inputs[name], end) for name, end in self.after.items()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if counts and len(known) == len(counts) else None
+
     def compute(self, rows: DataFrame) -> tuple[TaskReport, ...]:
-        return self.job._compute_rows(rows, self.base, self.times)
+        return self.job._compute_rows(rows, self.base, self.times, records=self.num_records)
 
     def check(self, rows: DataFrame) -> None:
         """Compute the batch over the given rows without writing anything. Raises the errors of `compute`."""
         due = dataclasses.replace(self.times.due, pending=False) if self.times.due is not None else None
-        self.job._compute_rows(rows, self.base, dataclasses.replace(self.times, due=due), dry_run=True)
+        times = dataclasses.replace(self.times, due=due)
+        self.job._compute_rows(rows, self.base, times, records=self.num_records, dry_run=True)
 
 
 def run_write_task(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
@@ -219,23 +235,29 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state_task(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Shuffle rows to their hash ranges, and merge the rows of each range into the state.
+    """Shuffle rows to the hash ranges of the task's table and merge them there. `homes` places tasks on machines.
 
     With several machines, `homes` places the tasks. If stored rows may fall due, each non-empty hash range gets a probe
     row, so that a task looks for due rows there. If `few_keys` is not None and the task allows it, rows are
     pre-aggregated before the shuffle.
     """
-    table = task.step.table
     if few_keys is not None and can_pre_aggregate(task, rows.schema):
-        count = 1 if few_keys and homes is None else table.ranges
+        if few_keys and homes is None:
+            task = _with_tasks(task, 1)
+        count = task.step.table.ranges
         with with_settings(rows.sparkSession, {SHUFFLE_TASKS: str(count)}):
             parts, task = pre_aggregate(rows, task)
-            return _run(_place_rows(parts, task, homes, alone=count == 1), task)
+            return _run(_place_rows(parts, task, homes, alone=count == 1 and homes is None), task)
     late = task.late_output[1] if task.late_output is not None else ()
     hashed = select_batch_columns(
-        rows, [column.name for column in table.key], task.step.state.needed_columns, task.times, late
+        rows, [column.name for column in task.step.table.key], task.step.state.needed_columns, task.times, late
     )
     return _run(_place_rows(hashed, task, homes), task)
+
+
+def _with_tasks(task: StateTask, count: int) -> StateTask:
+    step = dataclasses.replace(task.step, table=replace(task.step.table, tasks=count))
+    return dataclasses.replace(task, step=step)
 
 
 def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:

@@ -78,7 +78,7 @@ class StageRunner:
         self._span: BatchSpan | None = None
         has_table, resources, limits = config.schemas.table is not None, config.resources, config.limits
         # Local tasks share one cache, so they need no placement.
-        self._homes = Homes() if resources.has_remote_tasks else None
+        self._homes = Homes(claimed.table.ranges) if claimed.table and resources.has_remote_tasks else None
         spool = SpooledStore(store, Path(resources.spool)) if resources.spool else None
         cache = SstCache(*resources.cache)
         local: ObjectStore = spool or store

@@ -65,29 +65,30 @@ _WAIT_ALL_MS = 1_000
 
 
 class Homes:
-    """Remembers which executor runs each partition of a stage's batches. Call `place` from one thread only."""
+    """Remembers the executors of `count` partitions of one stage's batches. Call `place` from one thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self._homes: DataFrame | None = None
-        self._partitions = self._executors = 0
+        self._count, self._executors = count, 0
         self._tag = f"slackwater-homes-{id(self)}"
         self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
-        """Return the rows of a batch in `count` partitions, each on the executor that ran it in the last batch.
+        """Return the rows of a micro-batch, each partition on the executor that had it in the last batch.
 
-        `partition` is the number of a row's partition, an int that is never null.
+        `partition` is the number of a row's partition, an int from 0 to `count` - 1 that is never null. `count` divides
+        the number of homes, of which each partition has several: it comes to the first.
         """
-        address = address_column(rows.sparkSession, partition, count)
-        at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), count)
+        address = address_column(rows.sparkSession, partition * (self._count // count), self._count)
+        at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), self._count)
         context: Any = rows.sparkSession.sparkContext._jsc.sc()
         executors = len(context.statusTracker().getExecutorInfos()) - 1  # without the driver
         # A new executor has no homes yet: spread them again.
-        if self._homes is None or count != self._partitions or executors > self._executors:
+        if self._homes is None or executors > self._executors:
             if self._homes is not None:
                 self._homes.unpersist()
-            self._homes = _spread(rows.sparkSession, count, executors)
-        self._partitions, self._executors = count, executors
+            self._homes = _spread(rows.sparkSession, self._count, executors)
+        self._executors = executors
         # Both sides have the same partitioning, so no shuffle; the hint keeps Spark from broadcasting the smaller side.
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 

@@ -16,7 +16,7 @@ from ...store.read.decode import check_columns, decode, read_groups
 from ...store.read.fetch import fetch
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.hashing import hash_keys, partition_of, sort_keys
+from ...store.sst.hashing import hash_keys, sort_keys
 from ...store.sst.parquet_index import DECODE_ERRORS, probe_filter, split_filter
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.entries.ssts import Sst
@@ -86,12 +86,8 @@ def check_entries(manifest: Manifest) -> CheckOutcome:
     return CheckOutcome("objects", version, tuple(wrong), 0)
 
 
-def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[CheckOutcome]:
-    """Read a whole SST and check every row.
-
-    `partitions` has the possible numbers of hash ranges at the time when the SST was written; empty if unknown.
-    Raises only `Unavailable`.
-    """
+def reread_sst(store: ObjectStore, sst: Sst, table: Table) -> Iterator[CheckOutcome]:
+    """Read a whole SST and check every row. Raises only `Unavailable`."""
     wrong: list[str] = []
     faults: list[str] = []
     with collect_errors(wrong):
@@ -103,23 +99,9 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
             for adapter in [check_columns(sst, table, stored.schema, sst.rows)]
         )
         faults += row_faults(rows, sst, [column.name for column in table.key])
-        counts = frozenset(partitions)
-        if not is_in_one_partition(sst, counts):
-            numbers = " or ".join(map(str, sorted(counts)))
-            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} span several of {numbers} hash ranges")
     yield CheckOutcome("objects", sst.object, tuple(wrong))
     sentences = tuple(f"SST {sst.object}: {fault}" for fault in faults)
     yield CheckOutcome("rows", sst.object, sentences, 0 if wrong else sst.rows)
-
-
-def is_in_one_partition(sst: Sst, partitions: frozenset[int]) -> bool:
-    """Return True if the SST's hashes are in one hash range, or if the number of hash ranges is unknown.
-
-    `partitions` has the possible numbers of hash ranges at the time when the SST was written. One number that fits is
-    enough. `Sst.partition` is not used, since the number of ranges may change while SSTs stay.
-    """
-    ends = np.array([sst.hash_min, sst.hash_max], np.int64)
-    return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
 def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:

@@ -333,15 +333,12 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[CheckOutcome]:
 
 def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[CheckOutcome]:
     for stage, manifest in sorted(cut.stages.items()):
-        checked, first, partitions = check_history(store, cut.app, stage, on_progress)
-        yield checked
+        yield check_history(store, cut.app, stage, on_progress)
         for name, table_version in tables_of(manifest).items():
             assert table_version.table is not None  # noqa: S101  tables_of returns no others
             for number, sst in enumerate(table_version.ssts, 1):
                 on_progress(f"{name}: SST {number} of {len(table_version.ssts)}")
-                # Unknown for SSTs from before the kept history, or from a clone's source.
-                counts = partitions if name == stage and 0 < first <= sst.seq_max else frozenset()
-                yield from reread_sst(store, sst, table_version.table, counts)
+                yield from reread_sst(store, sst, table_version.table)
 
 
 def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[CheckOutcome]:

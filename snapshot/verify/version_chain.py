@@ -29,33 +29,27 @@ def check_last_step(store: ObjectStore, manifest: Manifest) -> Iterator[CheckOut
         yield CheckOutcome("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
 
 
-def check_history(
-    store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]
-) -> tuple[CheckOutcome, int, frozenset[int]]:
+def check_history(store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]) -> CheckOutcome:
     """Check that each kept version of a stage follows from the previous one. One request per version.
 
-    Returns the outcome, the first version of the gapless history (0 for none), and the set of partition counts that the
-    stage has had since that version. Raises only `Unavailable`.
+    Raises only `Unavailable`.
     """
     wrong: list[str] = []
-    partitions = set[int]()
     earlier: Manifest | None = None
-    first, versions = _kept_versions(store, app, stage, wrong)
+    versions = _kept_versions(store, app, stage, wrong)
     for number, version in enumerate(versions):
         manifest = None
         with collect_errors(wrong), suppress(ObjectNotFound):  # collected since the listing
             manifest = history.read_stored(store, app, stage, version)
         if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
             wrong += version_faults(earlier, manifest)
-        if manifest is not None and manifest.table is not None and version >= first:
-            partitions |= {manifest.table.partitions, manifest.table.ranges}
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
-    return CheckOutcome("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
+    return CheckOutcome("history", stage, tuple(wrong), len(versions))
 
 
-def _kept_versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
+def _kept_versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> list[int]:
     versions = [version for version, _ in history.list_manifests(store, app, stage)]
     limit = horizon.NOTHING_COLLECTED
     with collect_errors(wrong):
@@ -76,7 +70,7 @@ def _kept_versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -
         for version, following in pairwise(gapless)
         if following != version + 1
     )
-    return first, versions
+    return versions
 
 
 def version_faults(earlier: Manifest, later: Manifest) -> Iterator[str]:

@@ -24,7 +24,7 @@ from ..read.fetch import fetch
 from ..read.remote_sst import RangedSst
 from ..sst.hashing import sort_keys
 from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, add_missing_columns, expired_mask, sst_schema
-from ..sst.sorted_runs import estimate_within, overlapped_partitions, overlapping, sorted_runs
+from ..sst.sorted_runs import estimate_within, overlapping, sorted_runs
 from ..sst.ttl import drop_expired_suffix
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
@@ -55,14 +55,16 @@ def run_compaction(
 ) -> CompactionResult:
     """Merge the input SSTs, and put the resulting SSTs into the store and the cache, under new names.
 
-    Keeps the newest row of each key in the compaction's hash range, and all rows outside this range. Costs one put for
-    each output. An uncached input costs one read of its footer and one read for every few megabytes. A trivial move
-    makes no request, and the oldest inputs are not read if all their rows are expired. `should_stop` is called before
-    each part of a slice is written.
+    Keeps the newest row of each key. Costs one put for each output; an uncached input costs one read of its footer and
+    one for every few megabytes. A trivial move makes no request, and the oldest inputs are not read if all their rows
+    are expired. `should_stop` is called before each part of a slice is written.
 
-    Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour, and
-    `Corruption`.
+    Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour, `Corruption`,
+    and `ValueError` if an input reaches beyond the compaction's hashes.
     """
+    low, high = compaction.hash_range
+    if beyond := [sst.object for sst in compaction.inputs if sst.hash_min < low or sst.hash_max > high]:
+        raise ValueError(f"expected inputs with hashes from {low} to {high}; {beyond[0]} reaches beyond them")
     if compaction.is_trivial_move:
         return CompactionResult(
             compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs)
@@ -75,44 +77,36 @@ def run_compaction(
     interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _INTERVALS_PER_SST)))
     no_rows = sst_schema(table).empty_table()
 
-    def write(
-        inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
-    ) -> tuple[Sst, ...]:
-        finish = partial(
-            SstWriter.put, store=store, app=app, stage=stage, partition=partition, level=level, cache=cache
-        )
-        rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
-        drop = compaction.drops_tombstones and partition == compaction.partition
-        for intervals, parts in _read_slices(store, cache, inputs, table, window, slots, interval_rows):
-            _check_time(compaction, began_s)
-            rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
-            for interval, part in _split_by_interval(rows, intervals):
-                # One slice may fill many small SSTs, each with a put.
-                if should_stop():
-                    raise MergeStopped
-                if part.num_rows:
-                    rolling.append(part)
-                if interval.ends_slot:
-                    rolling.end_slot(guard=interval.high + 1 in compaction.guards)
-                else:
-                    rolling.may_cut()
-        return rolling.finish()
-
+    finish = partial(_put, store=store, cache=cache, app=app, stage=stage, compaction=compaction)
+    rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
     slots = compaction.slots or compaction.partitions
-    outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hash_range, slots)
-    for sst in to_read:
-        for other in overlapped_partitions(sst, compaction.partitions):
-            if other != compaction.partition:
-                # Only cut, not merged: it keeps its place among the runs and its level.
-                outputs += write(
-                    (sst,), other, sst.level, hash_bounds(other, compaction.partitions), compaction.partitions
-                )
-    return CompactionResult(compaction, outputs)
+    for intervals, parts in _read_slices(store, cache, to_read, table, compaction.hash_range, slots, interval_rows):
+        _check_time(compaction, began_s)
+        drop, clock_ms = compaction.drops_tombstones, compaction.clock_ms
+        rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=clock_ms) if parts else no_rows
+        for interval, part in _split_by_interval(rows, intervals):
+            # One slice may fill many small SSTs, each with a put.
+            if should_stop():
+                raise MergeStopped
+            if part.num_rows:
+                rolling.append(part)
+            if interval.ends_slot:
+                rolling.end_slot(guard=compaction.cuts or interval.high + 1 in compaction.guards)
+            else:
+                rolling.may_cut()
+    return CompactionResult(compaction, rolling.finish())
+
+
+def _put(
+    writer: SstWriter, *, store: ObjectStore, cache: SstCache, app: str, stage: str, compaction: Compaction
+) -> Sst:
+    partition, level = partition_of_hash(writer.hash_min, compaction.partitions), compaction.output_level
+    return writer.put(store, app=app, stage=stage, partition=partition, level=level, cache=cache)
 
 
 def _inputs_to_read(compaction: Compaction) -> tuple[Sst, ...]:
     if compaction.drops_tombstones and compaction.clock_ms is not None:
-        return drop_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
+        return drop_expired_suffix(compaction.inputs, compaction.clock_ms)
     return compaction.inputs
 
 

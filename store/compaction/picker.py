@@ -1,11 +1,19 @@
-"""Chooses compactions by a table's compaction policy, for each hash range separately. Pure functions."""
+"""Chooses compactions by a table's policy, for each hash range separately. Pure.
+
+A small batch has fewer tasks than hash ranges, so its SSTs are *wide*: each covers several ranges. A choice for one
+range that includes wide SSTs becomes a merge for all ranges that they cover (`_as_wide`). While few bytes are merged,
+the result is wide again, so small batches cost few puts, however many ranges there are. When it is larger, it is cut at
+the bounds of the ranges, which are merged separately from then on.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, dropwhile, takewhile
 from math import ceil, log2
+
+from msgspec.structs import replace as with_fields
 
 from ..sst.sorted_runs import (
     by_partition,
@@ -23,6 +31,8 @@ from ..versions.manifest import Manifest, Policy
 from .plan import Compaction, newest_first
 
 _MAX_SLOTS = 1 << 30
+WIDE_BYTES = 1 << 20
+"""Bytes for each covered hash range up to which a merge of wide SSTs has a wide result: a larger one is cut."""
 
 
 def pick_for_manifest(
@@ -47,22 +57,147 @@ def pick(
     `ssts` are a manifest's SSTs in any order, and `clock_ms` is the manifest's clock; None if no row expires. If
     expired rows have at least half of the bytes of the oldest runs, these runs are merged first (`ttl.expired_suffix`).
 
-    Picking and merging in turns ends after finitely many rounds. Then each hash range has fewer than `l0_trigger` runs
-    (universal), or fewer than `l0_trigger` runs in level 0 and every other level within its size limit (leveled).
-    Raises `ValueError` for an `l0_trigger` below 2 or a `fanout` of at most 1.
+    Repeated picking and merging ends. Each hash range then has fewer than `l0_trigger` runs (universal), or fewer
+    than that in level 0, and every other level within its size (leveled). Where the newest runs are wide, the older
+    ones are kept to three quarters of that, so that wide runs need not be cut for want of room. Raises `ValueError` for
+    an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
             f"expected l0_trigger of at least 2 and fanout above 1, found {policy.l0_trigger} and {policy.fanout}"
         )
-    choose = _pick_leveled if policy.kind == "leveled" else _pick_universal
-    due = (
-        compaction
-        for p, own_ssts in by_partition(ssts, partitions).items()
-        for compaction in _pick_expired(p, partitions, own_ssts, policy, clock_ms)
-        or choose(p, partitions, own_ssts, policy)
+    ssts, choose = tuple(ssts), _pick_leveled if policy.kind == "leveled" else _pick_universal
+    reserved = with_fields(policy, l0_trigger=max(2, policy.l0_trigger - max(1, policy.l0_trigger // 4)))
+
+    def due(partition: int, own_ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
+        expired = _pick_expired(partition, partitions, own_ssts, policy, clock_ms)
+        return expired or choose(partition, partitions, own_ssts, policy)
+
+    picks = _Picks(ssts, policy, clock_ms)
+    for partition, own_ssts in by_partition(ssts, partitions).items():
+        older = _older_than_wide(own_ssts, *hash_bounds(partition, partitions))
+        for compaction in (older and due(partition, older, reserved)) or due(partition, own_ssts, policy):
+            picks.add(compaction)
+    return tuple(picks.compactions)
+
+
+def _is_wide(sst: Sst, partitions: int) -> bool:
+    return len(overlapped_partitions(sst, partitions)) > 1
+
+
+def _older_than_wide(ssts: Sequence[Sst], low: int, high: int) -> list[Sst]:
+    """Return the runs of a hash range that are older than its newest runs with wide SSTs; empty if it has none.
+
+    `low` and `high` are the bounds of the range.
+    """
+
+    def has_wide(run: Iterable[Sst]) -> bool:
+        return any(sst.hash_min < low or sst.hash_max > high for sst in run)
+
+    if not has_wide(ssts):
+        return []
+    runs = sorted_runs(ssts)
+    return [sst for run in dropwhile(has_wide, runs) for sst in run] if has_wide(runs[0]) else []
+
+
+@dataclass(slots=True)
+class _Picks:
+    """Collects compactions of SSTs. No two share an input, or have results that overlap in `_hash` and `_seq`."""
+
+    ssts: tuple[Sst, ...]
+    policy: Policy
+    clock_ms: int | None
+    full: bool = False
+    """True if each hash range is to become one run."""
+    compactions: list[Compaction] = field(default_factory=list)
+    _inputs: set[Sst] = field(default_factory=set)
+    _wide: list[Compaction] = field(default_factory=list)
+
+    def add(self, compaction: Compaction) -> None:
+        """Add a compaction picked for one hash range, as a wide one if needed; drop it if it conflicts with others."""
+        if not self._inputs.isdisjoint(compaction.inputs):
+            return
+        picked = _as_wide(compaction, self.ssts, self.policy, full=self.full)
+        is_wide = picked is not compaction
+        if self._inputs.isdisjoint(picked.inputs) and not any(
+            _overlap(picked, other) for other in (self.compactions if is_wide else self._wide)
+        ):
+            picked = _with_clock(picked, self.clock_ms)
+            self._inputs.update(picked.inputs)
+            self.compactions.append(picked)
+            if is_wide:
+                self._wide.append(picked)
+
+
+def _overlap(one: Compaction, other: Compaction) -> bool:
+    (low, high), (other_low, other_high) = one.hash_range, other.hash_range
+    (oldest, newest), (other_oldest, other_newest) = _seqs(one.inputs), _seqs(other.inputs)
+    return low <= other_high and other_low <= high and oldest <= other_newest and other_oldest <= newest
+
+
+def _seqs(ssts: Iterable[Sst]) -> tuple[int, int]:
+    return min(sst.seq_min for sst in ssts), max(sst.seq_max for sst in ssts)
+
+
+def _as_wide(compaction: Compaction, ssts: Sequence[Sst], policy: Policy, *, full: bool) -> Compaction:
+    """Return a compaction whose inputs lie within its hashes, in place of one of a single range with wide inputs.
+
+    It merges the inputs, with all SSTs that belong in between, into a wide run if they are small. Otherwise it merges
+    only the newest wide inputs: into a wide run if these are small and several runs, else into SSTs that are cut at the
+    bounds of the hash ranges. With `full`, everything in these ranges belongs to the inputs.
+    """
+    partitions = compaction.partitions
+    is_wide = partial(_is_wide, partitions=partitions)
+    if not any(map(is_wide, compaction.inputs)):
+        return compaction
+    # A level above 0 is one run. A result of several levels could overlap others of any level.
+    keeps_level = policy.kind == "leveled"
+    drops, cuts = compaction.drops_tombstones, False
+    inputs, num_ranges = _with_all_between(compaction.inputs, ssts, partitions, older=drops, newer=full)
+    if not _is_small(inputs, num_ranges) or (keeps_level and any(sst.level for sst in inputs)):
+        newest = [*takewhile(is_wide, dropwhile(lambda sst: not is_wide(sst), compaction.inputs))]
+        if keeps_level:
+            newest = [sst for sst in newest if sst.level == newest[0].level]
+        inputs, num_ranges = _with_all_between(newest, ssts, partitions)
+        if not all(map(is_wide, inputs)) or (keeps_level and len({sst.level for sst in inputs}) > 1):
+            inputs = {newest[0]}
+        drops, cuts = False, full or not _is_small(inputs, num_ranges) or max_overlap(inputs) == 1
+    return Compaction(
+        compaction.partition,
+        partitions,
+        newest_first(inputs),
+        drops_tombstones=drops,
+        level=min(sst.level for sst in inputs) if keeps_level else None,
+        target_file_bytes=policy.target_file_bytes,
+        window=(min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)),
+        cuts=cuts,
     )
-    return _disjoint(_with_clock(compaction, clock_ms) for compaction in due)
+
+
+def _is_small(ssts: Iterable[Sst], num_ranges: int) -> bool:
+    return sum(sst.bytes for sst in ssts) <= WIDE_BYTES * num_ranges
+
+
+def _with_all_between(
+    ssts: Iterable[Sst], all_ssts: Sequence[Sst], partitions: int, *, older: bool = False, newer: bool = False
+) -> tuple[set[Sst], int]:
+    """Return these SSTs and all others of their hash ranges that lie between them, and the number of the ranges.
+
+    With `older` and `newer`, SSTs that are older or newer than these are included, too.
+    """
+    inputs = set(ssts)
+    while True:
+        first = partition_of_hash(min(sst.hash_min for sst in inputs), partitions)
+        last = partition_of_hash(max(sst.hash_max for sst in inputs), partitions)
+        oldest, newest = _seqs(inputs)
+        more = {
+            sst
+            for sst in overlapping(all_ssts, hash_bounds(first, partitions)[0], hash_bounds(last, partitions)[1])
+            if (newer or sst.seq_min <= newest) and (older or sst.seq_max >= oldest)
+        }
+        if more <= inputs:
+            return inputs, last - first + 1
+        inputs |= more
 
 
 def _with_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
@@ -91,30 +226,20 @@ def pick_all(
     clock_ms: int | None = None,
     accepts: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
-    """Return a compaction into one run for each hash range that `accepts` selects. Compactions share no input.
+    """Return compactions that bring each hash range that `accepts` selects closer to one run. No two share an input.
 
-    Skips a hash range that is one run already, if no SST in it has tombstones, expired rows or hashes of other ranges.
+    A compaction that only cuts wide SSTs must be followed by another call. Skips a range if it is one run already, and
+    no SST has tombstones or expired rows.
     """
 
     def is_settled(sst: Sst) -> bool:
-        has_expired = clock_ms is not None and has_expired_rows(sst, clock_ms)
-        return not sst.tombstones and len(overlapped_partitions(sst, partitions)) == 1 and not has_expired
+        return not sst.tombstones and not (clock_ms is not None and has_expired_rows(sst, clock_ms))
 
-    return _disjoint(
-        _with_clock(_merge_all(p, partitions, own_ssts, policy), clock_ms)
-        for p, own_ssts in by_partition(ssts, partitions).items()
-        if accepts(p) and not (len(sorted_runs(own_ssts)) == 1 and all(is_settled(sst) for sst in own_ssts))
-    )
-
-
-def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
-    picked: list[Compaction] = []
-    inputs: set[Sst] = set()
-    for compaction in compactions:
-        if inputs.isdisjoint(compaction.inputs):
-            inputs.update(compaction.inputs)
-            picked.append(compaction)
-    return tuple(picked)
+    picks = _Picks(tuple(ssts), policy, clock_ms, full=True)
+    for partition, own_ssts in by_partition(ssts, partitions).items():
+        if accepts(partition) and not (len(sorted_runs(own_ssts)) == 1 and all(map(is_settled, own_ssts))):
+            picks.add(_merge_all(partition, partitions, own_ssts, policy))
+    return tuple(picks.compactions)
 
 
 def _merge_all(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
@@ -138,7 +263,7 @@ def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy
        newer runs together. It begins at the newest run for which it has at least `min_merge_width` runs.
     3. Merge just enough of the newest runs to leave fewer than `l0_trigger`.
 
-    An SST that reaches beyond the hash range counts only with its estimated bytes within the range.
+    Of a wide SST, only the estimated bytes within the range count.
     """
     runs = sorted_runs(ssts)
     depths = [max_overlap(run) for run in runs]
@@ -294,7 +419,7 @@ class _LeveledTree:
         guarded = {slot for met in below for slot in range(max(met.start, first), min(met.stop, last) + 1)}
         levels = {self._level[sst] for sst in inputs}
         is_of_one_level = len(levels) == 1 and 0 not in levels
-        leaves_rows = not any(sst.tombstones or len(overlapped_partitions(sst, self._partitions)) > 1 for sst in inputs)
+        leaves_rows = not any(sst.tombstones for sst in inputs)
         return Compaction(
             self._partition,
             self._partitions,

@@ -2,10 +2,9 @@
 
 Pure. `picker` chooses compactions, `merge` runs them.
 
-A compaction covers all or some hashes of one hash range (`Table.ranges`). After a rescale an SST may reach beyond it.
-The part of such an input inside the partition is merged, and the other parts are cut at the partitions' bounds. Cutting
-does not change the order of runs, so the other partitions need not be read. So SSTs written under another number of
-partitions are gradually split by normal merges.
+A compaction covers all or some hashes of one hash range (`Table.ranges`), or of several adjacent ones: SSTs of small
+batches, and those from before a change of the ranges, may be wide, which means that they reach into several ranges. All
+hashes of its inputs lie within it.
 
 Rebasing applies the same change to a newer head. A writer loses a version's number when another process commits first.
 If that was a compaction, which changes how rows are stored but no row, everything that the writer read is still valid:
@@ -28,26 +27,32 @@ from ..versions.manifest import Manifest, SideTable
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Merge of adjacent runs of one hash range into one run, over all or some of its hashes."""
+    """Merge of adjacent runs of one hash range into one run, over all or some of its hashes, or of several ranges."""
 
     partition: int
+    """Hash range for which the compaction was chosen."""
     partitions: int
     inputs: tuple[Sst, ...]
-    """SSTs of the runs, newest first, at least one. Some may reach into other hash ranges."""
+    """SSTs of the runs, newest first, at least one."""
     drops_tombstones: bool
     """True if no older row of these hashes exists that a tombstone or an expired row could hide.
 
     Tombstones and expired rows are then dropped.
     """
-    level: int = 0
+    level: int | None = None
+    """Level of the result; None for one more than the largest level of the inputs."""
     target_file_bytes: int = 64 << 20
     window: tuple[int, int] | None = None
+    """Lowest and highest hash; None for the whole hash range."""
     slots: int = 0
     """Number of slots, which are equal ranges of all hashes; 0 for `partitions`.
 
     An SST that covers several slots begins and ends at slot bounds.
     """
     guards: frozenset[int] = frozenset()
+    """Hashes at which SSTs of the result begin."""
+    cuts: bool = False
+    """True if each SST of the result lies in one slot."""
     clock_ms: int | None = None
     """Clock of the manifest: rows that expire at this time or before are dropped. None drops none."""
     is_trivial_move: bool = False
@@ -59,7 +64,7 @@ class Compaction:
 
     @property
     def output_level(self) -> int:
-        return self.level or max(sst.level for sst in self.inputs) + 1
+        return max(sst.level for sst in self.inputs) + 1 if self.level is None else self.level
 
     @property
     def input_bytes(self) -> int:
@@ -72,7 +77,7 @@ class CompactionResult:
 
     compaction: Compaction
     outputs: tuple[Sst, ...]
-    """SSTs of the merged run in hash order, then the parts of inputs in other partitions. May be empty."""
+    """SSTs of the merged run in hash order. May be empty."""
 
     @property
     def output_bytes(self) -> int:

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Manifest, Table, Ttl
-from .sorted_runs import overlapped_partitions
 
 BEFORE_FIRST_EVENT_MS = -(1 << 63)
 """Clock of a table that expires by event time, while no event has come."""
@@ -121,17 +120,12 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
     return start
 
 
-def drop_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int) -> tuple[Sst, ...]:
-    """Return the inputs that a merge must read. `inputs` are newest first and include the oldest run.
+def drop_expired_suffix(inputs: Sequence[Sst], clock_ms: int) -> tuple[Sst, ...]:
+    """Return the inputs of a merge that must be read; `inputs` are newest first and include the oldest run.
 
-    The oldest inputs are left out if all their rows are expired, because there is no older run with rows that they
-    could hide. An input that reaches into other partitions is always read.
+    The oldest inputs without visible rows are skipped, because no older run is left whose rows they could hide.
     """
     end = len(inputs)
-    while (
-        end
-        and has_no_visible_rows(inputs[end - 1], clock_ms)
-        and len(overlapped_partitions(inputs[end - 1], partitions)) == 1
-    ):
+    while end and has_no_visible_rows(inputs[end - 1], clock_ms):
         end -= 1
     return tuple(inputs[:end])

@@ -66,7 +66,7 @@ class SstWriter:
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
         self._row_group_rows = ROW_GROUP_ROWS
-        self.num_rows = self._num_tombstones = self._num_expiring = self._hash_min = self._hash_max = 0
+        self.num_rows = self._num_tombstones = self._num_expiring = self.hash_min = self._hash_max = 0
         self._seqs: list[int] = []
         self._expires: list[int] = []
         self._is_sql_safe = True
@@ -83,7 +83,7 @@ class SstWriter:
             self._num_expiring += len(expires)
             self._expires += _min_and_max(expires)
         if not self.num_rows:
-            self._hash_min = rows.column(HASH)[0].as_py()
+            self.hash_min = rows.column(HASH)[0].as_py()
         self._hash_max = rows.column(HASH)[-1].as_py()
         self.num_rows += rows.num_rows
         self._seqs += _min_and_max(rows.column(SEQ))
@@ -158,7 +158,7 @@ class SstWriter:
             rows=self.num_rows,
             bytes=len(data),
             checksum=xxhash.xxh3_128_hexdigest(data),
-            hash_min=self._hash_min,
+            hash_min=self.hash_min,
             hash_max=self._hash_max,
             seq_min=min(self._seqs),
             seq_max=max(self._seqs),

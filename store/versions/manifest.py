@@ -90,9 +90,9 @@ class Table(Struct, frozen=True):
 
     @property
     def ranges(self) -> int:
-        """Number of equal ranges of `_hash`. A batch writes, and compaction merges, each range on its own.
+        """Number of equal ranges of `_hash`, each of which may cover many state partitions.
 
-        A batch puts one SST for each range that it changes, however many state partitions the range covers.
+        A large batch puts one SST for each range. A small one puts fewer SSTs, each for several adjacent ranges.
         """
         return min(self.tasks or self.partitions, self.partitions)
 

@@ -6,7 +6,7 @@ The rules are in `test_state_model.py`.
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -32,8 +32,8 @@ from slackwater.snapshot.query.row_source import RowSource
 from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.version_chain import version_faults
 from slackwater.state.fits import Declared, DeclaredStage
+from slackwater.store.compaction import picker
 from slackwater.store.compaction.merge import run_compaction
-from slackwater.store.compaction.picker import pick_for_manifest
 from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, overlapped_partitions, sorted_runs
@@ -64,6 +64,8 @@ def connection() -> duckdb.DuckDBPyConnection:
 
 TASKS = (0, 2, 1, 3)
 """Numbers of tasks that writers declare in turn; 0 for one per state partition."""
+WIDE_BYTES = (picker.WIDE_BYTES, 0, 3_000)
+"""Bytes of a hash range up to which merges of wide SSTs have a wide result, in turn."""
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -179,7 +181,7 @@ class StateMachine(RuleBasedStateMachine):
         self.finish_what_was_left(app)
         # Programs that follow each other run on different numbers of cores.
         tasks = TASKS[len(self.states) % len(TASKS)]
-        self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms, tasks=tasks)
+        self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms, tasks=tasks, varies_tasks=True)
         before = self.states.get((app, self.heads.setdefault(app, 0)), State())
         self.follows(app, self.writers[app].head.version, before.claimed(self.table.ttl))
         self.pending.setdefault(app, {})
@@ -278,13 +280,20 @@ class StateMachine(RuleBasedStateMachine):
         """What the product picks where the table has this policy."""
         assert writer.head.table is not None
         head = replace(writer.head, table=replace(writer.head.table, compaction=policy))
-        return pick_for_manifest(head, full=full, accepts=only)
+        with self.sizes():
+            return picker.pick_for_manifest(head, full=full, accepts=only)
+
+    def sizes(self) -> AbstractContextManager[object]:
+        """Let the SSTs, all of which are small, count in turn as small, large, or one or the other."""
+        return patch.object(picker, "WIDE_BYTES", WIDE_BYTES[len(self.states) % len(WIDE_BYTES)])
 
     def compaction(
-        self, writer: Writer, partition: int, inputs: tuple[Sst, ...], *, drops_tombstones: bool
+        self, writer: Writer, inputs: tuple[Sst, ...], *, drops_tombstones: bool, cuts: bool = False
     ) -> Compaction:
         """By the clock of the head that it is picked from."""
-        return Compaction(partition, writer.partitions, inputs, drops_tombstones, clock_ms=writer.head.clock_ms)
+        window = min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)
+        clock_ms = writer.head.clock_ms
+        return Compaction(0, writer.ranges, inputs, drops_tombstones, window=window, clock_ms=clock_ms, cuts=cuts)
 
     def compact_outside(self, app: str) -> None:
         """As `slackwater compact --full` does it."""
@@ -293,23 +302,26 @@ class StateMachine(RuleBasedStateMachine):
         compactor = StageCompactor(
             store, self.cache, head, by="test", threads=1, now_ms=self.writers[app].tick, stop=Event()
         )
-        for done in compactor.merge_until_done(full=True):
-            self.follows(app, done.version, self.states[app, self.heads[app]])
+        with self.sizes():
+            for done in compactor.merge_until_done(full=True):
+                self.follows(app, done.version, self.states[app, self.heads[app]])
+        after = history.read(store, app, STAGE, self.heads[app])
+        assert after.table is not None
+        for mine in by_partition(after.ssts, after.table.ranges).values():
+            assert len(sorted_runs(mine)) == 1
 
     def merge_everything(self, app: str) -> None:
         writer = self.writers[app]
-        for partition, mine in by_partition(writer.head.ssts, writer.partitions).items():
-            inputs = tuple(entry for run in sorted_runs(mine) for entry in run)
-            self.merge(writer, self.compaction(writer, partition, inputs, drops_tombstones=True))
+        if inputs := tuple(entry for run in sorted_runs(writer.head.ssts) for entry in run):
+            self.merge(writer, self.compaction(writer, inputs, drops_tombstones=True))
 
     def merge(self, writer: Writer, one: Compaction) -> None:
         table = writer.head.table
         assert table is not None
         done = run_compaction(writer.view, self.cache, writer.app, STAGE, table, one)
-        assert all(len(overlapped_partitions(output, one.partitions)) == 1 for output in done.outputs)
+        assert not one.cuts or all(len(overlapped_partitions(output, one.partitions)) == 1 for output in done.outputs)
         if one.drops_tombstones and one.clock_ms is not None:
-            for output in done.outputs:
-                assert output.partition != one.partition or not has_expired_rows(output, one.clock_ms)
+            assert not any(has_expired_rows(output, one.clock_ms) for output in done.outputs)
         # Nothing has come between: it fits.
         assert apply_results(writer.head.ssts, [done]) != writer.head.ssts
         writer.merges.append(done)

@@ -24,7 +24,7 @@ from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.sorted_runs import by_partition, max_overlap, sorted_runs
+from slackwater.store.sst.sorted_runs import by_partition, max_overlap, overlapped_partitions, sorted_runs
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Policy, Ttl
 
@@ -235,14 +235,15 @@ class StateModel(StateMachine):
     def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
         """Two merges may want the same SST: the one that lands first has it."""
         writer = self.with_something_to_merge(data)
-        found = by_partition(writer.head.ssts, writer.partitions)
-        for _ in range(merges if found else 0):
-            partition, mine = data.draw(st.sampled_from(sorted(found.items(), key=repr)))
-            runs = sorted_runs(mine)
+        ranges = by_partition(writer.head.ssts, writer.ranges).values()
+        whole = [mine for mine in ranges if all(len(overlapped_partitions(sst, writer.ranges)) == 1 for sst in mine)]
+        for _ in range(merges if writer.head.ssts else 0):
+            runs = sorted_runs(data.draw(st.sampled_from([list(writer.head.ssts), *whole]), "of"))
             start = data.draw(st.integers(0, len(runs) - 1))
             end = data.draw(st.integers(start + 1, len(runs)))
             inputs = tuple(entry for run in runs[start:end] for entry in run)
-            self.merge(writer, self.compaction(writer, partition, inputs, drops_tombstones=end == len(runs)))
+            drops, cuts = end == len(runs), data.draw(st.booleans(), "cuts")
+            self.merge(writer, self.compaction(writer, inputs, drops_tombstones=drops, cuts=cuts))
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
@@ -255,7 +256,7 @@ class StateModel(StateMachine):
                 self.merge(writer, one)
             if not writer.merges:
                 if policy.kind == "universal":
-                    for mine in by_partition(writer.head.ssts, writer.partitions).values():
+                    for mine in by_partition(writer.head.ssts, writer.ranges).values():
                         assert sum(map(max_overlap, sorted_runs(mine))) < policy.l0_trigger
                 return
             self.try_to_commit(writer, writer.landing())
@@ -264,17 +265,21 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_all(self, data: st.DataObject, policy: Policy) -> None:
-        """One partition after the other, as an SST may reach into several."""
+        """One range after the other, in which wide SSTs are cut first if they are not merged with all they reach."""
         app = self.with_something_to_merge(data).app
-        for partition in range(self.writers[app].partitions):
-            writer = self.writers[app]
-            writer.merges.clear()
-            for one in self.due(writer, policy, full=True, only=partition.__eq__):
-                self.merge(writer, one)
-            self.try_to_commit(writer, writer.landing())
+        for partition in range(self.writers[app].ranges):
+            cuts = True
+            while cuts:
+                writer = self.writers[app]
+                writer.merges.clear()
+                due = self.due(writer, policy, full=True, only=partition.__eq__)
+                for one in due:
+                    self.merge(writer, one)
+                cuts = any(one.cuts for one in due)
+                self.try_to_commit(writer, writer.landing())
         writer = self.writers[app]
         if not writer.fenced:
-            for mine in by_partition(writer.head.ssts, writer.partitions).values():
+            for mine in by_partition(writer.head.ssts, writer.ranges).values():
                 assert len(sorted_runs(mine)) == 1
                 assert not any(sst.tombstones for sst in mine)
             self.check_nothing_is_stored_that_expired(app)

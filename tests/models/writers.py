@@ -45,6 +45,8 @@ class Writer:
     """Carried out, and not yet in the place of their inputs: the next batch takes them along."""
     tasks: int = 0
     """Number of tasks of each batch that its program declares; 0 for one per state partition."""
+    varies_tasks: bool = False
+    """Whether batches have fewer tasks in turn, as small ones do."""
     fenced: bool = False
     """Whether somebody has taken the stage over."""
     began_ms: int = 0
@@ -69,6 +71,10 @@ class Writer:
         """State partitions, as far as this writer knows."""
         return self.head.table.partitions if self.head.table else 0
 
+    @property
+    def ranges(self) -> int:
+        return self.head.table.ranges if self.head.table else 0
+
     def tick(self) -> int:
         """What a commit takes goes by."""
         self.store.clock_ms += STEP_MS
@@ -84,10 +90,13 @@ class Writer:
         draft = self._draft("batch", self.began_ms)
         table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
         assert table is not None
+        # A batch has any number of tasks that divides the number of hash ranges.
+        divisors = [tasks for tasks in range(1, table.ranges + 1) if table.ranges % tasks == 0]
+        tasks = divisors[-1 - (draft.version % len(divisors) if self.varies_tasks else 0)]
         parts = write_version(
             self.view,
             cache,
-            table,
+            replace(table, tasks=tasks),
             changes,
             draft.version,
             self.hashes,

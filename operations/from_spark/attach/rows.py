@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ....errors import Refused, Usage
+from ....pipeline.batch.task_count import TaskCount
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.kinds.kind import Attached
 from ....store.compaction.merge import iter_visible_rows
@@ -138,7 +139,7 @@ class RowWriter:
     clock_ms: int = 0
 
     def write_changes(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
-        """Write a batch's changes (key, values, `DELETED`) as one SST for each changed state partition.
+        """Write a batch's changes (key, values, `DELETED`) as one SST for each changed hash range, or for several.
 
         A row with `APPENDED` has only new elements of a list. The earlier elements are read from `ssts`, the table's
         SSTs.
@@ -150,6 +151,7 @@ class RowWriter:
         if APPENDED in rows.column_names:
             hashed = self._with_stored_elements(table, ssts, hashed, np.flatnonzero(rows[APPENDED]))
         hashed = hashed.append_column(OP, pa.array(np.where(deleted, TOMBSTONE, PUT).astype(np.uint8)))
+        table = replace(table, tasks=TaskCount().choose(table.ranges, rows.num_rows))
         numbers = partition_of(hashed[HASH].to_numpy(), table.ranges)
         parts = ((p, hashed.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
         return self._write(table, parts, seq, level=0)

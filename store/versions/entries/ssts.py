@@ -18,7 +18,7 @@ from .. import limits
 
 
 class Sst(Struct, frozen=True):
-    """One immutable Parquet object with rows of one hash range (as it was then), sorted by (`_hash`, key)."""
+    """One immutable Parquet object with rows of adjacent hash ranges, sorted by (`_hash`, key)."""
 
     object: limits.Key
     partition: limits.StatePartition

@@ -23,7 +23,7 @@ from slackwater.pipeline.spark.session import spark_session
 
 conf = {{"spark.executor.memory": "512m", "spark.driver.host": HOST, "spark.ui.enabled": "false"}}
 with spark_session("placing", master=sys.argv[1], conf=conf) as spark:
-    placed = placement.Homes()
+    placed = placement.Homes({PARTITIONS})
     for _ in sys.stdin:
         rows = placed.place(spark.range(1000), (F.col("id") % {PARTITIONS}).cast("int"), {PARTITIONS})
         assert rows.count() == 1000

@@ -12,15 +12,18 @@ def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: 
     spark = SparkSession.getActiveSession()
     assert spark is not None
     kept = set(spark.sparkContext._jsc.getPersistentRDDs())  # type: ignore[union-attr]
-    homes = Homes()
-    for count in (3, 3, 5):
+    homes = Homes(6)
+    for count in (3, 6, 6, 1):
         rows = spark.range(1000).withColumn("name", F.concat(F.lit("r"), "id"))
         placed = homes.place(rows, (F.col("id") % count).cast("int"), count)
         assert placed.columns == ["id", "name"]
         found = placed.withColumn("at", F.spark_partition_id()).collect()
-        assert sorted((row.id, row.name, row.at) for row in found) == [(n, f"r{n}", n % count) for n in range(1000)]
+        first = 6 // count
+        assert sorted((row.id, row.name, row.at) for row in found) == [
+            (n, f"r{n}", n % count * first) for n in range(1000)
+        ]
         rdd = placed._jdf.queryExecution().toRdd()
-        places = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, n).toString() for n in range(count)]  # type: ignore[union-attr]
+        places = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, n).toString() for n in range(6)]  # type: ignore[union-attr]
         assert all("executor_" in place for place in places), places
         plan = placed._jdf.queryExecution().toString()
         # Each side was brought to its partitions once: the rows in every batch, the homes before the first.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.take.taking import request_snapshot, try_complete
-from slackwater.snapshot.verify.sst import check_sizes, is_in_one_partition, reread_sst, row_faults
+from slackwater.snapshot.verify.sst import check_sizes, reread_sst, row_faults
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -182,7 +182,7 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
     ),
     "a row in the wrong partition": (
         lambda damage: damage.put(ordered(pa.concat_tables([damage.rows(), named(damage, elsewhere(damage))]))),
-        "span several of 2 hash ranges",
+        "overlap in hashes and versions",
     ),
     "a row beyond the hashes of its SST": (
         lambda damage: damage.put(
@@ -394,15 +394,6 @@ def test_a_root_that_cannot_be_understood_is_a_difference(app: FlightsApp) -> No
         assert any("gopher://x" in difference.message for difference in report(app, deep=deep).differences)
 
 
-def test_what_an_sst_says_of_its_partition_does_not_matter_but_its_hashes_do() -> None:
-    quarter = 1 << 62
-    sst = Sst("x", 7, 0, 1, 1, "", -quarter, -1, 1, 1, 0, "", 0)
-    assert is_in_one_partition(sst, frozenset({2, 3}))
-    assert is_in_one_partition(sst, frozenset())
-    assert not is_in_one_partition(replace(sst, hash_max=quarter), frozenset({2, 4}))
-    assert is_in_one_partition(replace(sst, hash_max=quarter), frozenset({1, 4}))
-
-
 NUMBERS = Table((Column("n", "int64"),), (Column("v", "int64"),), 1)
 
 
@@ -452,7 +443,7 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
     head = app.heads[STAGE]
     columns = {name: np.ones(1, np.int64) for name in ("flights", "delay", "_squares")}
     runs = write_columns(app.store, "flights", STAGE, head.version, pa.array(["N999"]), columns, op=TOMBSTONE)
-    assert [each.faults for run in runs for each in reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
+    assert [each.faults for run in runs for each in reread_sst(app.store, run, TABLES[STAGE])] == [(), ()]
 
 
 @scaled(30, in_ci=300)

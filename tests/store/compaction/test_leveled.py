@@ -5,11 +5,13 @@ import tempfile
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.store.compaction import picker
 from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick, pick_all
 from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results
@@ -149,8 +151,15 @@ policies = st.builds(
 
 
 @scaled(12)
-@given(st.lists(eras, min_size=1, max_size=4), policies)
-def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(history: list[Era], policy: Policy) -> None:
+@given(st.lists(eras, min_size=1, max_size=4), policies, st.sampled_from([picker.WIDE_BYTES, 3_000, 0]))
+def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(
+    history: list[Era], policy: Policy, wide_bytes: int
+) -> None:
+    with patch.object(picker, "WIDE_BYTES", wide_bytes):
+        check_history(history, policy)
+
+
+def check_history(history: list[Era], policy: Policy) -> None:
     folder = Path(tempfile.mkdtemp())
     store, cache, table = MemoryStore(), SstCache(folder, 1 << 30), ROUTES
     ssts: tuple[Sst, ...] = ()
@@ -163,7 +172,9 @@ def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(hist
             for changes in era.batches:
                 seq += 1
                 rows = {(str(k), "x"): None if v is None else (v, None, None) for k, v in changes.items()}
-                ssts = (*write_version(store, cache, table, rows, seq), *ssts)
+                # Small batches have one task, and so one SST for all ranges.
+                few = replace(table, tasks=1 if len(rows) < 10 else 0)
+                ssts = (*write_version(store, cache, few, rows, seq), *ssts)
                 model |= changes
                 ssts = apply_results(ssts, [done for at, done in waiting if at <= seq])
                 waiting = [(at, done) for at, done in waiting if at > seq]

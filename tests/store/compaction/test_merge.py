@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.sorted_runs import by_partition, overlapped_partitions, sorted_runs
+from slackwater.store.sst.sorted_runs import overlapped_partitions, sorted_runs
 from slackwater.store.versions.entries.hash_ranges import hash_bounds
 from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import Column, Table
@@ -146,16 +147,19 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     assert store.bytes_read <= size
 
 
-def test_what_lies_beyond_the_partition_is_cut_into_ssts_of_their_own_level(tmp_path: Path) -> None:
+def test_a_result_is_cut_at_the_bounds_of_the_ranges_only_where_it_is_to_be(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
-    old = written(store, cache, np.arange(40_000), 1, level=3)
-    done = run_compaction(store, cache, "a", "s", TABLE, whole((old,), 100_000, partitions=4))
-    mine = by_partition(done.outputs, 4)
-    assert sorted(mine) == [0, 1, 2, 3]
-    assert {one.level for one in mine[0]} == {4}
-    assert {one.level for p in (1, 2, 3) for one in mine[p]} == {3}
-    assert all(len(overlapped_partitions(one, 4)) == 1 for one in done.outputs)
-    assert min(map(len, mine.values())) > 1
+    wide = tuple(written(store, cache, np.arange(40_000), seq, level=3) for seq in (1, 2))
+    window = wide[0].hash_min, wide[0].hash_max
+    one = replace(whole(wide, 64 << 20, partitions=4), window=window)
+    (output,) = run_compaction(store, cache, "a", "s", TABLE, one).outputs
+    assert (output.level, output.rows, output.partition) == (4, 40_000, 0)
+    outputs = run_compaction(store, cache, "a", "s", TABLE, replace(one, cuts=True, level=0)).outputs
+    assert [(sst.level, sst.partition) for sst in outputs] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert [overlapped_partitions(sst, 4) for sst in outputs] == [range(p, p + 1) for p in range(4)]
+    assert sum(sst.rows for sst in outputs) == 40_000
+    with pytest.raises(ValueError, match="reaches beyond them"):
+        run_compaction(store, cache, "a", "s", TABLE, whole(wide, 100_000, partitions=4))
 
 
 def test_a_merge_stops_when_it_is_told_and_gives_up_before_its_result_could_be_taken_for_litter(

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction import picker
 from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results
-from slackwater.store.sst.sorted_runs import by_partition, max_overlap, overlapped_partitions, sorted_runs
+from slackwater.store.sst.sorted_runs import (
+    by_partition,
+    estimate_within,
+    max_overlap,
+    overlapped_partitions,
+    overlapping,
+    overlapping_pairs,
+    sorted_runs,
+)
 from slackwater.store.versions.entries.hash_ranges import hash_bounds
 from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import Policy
@@ -21,17 +29,35 @@ def pick(ssts: tuple[Sst, ...], partitions: int = PARTITIONS, **knobs: Any) -> t
     return picker.pick(ssts, partitions, Policy(**knobs))
 
 
-def cut(one: Compaction) -> CompactionResult:
+def carried_out(one: Compaction) -> CompactionResult:
     """As if it had been carried out, with keys everywhere."""
-    count = one.partitions
-    pieces = [(entry, p) for entry in one.inputs for p in overlapped_partitions(entry, count) if p != one.partition]
-    oldest, newest = min(entry.seq_min for entry in one.inputs), max(entry.seq_max for entry in one.inputs)
-    size = sum(entry.bytes for entry in one.inputs)
-    outputs = [a_run(oldest, newest, size, one.partition, count)]
-    for number, (piece, p) in enumerate(pieces):
-        low, high = hash_bounds(p, count)
-        low, high = max(low, piece.hash_min), min(high, piece.hash_max)
-        outputs.append(replace(piece, object=f"{piece.object}/{number}", partition=p, hash_min=low, hash_max=high))
+    low, high = one.hash_range
+    assert all(low <= sst.hash_min and sst.hash_max <= high for sst in one.inputs)
+    whole = replace(
+        a_run(min(sst.seq_min for sst in one.inputs), max(sst.seq_max for sst in one.inputs), 0, one.partition),
+        object=f"{one.inputs[0].object}+{len(one.inputs)}",
+        bytes=sum(sst.bytes for sst in one.inputs),
+        hash_min=low,
+        hash_max=high,
+        level=one.output_level,
+    )
+    if not one.cuts:
+        return CompactionResult(one, (whole,))
+    outputs = []
+    for p in overlapped_partitions(whole, one.partitions):
+        begin, end = hash_bounds(p, one.partitions)
+        # Some inputs reach only into some of the ranges.
+        own = overlapping(one.inputs, begin, end)
+        piece = replace(
+            whole,
+            object=f"{whole.object}/{p}",
+            bytes=sum(estimate_within(sst.bytes, sst, begin, end) for sst in own),
+            hash_min=max(low, begin),
+            hash_max=min(high, end),
+            seq_min=min(sst.seq_min for sst in own),
+            seq_max=max(sst.seq_max for sst in own),
+        )
+        outputs.append(piece)
     return CompactionResult(one, tuple(outputs))
 
 
@@ -41,12 +67,59 @@ def runs_by_partition(ssts: tuple[Sst, ...], partitions: int) -> dict[int, int]:
 
 
 def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
-    large = a_run(0, 0, 1000, partitions=1)
-    small = tuple(a_run(i, i, 10, partitions=1) for i in range(6, 0, -1))
+    large = a_run(0, 0, 100 << 20, partitions=1)
+    small = tuple(a_run(i, i, 10 << 20, partitions=1) for i in range(6, 0, -1))
     assert pick((*small, large)) == ()
     new = tuple(a_run(8, 8, 10, partition) for partition in (1, 2))
-    # The other partition has its turn when these are cut: no SST is in two compactions.
-    assert pick((*new, *small, large)) == (compaction_of((new[0], *small), drops_tombstones=False, partition=1),)
+    (one,) = pick((*new, *small, large))
+    # The other ranges have their turn when these are cut: no SST is in two compactions.
+    assert (one.inputs, one.partition, one.cuts, one.drops_tombstones) == (small, 1, True, False)
+    assert one.hash_range == hash_bounds(0, 1)
+    ssts = apply_results((*new, *small, large), [carried_out(one)])
+    assert [sst.hash_min for sst in ssts[2:6]] == [hash_bounds(p, 4)[0] for p in range(4)]
+    assert pick(ssts) == ()
+
+
+def test_small_wide_runs_are_merged_into_a_wide_run_over_large_ones_of_each_range() -> None:
+    """Neither is a small run cut, nor a large one read: puts follow the batches, not the ranges."""
+    large = tuple(a_run(1, 9, 100 << 20, p) for p in range(4))
+    wide = tuple(a_run(i, i, 1 << 16, partitions=1) for i in range(16, 9, -1))
+    assert pick((*wide[1:], *large)) == ()
+    (one,) = pick((*wide, *large))
+    assert (one.inputs, one.cuts, one.drops_tombstones) == (wide, False, False)
+
+
+def test_wide_runs_are_cut_when_they_are_large_and_each_range_is_then_merged_for_itself() -> None:
+    large = tuple(a_run(1, 9, 2 << 20, p) for p in range(4))
+    wide = tuple(a_run(i, i, 3 << 20, partitions=1) for i in (12, 11, 10))
+    (one,) = pick((*wide, *large), l0_trigger=4)
+    assert (one.inputs, one.cuts) == (wide, True)
+    ssts = apply_results((*wide, *large), [carried_out(one)])
+    assert pick(ssts, l0_trigger=4) == ()
+    picked = pick(ssts, l0_trigger=2)
+    assert [(one.partition, len(one.inputs), one.cuts) for one in picked] == [(p, 2, False) for p in range(4)]
+
+
+def test_older_runs_leave_room_for_wide_ones() -> None:
+    """Otherwise each batch would be cut to be merged with the newest of many runs of each range."""
+    older = tuple(a_run(7 - i, 7 - i, 4 << 20 + 2 * i, p) for i in range(7) for p in range(4))
+    assert pick(older) == ()
+    batch = a_run(8, 8, 1 << 10, partitions=1)
+    picked = pick((batch, *older))
+    assert [one.partition for one in picked] == [0, 1, 2, 3]
+    assert all(batch not in one.inputs and not one.cuts for one in picked)
+
+
+def test_what_lies_between_wide_runs_goes_along_only_if_all_is_small() -> None:
+    newest = tuple(a_run(seq, seq, 1 << 10, partitions=1) for seq in (4, 3))
+    between, oldest = a_run(2, 2, 1 << 10), a_run(1, 1, 1 << 10, partitions=1)
+    (one,) = pick((*newest, between, oldest), l0_trigger=4)
+    assert (one.inputs, one.cuts) == ((*newest, between, oldest), False)
+    between = replace(between, bytes=100 << 20)
+    (one,) = pick((*newest, between, oldest), l0_trigger=4)
+    assert (one.inputs, one.cuts) == (newest, False)
+    (one,) = pick((newest[0], between, oldest), l0_trigger=2)
+    assert (one.inputs, one.cuts) == ((oldest,), True), "the newest is cut in its turn"
 
 
 def test_runs_that_lay_side_by_side_are_one_run_when_their_partitions_are() -> None:
@@ -61,29 +134,73 @@ def test_runs_that_lay_side_by_side_are_one_run_when_their_partitions_are() -> N
     assert one.drops_tombstones
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 10**6), st.integers(0, 12)), min_size=1, max_size=8),
-    st.integers(2, 9),
+ERAS = st.lists(
+    st.tuples(
+        st.integers(1, 6),
+        st.integers(1, 10**7),
+        st.lists(st.integers(0, 5), max_size=12),
+    ),
+    min_size=1,
+    max_size=8,
 )
-def test_whatever_the_rescales_merging_ends_with_few_ssts_in_every_partition(
-    eras: list[tuple[int, int, int]], trigger: int
+"""Numbers of ranges, each with bytes of an SST, and for each batch which divisor of the ranges is its tasks' number."""
+
+
+@given(ERAS, st.integers(2, 9))
+def test_whatever_the_ranges_and_tasks_merging_ends_with_few_ssts_in_every_range(
+    eras: list[tuple[int, int, list[int]]], trigger: int
 ) -> None:
     ssts: tuple[Sst, ...] = ()
     seq = 0
-    for partitions, size, batches in eras:
-        for _ in range(batches):
+    for ranges, size, batches in eras:
+        for choice in batches:
             seq += 1
-            ssts = (*(a_run(seq, seq, size, p, partitions) for p in range(partitions)), *ssts)
-        counts = runs_by_partition(ssts, partitions)
-        while picked := pick(ssts, partitions, l0_trigger=trigger):
+            divisors = [tasks for tasks in range(1, ranges + 1) if ranges % tasks == 0]
+            tasks = divisors[choice % len(divisors)]
+            ssts = (*(a_run(seq, seq, size, p, tasks) for p in range(tasks)), *ssts)
+        counts, wide = runs_by_partition(ssts, ranges), num_wide(ssts, ranges)
+        while picked := pick(ssts, ranges, l0_trigger=trigger):
             inputs = [sst for one in picked for sst in one.inputs]
             assert len(inputs) == len(set(inputs))
-            ssts = apply_results(ssts, [cut(one) for one in picked])
-            fewer = runs_by_partition(ssts, partitions)
+            before = ssts
+            ssts = apply_results(ssts, [carried_out(one) for one in picked])
+            assert not {*inputs} & {*ssts}, "no compaction fits"
+            assert_order(ssts)
+            fewer, fewer_wide = runs_by_partition(ssts, ranges), num_wide(ssts, ranges)
             assert all(fewer[p] <= counts[p] for p in counts)
-            assert all(fewer[one.partition] < counts[one.partition] for one in picked)
-            counts = fewer
+            assert (sum(fewer.values()), fewer_wide) < (sum(counts.values()), wide), (before, picked)
+            counts, wide = fewer, fewer_wide
         assert all(count < trigger for count in counts.values())
+
+
+@pytest.mark.parametrize("base", [0, 1 << 32], ids=lambda base: f"base={base}")
+@pytest.mark.parametrize("size", [1 << 12, 1 << 16, 1 << 20], ids=lambda size: f"size={size}")
+@pytest.mark.parametrize("tasks", [1, 2, 16])
+def test_puts_and_bytes_of_merges_follow_those_of_the_batches_not_the_ranges(tasks: int, size: int, base: int) -> None:
+    ranges, batches = 16, 300
+    ssts = tuple(a_run(0, 0, base // ranges, p, ranges) for p in range(ranges)) if base else ()
+    puts = num_bytes = 0
+    for seq in range(1, batches + 1):
+        ssts = (*(a_run(seq, seq, size // tasks, p, tasks) for p in range(tasks)), *ssts)
+        while due := pick(ssts, ranges):
+            done = [carried_out(one) for one in due]
+            puts += sum(len(one.outputs) for one in done)
+            num_bytes += sum(one.output_bytes for one in done)
+            ssts = apply_results(ssts, done)
+        assert all(count < 8 for count in runs_by_partition(ssts, ranges).values())
+        assert num_wide(ssts, ranges) <= 8 * tasks
+    # A result is wide, or has a good part of what a wide one may have at most.
+    assert puts <= batches * tasks + 2 * num_bytes / picker.WIDE_BYTES
+    assert num_bytes <= batches * size * 2 * math.log2(batches)
+
+
+def num_wide(ssts: tuple[Sst, ...], ranges: int) -> int:
+    return sum(len(overlapped_partitions(sst, ranges)) > 1 for sst in ssts)
+
+
+def assert_order(ssts: tuple[Sst, ...]) -> None:
+    for newer, older in overlapping_pairs(ssts):
+        assert newer.seq_min > older.seq_max
 
 
 def test_few_runs_are_left_alone() -> None:

@@ -194,7 +194,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
     store = CountingStore(MemoryStore())
     keys = pa.table({"k": np.arange(1_000)})
     written = put(store, hash_keys(keys, ["k"]))
-    assert not [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.faults]
+    assert not [fault for checked in reread_sst(store, written, KEYED) for fault in checked.faults]
     with_checksums = writer._with_checksums
 
     def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
@@ -206,7 +206,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(writer, "_with_checksums", forged)
     written = put(store, hash_keys(keys, ["k"]))
-    (fault,) = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.faults]
+    (fault,) = [fault for checked in reread_sst(store, written, KEYED) for fault in checked.faults]
     assert "the filter of row group 0 hides 1000 of its 1000 rows" in fault
 
 
@@ -225,5 +225,5 @@ def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pyt
     hashes = random_hashes(11, 1_000)
     monkeypatch.setattr(writer, "_with_checksums", forged)
     written = put(store, hashes)
-    found = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.faults]
+    found = [fault for checked in reread_sst(store, written, KEYED) for fault in checked.faults]
     assert any("the page index of row group 0 does not match the hashes of its rows" in fault for fault in found)

@@ -17,6 +17,7 @@ from slackwater.pipeline.api.table import check_ttl, table
 from slackwater.pipeline.api.topic import topic
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.state.kinds.upsert import upsert
+from slackwater.store.compaction import picker
 from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import Compaction, apply_results
@@ -27,6 +28,7 @@ from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import schema, ttl
 from slackwater.store.sst.schema import EXPIRES
+from slackwater.store.sst.sorted_runs import overlapped_partitions
 from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Table, Ttl
 
@@ -143,18 +145,24 @@ def test_ssts_that_are_expired_as_a_whole_go_without_being_read(tables: Tables, 
     assert (tables.ssts, store.requests) == ((), 0)
 
 
-def test_an_expired_sst_is_read_where_it_hides_rows_of_another_partition(tables: Tables) -> None:
+@pytest.mark.parametrize("wide_bytes", [1 << 20, 0], ids=["small", "large"])
+def test_an_expired_wide_sst_goes_only_with_the_older_rows_that_it_hides(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, wide_bytes: int
+) -> None:
+    monkeypatch.setattr(picker, "WIDE_BYTES", wide_bytes)
     tables.table = replace(TABLE, partitions=2)
-    # As before a rescale: of both partitions in one.
-    tables.put(0, FOR_EVER, a=1, b=1, c=1, d=1)
+    tables.put(0, replace(FOR_EVER, partitions=2), a=1, b=1, c=1, d=1)
+    tables.ssts = tuple(sst for sst in tables.ssts if sst.partition == 1)
+    assert tables.read(1100)
     tables.put(1000, TABLE, a=2, b=2, c=2, d=2)
-    old, new = tables.ssts[1], tables.ssts[0]
-    one = Compaction(0, 2, (new,), drops_tombstones=True, clock_ms=1100)
-    done = run_compaction(tables.store, tables.cache, "app", "stage", tables.table, one)
-    tables.ssts = (*done.outputs, old)
-    assert {sst.partition for sst in done.outputs} == {1}
-    hidden = {key for key in "abcd" if key not in tables.read(1100)}
-    assert hidden, "what reaches into the other partition still hides what lies there"
+    expired = tables.ssts[0]
+    assert len(overlapped_partitions(expired, 2)) == 2
+    assert tables.read(1100) == {}
+    while due := pick(tables.ssts, 2, Policy(), clock_ms=1100):
+        done = [run_compaction(tables.store, tables.cache, "app", "stage", tables.table, one) for one in due]
+        tables.ssts = apply_results(tables.ssts, done)
+        assert tables.read(1100) == {}
+    assert expired not in tables.ssts
 
 
 def test_rows_that_never_expire_keep_an_sst_from_going_as_a_whole(tables: Tables) -> None:
