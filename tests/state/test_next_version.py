@@ -15,6 +15,7 @@ from slackwater.state.next_version import (
     TaskReport,
     has_rows,
     next_version,
+    rows_until,
 )
 from slackwater.state.records import Position
 from slackwater.store.compaction.plan import Compaction, CompactionResult
@@ -110,6 +111,7 @@ def test_an_input_that_stood_still_was_not_read() -> None:
     assert manifest.inputs == {"left": Input("l", (6, 3), rows=5), "right": Input("r", (2,))}
     assert has_rows(base.inputs["left"], Position("left", (4, 1))), "a partition that the topic got since"
     assert not has_rows(base.inputs["left"], Position("left", (4, 0)))
+    assert rows_until(base.inputs["left"], Position("left", (6, 3))) == 5
 
 
 def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
@@ -119,6 +121,8 @@ def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
     # Where the reader began in the middle of a channel, nobody knows how many were before.
     unknown = replace(base, inputs={"c": replace(base.inputs["c"], consumed=(), lost=())})
     assert made(unknown, {"c": Position("c", (12,), 4)}).inputs["c"].rows == 0
+    assert rows_until(unknown.inputs["c"], Position("c", (12,), 4)) is None
+    assert rows_until(base.inputs["c"], Position("c", (12,), 4, (11,))) == 5
 
 
 def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> None:

@@ -56,11 +56,14 @@ class Looped(StageJob):
         self.jobs = 0
         self.clocks: list[int] = []
         """By which each attempt was to look its keys up."""
+        self.records: list[object] = []
+        """Number of records that each job was said to read."""
 
     def _compute_rows(  # type: ignore[override]
-        self, rows: list[int], base: Manifest, times: BatchTimes, **_more: object
+        self, rows: list[int], base: Manifest, times: BatchTimes, **more: object
     ) -> tuple[TaskReport, ...]:
         self.jobs += 1
+        self.records.append(more["records"])
         (channel,) = self.stage.writes
         name, partitions = base.outputs[channel.name].topic, len(base.outputs[channel.name].ends)
         results = []
@@ -196,6 +199,7 @@ def test_a_commit_says_how_far_each_input_was_read(joined: Running) -> None:
         read = head.inputs[name]
         assert (read.offsets, read.version, read.consumed) == ((version, version), version, (rows, rows))
         assert (read.rows, read.upstream) == (2 * rows, f"writer-of-{name}")
+    assert joined.job.records == [12], "rows of both inputs, by which the number of tasks is chosen"
 
 
 def test_the_marker_goes_behind_the_rows_of_its_version_into_every_partition(joined: Running) -> None:
