@@ -332,7 +332,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(folder: Path, tmp_p
         from pathlib import Path
         from slackwater.store.read.cache import SstCache
         from slackwater.store.versions.manifest import (Column, Table)
-from slackwater.store.versions.entries.ssts import Sst
+        from slackwater.store.versions.entries.ssts import Sst
         from slackwater.store.objects.open import open_store
         root, folder, listing, table = sys.argv[1:]
         ssts = msgspec.json.decode(Path(listing).read_bytes(), type=list[Sst])
