@@ -74,6 +74,8 @@ class _Table:
         low, high = done.hash_range
         total = sum(sst.bytes for sst in done.inputs)
         parts = max(1, round(total / done.target_file_bytes))
+        if done.cuts:
+            parts = max(parts, round((high - low + 1) * done.partitions / 2**64))
         width = (high - low + 1) // parts
         seqs = min(sst.seq_min for sst in done.inputs), max(sst.seq_max for sst in done.inputs)
         outputs = tuple(
@@ -85,11 +87,10 @@ class _Table:
         )  # fmt: skip
         return CompactionResult(done, outputs)
 
-    def batch(self) -> tuple[int, int, int, float, float]:
+    def batch(self, tasks: int) -> tuple[int, int, int, float, float]:
         head = self.head
         draft = successor(head, kind="batch", epoch=1, writer="w", by="bench", now_ms=head.time_ms + 1000)
-        ranges = self.table.ranges
-        new = [self.sst(*hash_bounds(r, ranges), FLUSHED_BYTES, draft.version, 0) for r in range(ranges)]
+        new = [self.sst(*hash_bounds(task, tasks), FLUSHED_BYTES, draft.version, 0) for task in range(tasks)]
         self.store.take_stats()
         began = time.process_time()
         ssts = apply_results(head.ssts.plus(new), self.finished)
@@ -107,9 +108,10 @@ class _Table:
         return size, self.store.take_stats().puts, merged, commit_ms, pick_ms
 
 
-def measure(partitions: int, tasks: int, ssts: int, batches: int) -> Measured:
+def measure(partitions: int, tasks: int, ssts: int, batches: int, batch_tasks: int = 0) -> Measured:
+    """Commit batches on a table of `tasks` hash ranges. `batch_tasks` is the number of tasks of a batch; 0 for all."""
     table = _Table(partitions, tasks, ssts)
-    sizes, puts, merged, commits, picks = zip(*(table.batch() for _ in range(batches)), strict=True)
+    sizes, puts, merged, commits, picks = zip(*(table.batch(batch_tasks or tasks) for _ in range(batches)), strict=True)
 
     def opened(low: int, high: int) -> tuple[int, int]:
         fresh = CountingStore(table.memory)
