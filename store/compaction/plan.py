@@ -55,6 +55,8 @@ class Compaction:
     """True if each SST of the result lies in one slot."""
     clock_ms: int | None = None
     """Clock of the manifest: rows that expire at this time or before are dropped. None drops none."""
+    is_piece: bool = False
+    """True for a part of a merge: its inputs reach beyond `window`, and other parts merge those rows."""
     is_trivial_move: bool = False
     """True if only the level of the inputs changes: nothing is read or written."""
 
