@@ -1,6 +1,6 @@
 """Status of a store's apps, their cost, and the stages that open snapshot requests wait for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..common import instants
@@ -39,11 +39,11 @@ def status(client: Backends, app: str | None) -> Result:
     )
 
 
-def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
+def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, int] | None = None) -> dict[str, object]:
     """Return the status of an app's stages at the moment `cut`, as data for JSON; without `cut`, now.
 
     Without `cut`, Kafka is asked for the end offsets of topics, and `waiting` has the progress of each snapshot's
-    markers.
+    markers. `seen` has versions of stages that were the newest a short time ago, and saves requests.
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}
@@ -52,7 +52,7 @@ def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
 
     settings = client.settings
     ends = EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S) if settings.brokers else None
-    app_overview = overview(client.store, app, ends or (lambda _topic: None))
+    app_overview = overview(client.store, app, ends or (lambda _topic: None), hints=seen or {})
     waiting = (
         attributes(request, "name", "created_ms", "by", stages=read_answers(client.store, app, request))
         for request in (open_requests(client.store, app) if app_overview.requested else ())
