@@ -9,6 +9,7 @@ from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.stored import SnapshotRequest, open_requests
 from ..snapshot.status.cost import cost_of
 from ..snapshot.status.overview import overview, overviews, stages_at
+from ..store.objects.many import map_concurrently
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 from .show import status as shown
@@ -64,9 +65,8 @@ def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, in
 def cost(client: Backends, app: str | None, since_ms: int) -> Result:
     """Return requests, storage and price of all apps or one, measured over the last `since_ms` milliseconds."""
     store, prices, began_ms = client.store, client.settings.prices, instants.now_ms() - since_ms
-    costs = tuple(
-        cost_of(store, name, began_ms, prices) for name in ((folder_of(store, app),) if app else list_apps(store))
-    )
+    names = (folder_of(store, app),) if app else list_apps(store)
+    costs = tuple(map_concurrently(lambda name: cost_of(store, name, began_ms, prices), names))
     return shown.cost_result(costs, format_ms(since_ms), _empty_store_line(client))
 
 
