@@ -49,7 +49,7 @@ _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
 _SIZE_LIMITS = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
 _MAX_HEADER_BYTES = 100
 _MAX_SHOWN_CHARACTERS = 60
-_READS_AT_ONCE, _MIN_CONCURRENT = 32, 2
+_READS_AT_ONCE = 32
 
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -311,7 +311,7 @@ class JsonFolder(Generic[T]):
         Costs a listing, and one request for each, many at a time.
         """
         listed = [info for info in self.listed(store, *of) if info.modified_ms >= since_ms]
-        if len(listed) < _MIN_CONCURRENT:
+        if len(listed) <= 1:
             return tuple(self.read(store, listed, *of))
         return tuple(filter(None, map_concurrently(self._find_listed(store, *of), listed, _READS_AT_ONCE)))
 
