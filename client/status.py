@@ -1,6 +1,6 @@
 """Status and cost of a store's apps, and the stages for which pending snapshot requests wait."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..common import instants
@@ -9,6 +9,7 @@ from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.stored import SnapshotRequest, open_requests
 from ..snapshot.status.cost import cost_of
 from ..snapshot.status.overview import overview, overviews, stages_at
+from ..store.objects.many import map_concurrently
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 from .show import status as shown
@@ -39,11 +40,11 @@ def status(client: Backends, app: str | None) -> Result:
     )
 
 
-def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
+def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, int] | None = None) -> dict[str, object]:
     """Return the status of an app's stages at the moment `cut`, as data for JSON; without `cut`, now.
 
     Without `cut`, Kafka is asked for the end offsets of topics, and `waiting` has the progress of each snapshot's
-    markers.
+    markers. `seen` has versions of stages that were the newest a short time ago, and saves requests.
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}
@@ -52,7 +53,7 @@ def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
 
     settings = client.settings
     ends = EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S) if settings.brokers else None
-    app_overview = overview(client.store, app, ends or (lambda _topic: None))
+    app_overview = overview(client.store, app, ends or (lambda _topic: None), hints=seen or {})
     waiting = (
         attributes(request, "name", "created_ms", "by", stages=read_answers(client.store, app, request))
         for request in (open_requests(client.store, app) if app_overview.requested else ())
@@ -64,9 +65,8 @@ def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
 def cost(client: Backends, app: str | None, since_ms: int) -> Result:
     """Return requests, storage and price of all apps or one, measured over the last `since_ms` milliseconds."""
     store, prices, began_ms = client.store, client.settings.prices, instants.now_ms() - since_ms
-    costs = tuple(
-        cost_of(store, name, began_ms, prices) for name in ((folder_of(store, app),) if app else list_apps(store))
-    )
+    names = (folder_of(store, app),) if app else list_apps(store)
+    costs = tuple(map_concurrently(lambda name: cost_of(store, name, began_ms, prices), names))
     return shown.cost_result(costs, format_ms(since_ms), _empty_store_line(client))
 
 

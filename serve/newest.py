@@ -17,7 +17,7 @@ from .rows.look_ups import ThreadRunner
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""Seconds after the last request during which an app is polled."""
+"""Seconds after the last request that followed an app during which the app is polled."""
 _FULL_POLL_S = 2.0
 """Seconds between full polls, which notice new stages and an app that was created again."""
 _REOPEN_S = 30.0
@@ -37,7 +37,7 @@ class AppPoller:
     def __init__(self, app: AppHistory, in_thread: ThreadRunner, interval_s: float, owned: OwnedPartitions) -> None:
         self._app, self._in_thread, self._interval_s, self._owned = app, in_thread, interval_s, owned
         self._newest: CachedMoment | None = None
-        self._last_request_s = self._last_full_poll_s = self._last_open_s = 0.0
+        self._last_request_s = self._last_poll_s = self._last_full_poll_s = self._last_open_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._polling = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -46,16 +46,28 @@ class AppPoller:
         self._warming: asyncio.Task[None] | None = None
         self._is_to_warm = False
 
-    async def newest_moment(self) -> CachedMoment:
-        self._last_request_s = time.monotonic()
-        if self._newest is None:
+    @property
+    def is_polling(self) -> bool:
+        return self._task is not None
+
+    async def newest_moment(self, *, follow: bool = True) -> CachedMoment:
+        """Return the newest moment. With `follow`, polls the app from now on, so that later calls make no requests.
+
+        Without `follow`, an app that is not polled is read once.
+        """
+        asked_s = time.monotonic()
+        if follow:
+            self._last_request_s = asked_s
+        if not self.is_polling or self._newest is None:
             async with self._polling:
-                if self._newest is None:
+                # Callers that waited share the poll that began after their call.
+                if self._newest is None or (not self.is_polling and self._last_poll_s < asked_s):
                     await self._poll()
-        if self._task is None:
+        reading = self._newest
+        assert reading is not None  # noqa: S101  `_poll` raises, or sets a moment
+        if follow and not self.is_polling:
             self._task = asyncio.create_task(self._follow())
-        assert self._newest is not None  # noqa: S101  `_poll` raises, or sets a moment
-        return self._newest
+        return reading
 
     def keep_warm(self, table: str) -> None:
         """Keep a table's SSTs open for a while, because its rows were requested."""
@@ -117,6 +129,7 @@ class AppPoller:
         if now_s - self._last_full_poll_s > _FULL_POLL_S:
             self._last_full_poll_s, previous = now_s, None
         new_reading = await self._in_thread(lambda: self._read(previous))
+        self._last_poll_s = now_s
         if new_reading is not None:
             self._newest = new_reading
             self._notify()

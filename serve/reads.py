@@ -65,7 +65,7 @@ async def moment(call: Call, app: AppName, ref: Moment, **options: Unpack[Moment
 
     `hidden` describes what the token does not cover.
     """
-    reading = await call.moment(app, ref, **options)
+    reading = await call.moment(app, ref, follow=False, **options)
     cut = reading.moment.cut
     etag = call.etag(*(f"{name}.v{version}" for name, version in cut.versions.items()))
     if etag in call.known_etags:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
 from ..client import Client
 from ..client.show.shown import encode_json
@@ -38,6 +38,8 @@ T = TypeVar("T")
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 _MOMENT_CACHE_S = 2.0
 _SHARED_S = 1.0
+_MAX_POLLERS = 256
+"""Number of apps from which on pollers of apps that nobody follows are dropped."""
 _VERSION = re.compile(r"v\d{1,19}")
 
 
@@ -80,7 +82,7 @@ class Service:
         self.client, self.options = client, options
         self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
         self.peers = Peers(client.store, advertise, self.in_thread, self._rewarm) if advertise else None
-        self._pollers: LRUCache[str, AppPoller] = LRUCache(256)
+        self._pollers: dict[str, AppPoller] = {}
         self._moments: TTLCache[tuple[str, str, str], CachedMoment] = TTLCache(1_024, _MOMENT_CACHE_S)
         self._shared: TTLCache[Hashable, asyncio.Task[Any]] = TTLCache(256, _SHARED_S)
         self.look_ups = SharedLookUps(self.in_thread)
@@ -111,6 +113,8 @@ class Service:
     async def poller(self, app: str) -> AppPoller:
         follower = self._pollers.get(app)
         if follower is None:
+            if len(self._pollers) >= _MAX_POLLERS:
+                self._pollers = {name: poller for name, poller in self._pollers.items() if poller.is_polling}
             stored_app = await self.in_thread(lambda: self.client.app(app))
             follower = self._pollers.setdefault(
                 app, AppPoller(stored_app, self.in_thread, self.options.poll_interval_s, self._owned)
@@ -124,14 +128,16 @@ class Service:
         for follower in self._pollers.values():
             follower.warm()
 
-    async def cached_moment(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> CachedMoment:
+    async def cached_moment(
+        self, app: str, ref: str, stage: str, *, prefer_newest: bool = False, follow: bool = True
+    ) -> CachedMoment:
         """Return a moment of an app, from the cache if possible.
 
-        With `prefer_newest`, returns the newest moment if its version of `stage` is the one that `ref` names. Raises
-        the errors of `StoredApp.at`.
+        With `prefer_newest`, returns the newest moment if its version of `stage` is the one that `ref` names. With
+        `follow`, a request for the newest moment has the app polled for a while. Raises the errors of `StoredApp.at`.
         """
         if (ref == "now" and not stage) or prefer_newest:
-            reading = await (await self.poller(app)).newest_moment()
+            reading = await (await self.poller(app)).newest_moment(follow=follow)
             if ref == "now" or f"v{reading.moment.versions.get(stage)}" == ref:
                 return reading
         name = (app, ref, stage)
@@ -245,18 +251,27 @@ class Call:
         return await self.service.in_thread(lambda: self.app(name, view))
 
     async def moment(
-        self, app: str, ref: str, stage: str = "", *, table: str = "", min_offsets: Sequence[str] = (), wait_ms: int = 0
+        self,
+        app: str,
+        ref: str,
+        stage: str = "",
+        *,
+        table: str = "",
+        min_offsets: Sequence[str] = (),
+        wait_ms: int = 0,
+        follow: bool = True,
     ) -> CachedMoment:
         """Return a moment that the caller may read; for the newest, wait until it has read `min_offsets`.
 
-        With `table`, the moment has that table. Raises `Denied`, `NotYet`, and the errors of `StoredApp.at`.
+        With `table`, the moment has that table. `follow` is that of `Service.cached_moment`. Raises `Denied`, `NotYet`,
+        and the errors of `StoredApp.at`.
         """
         self.grant.check_app(app)
         if table:
             self.grant.check_table(table)
             stage = stage or (table if _VERSION.fullmatch(ref) else "")
         reading = await self._with_table(
-            table, await self.service.cached_moment(app, ref, stage, prefer_newest=self.is_forwarded)
+            table, await self.service.cached_moment(app, ref, stage, prefer_newest=self.is_forwarded, follow=follow)
         )
         if not min_offsets:
             return reading

@@ -1,5 +1,6 @@
 """Routes that only the page uses: timeline, stages, first rows, rejected records, operations, cost."""
 
+from functools import partial
 from typing import Annotated, Any, Unpack
 
 import pyarrow as pa
@@ -53,12 +54,14 @@ async def stages(call: Call, app: AppName, ref: Moment, stage: Stage = "") -> ob
 
     Snapshot requests are present only at `now`.
     """
-    call.grant.check_all_tables("the status of an app")
-    reading = await call.moment(app, ref, stage)
-    stored_app, cut = call.app(app), reading.moment.cut
+    stored_app = await call.app_with_all_tables(app, "the status of an app")
+    # The list of apps asks this of every app: only an app's own page, by its stream of commits, has the app polled.
+    reading = await call.moment(app, ref, stage, follow=False)
+    cut = reading.moment.cut
     if reading.is_newest:
         # Stages need requests to Kafka, so concurrent callers share one result.
-        stage_states = await call.service.run_shared(("stages", app, *cut.versions.items()), stored_app.stages)
+        now = partial(status.stages, call.service.client, stored_app.name, None, seen=cut.versions)
+        stage_states = await call.service.run_shared(("stages", app, *cut.versions.items()), now)
     else:
         stage_states = await call.service.in_thread(lambda: stored_app.stages(reading.moment))
     tables = {name: manifest.stage for name, manifest in cut.tables.items()}

@@ -33,14 +33,13 @@ _READ_AHEAD = 64
 
 
 class VersionList:
-    """Stored versions of a stage, ascending, by index from 0. Collected versions are left out.
+    """Stored versions of a stage up to `newest`, ascending, by index from 0. Collected versions are left out.
 
     With `table`, the name of a side table, the manifests are those of the side table.
     """
 
-    def __init__(self, store: ObjectStore, app: str, stage: str, table: str = "") -> None:
-        self.numbers = history.list_versions(store, app, stage)
-        """Version numbers. One list request per 1,000."""
+    def __init__(self, store: ObjectStore, app: str, stage: str, newest: int, table: str = "") -> None:
+        self.numbers = history.version_numbers(store, app, stage, newest)
         self.stage = stage
         self._store, self._app, self._table = store, app, table or stage
 
@@ -50,6 +49,13 @@ class VersionList:
     def __getitem__(self, index: int) -> Manifest:
         """Return the manifest at an index. Raises `NotFound` (collected meanwhile) and `Corruption`."""
         return as_main_table(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
+
+    def read(self, *indexes: int) -> list[Manifest]:
+        """Return the manifests at these indexes, which are read concurrently."""
+        distinct = tuple(dict.fromkeys(indexes))
+        run_all = request_pool().map if len(distinct) > 1 else map
+        found = dict(zip(distinct, run_all(self.__getitem__, distinct), strict=True))
+        return [found[index] for index in indexes]
 
     def index_from_version(self, number: int) -> int:
         return bisect_left(self.numbers, number)
@@ -67,7 +73,7 @@ class VersionList:
     def backwards(self, index: int) -> Iterator[tuple[int, Manifest]]:
         for end in range(index + 1, 0, -_READ_AHEAD):
             indexes = range(max(end - _READ_AHEAD, 0), end)
-            yield from reversed(list(zip(indexes, request_pool().map(self.__getitem__, indexes), strict=True)))
+            yield from reversed(list(zip(indexes, self.read(*indexes), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +156,12 @@ def key_history(
         raise NotFound(f"table of app {app!r}", table, tables)
     key = parse_key(table, declared, key_values)
     stored = KeyReader(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
-    versions = VersionList(store, app, find_owner(table, heads), table)
+    owner = find_owner(table, heads)
+    versions = VersionList(store, app, owner, heads[owner].version, table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
-    gaps = [versions.numbers[index] for index in range(1, len(versions)) if versions.has_gap_before(index)]
+    # The complete history has no gaps.
+    starts = range(1, min(len(versions.numbers.kept) + 1, len(versions)))
+    gaps = [versions.numbers[index] for index in starts if versions.has_gap_before(index)]
     whole_from = gaps[-1] if gaps else versions.numbers[0] if _reason_for_start(versions) == "collected" else 0
     return RowHistory(app, table, key, changes, whole_from, stored.reads)
 
@@ -212,7 +221,8 @@ def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int |
 
     `seq` is the expected `_seq` of the row: 0 for no row, None for unknown.
     """
-    manifest = versions[index]
+    # At the version that wrote the row, its SST is that of one batch, and small.
+    manifest, wrote = versions.read(index, min(versions.index_from_version(seq), index) if seq else index)
     if manifest.table is None:
         return None
     if seq == 0:
@@ -222,8 +232,6 @@ def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int |
         if all(sst_identity(sst) in next_ssts for sst in stored.ssts_in_range(manifest)):
             return None
     if seq:
-        # At the version that wrote the row, its SST is that of one batch, and small.
-        wrote = versions[min(versions.index_from_version(seq), index)]
         row = stored.find_seq(wrote, seq, manifest.table) or stored.find_seq(manifest, seq, manifest.table)
         # None: versions in between were collected, and a different row is the newest here.
         if row is not None:

@@ -28,8 +28,8 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import topological_order
 from ..cut.moments import heads_of, stages_of
 from ..cut.replicas import REPLICA_SNAPSHOT_PREFIX as REPLICA_CUT
-from ..cut.stored import SNAPSHOTS
-from ..take.audit_log import OPERATIONS
+from ..cut.stored import SNAPSHOTS, Snapshot
+from ..take.audit_log import OPERATIONS, Operation
 
 T = TypeVar("T", bound=Struct)
 AnnotationKind = Literal["snapshot", "deploy", "migration", "operation"]
@@ -207,50 +207,56 @@ def _first_changed(
     return first_changed
 
 
-def _read_cached(store: ObjectStore, app: str, notes: JsonFolder[T], listed: Iterable[ObjectInfo]) -> Iterator[T]:
+def _annotate_cached(
+    store: ObjectStore,
+    app: str,
+    notes: JsonFolder[T],
+    listed: Iterable[ObjectInfo],
+    annotate: Callable[[T], Annotation | None],
+) -> Iterator[Annotation]:
+    """Yield the annotations for the listed objects, which are read concurrently unless they are cached."""
     with _lock:
         cache = _cached_objects.setdefault(store, LRUCache(_MAX_CACHED_OBJECTS))
-    for info in listed:
+
+    def read(info: ObjectInfo) -> Annotation | None:
         with _lock:
             note = cache.get(info)
         if note is None and (note := next(notes.read(store, (info,), app), None)) is not None:
             with _lock:
                 cache[info] = note
-        if note is not None:
-            yield note
+        return annotate(note) if note is not None else None
+
+    return filter(None, map_concurrently(read, listed, _MAX_CONCURRENT_READS))
 
 
 def _snapshot_annotations(
     store: ObjectStore, app: str, read: ReadPoint, ranks: Mapping[str, int]
 ) -> Iterator[Annotation]:
+    def annotate(snapshot: Snapshot) -> Annotation | None:
+        if snapshot.name.startswith(REPLICA_CUT):
+            return None
+        # The time of a snapshot's moment is that of its newest version; it may have been written later.
+        stage = max(snapshot.stages, key=lambda name: ranks.get(name, -1), default="")
+        point = read(stage, snapshot.stages[stage]) if stage else None
+        time_ms = snapshot.completed_ms if point is None else point.time_ms
+        return Annotation("snapshot", time_ms, snapshot.name, by=snapshot.by)
+
     listed = sorted(SNAPSHOTS.listed(store, app), key=lambda info: -info.modified_ms)[:_MAX_ANNOTATIONS]
-    for snapshot in _read_cached(store, app, SNAPSHOTS, listed):
-        if not snapshot.name.startswith(REPLICA_CUT):
-            # The time of a snapshot's moment is that of its newest version; it may have been written later.
-            stage = max(snapshot.stages, key=lambda name: ranks.get(name, -1), default="")
-            point = read(stage, snapshot.stages[stage]) if stage else None
-            yield Annotation(
-                "snapshot", snapshot.completed_ms if point is None else point.time_ms, snapshot.name, by=snapshot.by
-            )
+    return _annotate_cached(store, app, SNAPSHOTS, listed, annotate)
 
 
 def _operation_annotations(store: ObjectStore, app: str, read: ReadPoint) -> Iterator[Annotation]:
-    listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)[:_MAX_ANNOTATIONS]
-    for operation in _read_cached(store, app, OPERATIONS, listed):
+    def annotate(operation: Operation) -> Annotation | None:
         if operation.verb.partition(" ")[0] in _UNANNOTATED_VERBS:
-            continue
+            return None
         stage, version = next(iter(operation.after.items()), ("", 0))
         point = read(stage, version) if stage else None
         time_ms = point.time_ms if point is not None else operation.time_ms
-        yield Annotation(
-            "operation",
-            time_ms,
-            f"{operation.verb} {operation.detail}".strip(),
-            stage,
-            version,
-            by=operation.by,
-            why=operation.message,
-        )
+        label = f"{operation.verb} {operation.detail}".strip()
+        return Annotation("operation", time_ms, label, stage, version, by=operation.by, why=operation.message)
+
+    listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)[:_MAX_ANNOTATIONS]
+    return _annotate_cached(store, app, OPERATIONS, listed, annotate)
 
 
 def _merge_annotations(marks: Iterable[Annotation]) -> Iterator[Annotation]:

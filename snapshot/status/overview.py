@@ -6,8 +6,9 @@ its inputs follows from manifests and the end offsets of topics.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 
 from ...common import instants
 from ...errors import Corruption, Refused, SlackwaterError
@@ -15,17 +16,17 @@ from ...state.records import count_unread, is_other_topic, ranges, read_spans
 from ...store.archive import index
 from ...store.archive.extents import count_offsets
 from ...store.archive.index import ArchiveIndex
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import max_l0_files, overlapping_older
-from ...store.versions import apps, history, published
+from ...store.versions import apps, forgotten, history, keys, published
 from ...store.versions.kinds import VersionKind
-from ...store.versions.manifest import FollowedQuery, Input, Manifest, Origin, Table
+from ...store.versions.manifest import AppInfo, FollowedQuery, Input, Manifest, Origin, Table
 from ...store.versions.published import PublishedPosition
 from ...store.versions.side_tables import rejected_counts
 from ..cut import replicas
 from ..cut.graph import Cut, topological_order
 from ..cut.lineage import rows_read
-from ..cut.moments import newest_versions
 from ..cut.replicas import Replica, ReplicaLag, lags_of
 from ..cut.stored import open_requests
 from ..under_way import runners
@@ -188,6 +189,8 @@ def archive_statuses(
 
 
 _RECENT_VERSIONS = 100
+_APPS_AT_ONCE = 32
+_NO_HINTS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,50 +274,87 @@ class AppOverview:
     """Lags of the app's replicas under other roots, by the progress recorded in the app's folder."""
 
 
-def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
+def overview(
+    store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False, hints: Mapping[str, int] = _NO_HINTS
+) -> AppOverview:
     """Return the overview of an app. With `in_detail` also figures of its tables: one more request per table.
 
-    Raises `NotFound` (no such app).
+    `hints` has versions of stages that the caller has seen within the last half hour: it saves requests for stages with
+    many versions. Raises `NotFound` (no such app).
     """
-    info = apps.read_app(store, app)
-    heads: dict[str, Manifest] = {}
-    damaged: list[str] = []
-    for stage in history.list_stages(store, app):
-        with _collect_errors(damaged, f"{app}/{stage}"):
-            heads |= newest_versions(store, app, (stage,))
+    return _read_overview(store, apps.read_app(store, app), in_detail=in_detail, hints=hints).with_lags(ends_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredOverview:
+    """Overview from the store alone: the lags of inputs are missing."""
+
+    overview: AppOverview
+    heads: Mapping[str, Manifest]
+
+    def with_lags(self, ends_of: EndsOf) -> AppOverview:
+        stages = (
+            replace(stage, inputs=_input_lags(self.heads[stage.stage], self.heads, ends_of))
+            for stage in self.overview.stages
+        )
+        return replace(self.overview, stages=tuple(stages))
+
+
+def _read_overview(
+    store: ObjectStore, info: AppInfo, *, in_detail: bool = False, hints: Mapping[str, int] = _NO_HINTS
+) -> _StoredOverview:
+    """Read an app's overview. Costs a few requests for each stage, and one or two for each part that the app has."""
+    app, damaged = info.name, list[str]()
+    folders = apps.list_app_folders(store, app)
+    if keys.forgotten(app) not in folders:
+        forgotten.cache_missing_index(store, app)
+    heads = _read_heads(store, app, hints, damaged)
     beats: tuple[runners.Heartbeat, ...] | None = None
     with _collect_errors(damaged, f"{app}: running stages are unknown"):
-        beats = runners.live_heartbeats(store, app, instants.now_ms())
+        beats = runners.live_heartbeats(store, app, instants.now_ms()) if keys.runners(app) in folders else ()
     sinks: dict[str, tuple[SinkLag, ...]] = dict.fromkeys(heads, ())
     for stage, head in heads.items():
         with _collect_errors(damaged, f"{app}/{stage}: progress of its sinks is unknown"):
             sinks[stage] = sink_lags(head, published.read_positions(store, head))
 
     stages = tuple(
-        _stage_overview(heads[stage], heads, ends_of, beats, sinks[stage], store if in_detail else None)
+        _stage_overview(heads[stage], (), beats, sinks[stage], store if in_detail else None)
         for stage in topological_order(heads)
     )
-    requested = tuple(request.name for request in open_requests(store, app))
-    promoted_names = {head.promotion.name for head in heads.values() if head.promotion is not None}
-    owners_by_name = {name: apps.owner_folders(store, name) for name in sorted(promoted_names)}
-    names = tuple(
-        f"{name}~{folders.index(app)}" if folders.index(app) else name
-        for name, folders in owners_by_name.items()
-        if app in folders
-    )
+    requested = tuple(request.name for request in open_requests(store, app)) if keys.requests(app) in folders else ()
     replica, complete_ms, lags = None, 0, tuple[ReplicaLag, ...]()
     with _collect_errors(damaged, f"{app}: progress of its replicas is unknown"):
         replica = replicas.find_replica_state(store, app)
         if replica is not None and replica.state == "copy":
             cut = replicas.REPLICA_CUTS.newest(store, app)
             complete_ms = cut.seen_ms if cut is not None else 0
-        else:
+        elif keys.replicas(app) in folders:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
     archives: tuple[ArchiveStatus, ...] = ()
-    with _collect_errors(damaged, f"{app}: state of its input archive is unknown"):
-        archives = archive_statuses(store, app, heads.values())
-    fields = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
-    return AppOverview(*fields, replica, complete_ms, lags)
+    if keys.archives(app) in folders:
+        with _collect_errors(damaged, f"{app}: state of its input archive is unknown"):
+            archives = archive_statuses(store, app, heads.values())
+    fields = (app, info.created_ms, info.origin, stages, requested, _promoted_names(store, app, heads), archives)
+    return _StoredOverview(AppOverview(*fields, tuple(damaged), replica, complete_ms, lags), heads)
+
+
+def _read_heads(store: ObjectStore, app: str, hints: Mapping[str, int], damaged: list[str]) -> dict[str, Manifest]:
+    heads: dict[str, Manifest] = {}
+    for stage in history.list_stages(store, app):
+        with _collect_errors(damaged, f"{app}/{stage}"):
+            head = history.head(store, app, stage, hint=hints.get(stage, 0))
+            heads |= {stage: head} if head is not None else {}
+    return heads
+
+
+def _promoted_names(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> tuple[str, ...]:
+    names = {head.promotion.name for head in heads.values() if head.promotion is not None}
+    owners_by_name = {name: apps.owner_folders(store, name) for name in sorted(names)}
+    return tuple(
+        f"{name}~{folders.index(app)}" if folders.index(app) else name
+        for name, folders in owners_by_name.items()
+        if app in folders
+    )
 
 
 def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
@@ -326,15 +366,18 @@ def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
         for stage, m in stages.items()
     }
     return tuple(
-        _stage_overview(stages[stage], stages, lambda _topic: None, None, sinks[stage])
+        _stage_overview(stages[stage], _input_lags(stages[stage], stages, lambda _topic: None), None, sinks[stage])
         for stage in topological_order(stages)
     )
 
 
+def _input_lags(head: Manifest, heads: Mapping[str, Manifest], ends_of: EndsOf) -> tuple[InputLag, ...]:
+    return tuple(input_lag(name, head, heads, ends_of) for name in head.inputs)
+
+
 def _stage_overview(
     head: Manifest,
-    heads: Mapping[str, Manifest],
-    ends_of: EndsOf,
+    inputs: tuple[InputLag, ...],
     beats: Sequence[runners.Heartbeat] | None,
     sinks: tuple[SinkLag, ...],
     store: ObjectStore | None = None,
@@ -353,7 +396,7 @@ def _stage_overview(
         keys_exact=not overlapping_older(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
-        inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
+        inputs=inputs,
         retired=head.retired,
         called=head.called,
         figures=_table_figures(store, head, head.table) if store is not None and head.table is not None else None,
@@ -391,11 +434,24 @@ def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tup
         return (app_overview,), app_overview.damaged
     apps_found: list[AppOverview] = []
     damaged: list[str] = []
-    for name in apps.list_apps(store):
-        with _collect_errors(damaged, name, (Corruption, Refused)):  # `Refused`: being removed
-            apps_found.append(overview(store, name, ends_of))
+    # Kafka is asked here, one topic after the other, while other threads read the store.
+    for found, errors in map_concurrently(
+        partial(_find_overview, store), apps.list_possible_apps(store), _APPS_AT_ONCE
+    ):
+        if found is not None:
+            apps_found.append(found.with_lags(ends_of))
             damaged += apps_found[-1].damaged
+        damaged += errors
     return tuple(apps_found), tuple(damaged)
+
+
+def _find_overview(store: ObjectStore, name: str) -> tuple[_StoredOverview | None, list[str]]:
+    """Return the overview of a folder's app, if the folder has one, and a sentence if it cannot be read."""
+    errors: list[str] = []
+    with _collect_errors(errors, name, (Corruption, Refused)):  # `Refused`: being removed
+        if (info := apps.find_app(store, name)) is not None:
+            return _read_overview(store, info), errors
+    return None, errors
 
 
 def _table_figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:

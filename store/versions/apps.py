@@ -5,13 +5,14 @@ name to a folder.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain, count
+from itertools import chain, compress, count
 
 from msgspec import Struct
 
 from ...errors import Corruption, NotFound, ObjectExists, Refused, Usage
+from ..objects.many import map_concurrently
 from ..objects.protocol import ObjectStore, exists
 from . import checks, codec, keys, limits
 from .codec import JsonFolder
@@ -283,7 +284,26 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
 def list_apps(store: ObjectStore) -> tuple[str, ...]:
     """Return the names of the apps under the root, in order. Costs a listing and a request for each folder."""
     # A folder without that object is not an app.
-    return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
+    return _names_with(store, keys.app_info)
+
+
+def list_possible_apps(store: ObjectStore) -> tuple[str, ...]:
+    """Return the names of the folders under the root that may be apps, in order. Costs a listing."""
+    return tuple(filter(keys.is_name, store.list_folders("")))
+
+
+def list_app_folders(store: ObjectStore, app: str) -> frozenset[str]:
+    """Return the key prefixes of the folders in an app's folder, so that nothing is asked of those that are missing.
+
+    Costs a listing.
+    """
+    return frozenset(f"{app}/{name}/" for name in store.list_folders(f"{app}/"))
+
+
+def _names_with(store: ObjectStore, key_of: Callable[[str], str]) -> tuple[str, ...]:
+    names = list_possible_apps(store)
+    found = map_concurrently(lambda name: exists(store, key_of(name)), names)
+    return tuple(compress(names, found))
 
 
 _MAX_PARENTS = 4
@@ -312,7 +332,7 @@ def check_root(store: ObjectStore) -> None:
 
 
 def list_unfinished_clones(store: ObjectStore) -> tuple[str, ...]:
-    return tuple(name for name in store.list_folders("") if exists(store, keys.clone_journal(name)))
+    return _names_with(store, keys.clone_journal)
 
 
 def free_name(store: ObjectStore, name: str) -> str:

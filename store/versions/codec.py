@@ -28,6 +28,7 @@ import xxhash
 from msgspec import Struct
 
 from ...errors import Corruption, ObjectExists, ObjectNotFound, Unstorable
+from ..objects.many import map_concurrently
 from ..objects.protocol import ObjectInfo, ObjectStore, list_json
 from . import checks, keys
 from .entries import stored
@@ -48,6 +49,7 @@ _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
 _SIZE_LIMITS = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
 _MAX_HEADER_BYTES = 100
 _MAX_SHOWN_CHARACTERS = 60
+_READS_AT_ONCE = 32
 
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -301,13 +303,20 @@ class JsonFolder(Generic[T]):
 
         Raises `Corruption` if an object cannot be read, or belongs at another key.
         """
-        for info in listed:
-            with suppress(ObjectNotFound):
-                yield read(store, info.key, self.kind, key_of=lambda note: self.key(note, *of))
+        return filter(None, map(self._find_listed(store, *of), listed))
 
     def all(self, store: ObjectStore, *of: str, since_ms: int = 0) -> tuple[T, ...]:
-        """Return all objects written at `since_ms` or later, by storage's clock. A listing and one request for each."""
-        return tuple(self.read(store, (info for info in self.listed(store, *of) if info.modified_ms >= since_ms), *of))
+        """Return all objects written at `since_ms` or later, by storage's clock.
+
+        Costs a listing, and one request for each, many at a time.
+        """
+        listed = [info for info in self.listed(store, *of) if info.modified_ms >= since_ms]
+        if len(listed) <= 1:
+            return tuple(self.read(store, listed, *of))
+        return tuple(filter(None, map_concurrently(self._find_listed(store, *of), listed, _READS_AT_ONCE)))
+
+    def _find_listed(self, store: ObjectStore, *of: str) -> Callable[[ObjectInfo], T | None]:
+        return lambda info: find(store, info.key, self.kind, key_of=lambda note: self.key(note, *of))
 
     def newest(self, store: ObjectStore, *of: str, after: str | int = "") -> T | None:
         """Return the object whose name sorts last, if it sorts after `after`; else None.

@@ -161,6 +161,12 @@ def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> Forg
     return known if known is not None and max(known.number, looked_for) >= at_least else newest(store, app, at_least)
 
 
+def cache_missing_index(store: ObjectStore, app: str) -> None:
+    """Cache that an app has no index, which the caller has found by a listing, unless an index is cached."""
+    with _lock:
+        _indexes.setdefault(store, {}).setdefault(app, (empty_index(app), 0))
+
+
 def delete_replaced(store: ObjectStore, app: str, before_ms: int) -> None:
     """Delete an app's replaced indexes that were written at `before_ms` or earlier. Usually costs a listing."""
     INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)

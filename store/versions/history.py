@@ -6,12 +6,14 @@ by a listing for few versions, by a galloping search over the numbers (Bentley a
 decoded manifests are cached for each store, because searches by time often read the same manifests.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from threading import Lock
+from typing import overload
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
@@ -204,7 +206,40 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """Return the version from which the history is complete; 0 without versions. Costs two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):
         return whole_from
+    return _first_existing(store, app, stage)
+
+
+def _first_existing(store: ObjectStore, app: str, stage: str) -> int:
     return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionNumbers(Sequence[int]):
+    """Numbers of a stage's versions that are not collected, ascending: single kept ones, then the complete history."""
+
+    kept: tuple[int, ...]
+    complete: range
+
+    def __len__(self) -> int:
+        return len(self.kept) + len(self.complete)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index] - len(self.kept)
+        return self.complete[number] if number >= 0 else self.kept[number]
+
+
+def version_numbers(store: ObjectStore, app: str, stage: str, newest: int) -> VersionNumbers:
+    """Return the versions up to `newest`, which exists, that are not collected. Costs two or three requests."""
+    limit = horizon.newest(store, app)
+    first = limit.first.get(stage) or _first_existing(store, app, stage)
+    kept = limit.kept.get(stage, ())
+    return VersionNumbers(kept[: bisect_right(kept, newest)], range(first, newest + 1))
 
 
 def list_versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:

@@ -28,9 +28,13 @@ REMOVING = "_removing"
 CLONING = "_cloning"
 
 
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: str) -> str:
     """Return `name` if it is valid in object keys and topic names. Raises `Usage`, with the `kind` of name."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         near = re.sub(r"[^a-z0-9_-]+", "-", str(name).lower()).strip("-_")[:63]
         hint = f"for example {near!r}" if _NAME.fullmatch(near) else ""
         raise Usage(f"{kind} name {name!r} is not usable: expected {NAME_IN_WORDS}", hint=hint)

@@ -79,18 +79,29 @@ def serving(
     **how: Any,
 ) -> Iterator[str]:
     """An instance: its address."""
+    with (
+        Client(Settings(store=store, brokers=kafka, cache=str(cache), cache_max_bytes=1 << 30)) as client,
+        serving_client(client, listening, options, **how) as url,
+    ):
+        yield url
+
+
+@contextmanager
+def serving_client(
+    client: Client, listening: ListenOptions = HERE, options: ServeOptions = FAST, **how: Any
+) -> Iterator[str]:
+    """An instance over a client's store: its address."""
     port = free_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
-    with Client(Settings(store=store, brokers=kafka, cache=str(cache), cache_max_bytes=1 << 30)) as client:
-        instance = ServeInstance(client, listening, options, **how)
-        thread = threading.Thread(target=instance.run)
-        thread.start()
-        try:
-            wait_until(lambda: instance.is_up)
-            yield f"{'http' if listening.certificate is None else 'https'}://127.0.0.1:{port}"
-        finally:
-            instance.stop()
-            thread.join()
+    instance = ServeInstance(client, listening, options, **how)
+    thread = threading.Thread(target=instance.run)
+    thread.start()
+    try:
+        wait_until(lambda: instance.is_up)
+        yield f"{'http' if listening.certificate is None else 'https'}://127.0.0.1:{port}"
+    finally:
+        instance.stop()
+        thread.join()
 
 
 @contextmanager

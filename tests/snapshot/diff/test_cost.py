@@ -17,6 +17,7 @@ from slackwater.store.versions.manifest import Column, Policy, Ttl
 
 from tests.support.stages import TABLE, Stage
 from tests.support.state_rows import Key, Values, write_version
+from tests.support.wide import repeat_version
 
 NUM_ROWS = 130_000
 """Eight row groups."""
@@ -136,6 +137,19 @@ def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, t
     assert [change.kind for change in found.changes] == ["changed"] * 3 + ["added"]
     runs = len(stage.versions[-1].ssts)
     assert found.reads.requests <= 3 * len(found.changes) + 2 * runs
+
+
+def test_a_history_lists_no_versions_however_many_there_are(cold: SstCache) -> None:
+    stage = Stage()
+    for number in range(5):
+        stage.put(rows(1, plus=number))
+    repeat_version(stage.store, stage.versions[-1], 5_000)
+    store = CountingStore(stage.store)
+    found = key_history(store, cold, "app", "stage", [1], now_ms=0)
+    assert [change.version for change in found.changes] == [5, 4, 3, 2, 1]
+    # The stages, and the search for the newest version; each change reads its version and an SST.
+    assert store.counts["list"] + store.counts["list_folders"] <= 6
+    assert store.counts["get"] + store.counts["get_range"] <= 3 * 5 + 15
 
 
 def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_history(cache: SstCache) -> None:

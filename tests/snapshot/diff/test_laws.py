@@ -99,7 +99,7 @@ class DiffModel(StateModel):
 
     def check_history(self, app: str, form: Form, *, by_ranges: bool) -> None:
         store, now_ms = fresh(self.store), self.store.clock_ms
-        versions = VersionList(store, app, STAGE)
+        versions = VersionList(store, app, STAGE, self.heads[app])
         with pytest.MonkeyPatch.context() as patch:
             if by_ranges:
                 patch.setattr(stored_rows, "SMALL_BYTES", 0)

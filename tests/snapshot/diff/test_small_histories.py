@@ -16,6 +16,7 @@ from slackwater.snapshot.diff.stored_rows import TableSide
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
+from slackwater.store.versions.horizon import BOUNDARIES, Boundary
 from slackwater.store.versions.manifest import Manifest, Ttl
 
 from tests.models.profiles import scaled
@@ -99,6 +100,10 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
         places = st.integers(0, len(model.shown) - 1)
         for one, other in [(0, len(model.shown) - 1), *data.draw(st.lists(st.tuples(places, places), max_size=5))]:
             check_diff(model, store, cache, one, other)
+        if thinned:
+            first = max(thinned) + 1
+            kept = tuple(sorted(set(range(1, first)) - thinned))
+            BOUNDARIES.put(model.stage.store, Boundary(1, True, {"stage": first}, {"stage": kept}), "app")
         for version in thinned:
             model.stage.store.delete(keys.manifest("app", "stage", version))
         for key in KEYS:

@@ -65,6 +65,9 @@ def test_a_version_that_stayed_names_its_moment_and_one_that_went_is_not_found()
         resolve(store, "flights/carriers@v2", now_ms=0)
     stays = sum(len(history.list_versions(app.store, "flights", stage)) for stage in STAGES)
     assert len(log_entries(app.store, "flights", 10_000)) == stays
+    for stage in STAGES:
+        numbers = history.version_numbers(app.store, "flights", stage, app.heads[stage].version)
+        assert tuple(numbers) == history.list_versions(app.store, "flights", stage)
 
 
 def test_a_second_collection_thins_out_further_and_keeps_what_it_should() -> None:

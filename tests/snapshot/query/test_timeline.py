@@ -16,6 +16,7 @@ from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Program
 
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
+from tests.support.wide import Rounds, first_version, many_apps, pin_versions, repeat_version
 
 
 def test_all_commits_where_they_fit_in_their_order() -> None:
@@ -103,3 +104,14 @@ def test_a_deploy_of_all_stages_is_one_mark() -> None:
             app.commit(replace(draft, program=Program("flights.py", str(number) * 32)))
         app.clock.now_ms += 60_000
     assert [each.kind for each in timeline(app.store, "flights").marks] == ["deploy"]
+
+
+def test_a_hundred_snapshots_are_read_many_at_a_time() -> None:
+    memory, rounds = MemoryStore(), Rounds()
+    many_apps(memory, 1)
+    head = repeat_version(memory, first_version("app-0000"), 300)
+    pin_versions(memory, head, 96)
+    found = timeline(CountingStore(memory, rounds), "app-0000", points=20)
+    assert len(found.marks) == 96
+    # The stages and their versions one after the other; then six times 16 snapshots, each with its version.
+    assert rounds.count <= 40

@@ -24,6 +24,7 @@ from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.manifest import AppInfo, Origin
 
 from tests.support.histories import START_MS, FlightsApp, Kafka, app_of, flights
+from tests.support.wide import Rounds, first_version, many_apps, pin_versions
 
 
 @pytest.fixture
@@ -297,3 +298,14 @@ def test_operations_are_listed_newest_first() -> None:
     assert audit_log.list_operations(store, "flights", 2) == listed[:2]
     assert "@" in listed[0].by
     assert audit_log.list_operations(store, "other") == ()
+
+
+def test_a_long_list_of_snapshots_is_read_many_at_a_time() -> None:
+    memory, rounds = MemoryStore(), Rounds()
+    many_apps(memory, 1)
+    pin_versions(memory, first_version("app-0000"), 96)
+    store = CountingStore(memory, rounds)
+    assert [snapshot.name for snapshot in list_snapshots(store, "app-0000")] == [f"s{n:05}" for n in range(1, 97)]
+    assert store.requests == 96 + 2
+    # The listing, three times 32 snapshots, and the listing of indexes; a busy machine splits some of them.
+    assert rounds.count <= 15

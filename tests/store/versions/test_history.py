@@ -215,3 +215,25 @@ def test_the_manifests_of_two_stores_are_not_mixed_up() -> None:
     write(other, manifest(1, writer="other"))
     assert history.read(one, "app", "stage", 1).writer == "one"
     assert history.read(other, "app", "stage", 1).writer == "other"
+
+
+@given(st.sets(st.integers(1, 20)), st.integers(21, 30), st.integers(0, 12))
+def test_numbers_of_versions_are_the_kept_ones_and_the_complete_history(kept: set[int], first: int, more: int) -> None:
+    numbers = history.VersionNumbers(tuple(sorted(kept)), range(first, first + more))
+    expected = (*sorted(kept), *range(first, first + more))
+    assert tuple(numbers) == expected
+    assert [numbers[at] for at in range(-len(expected), len(expected))] == [*expected, *expected]
+    assert tuple(numbers[1:-1]) == expected[1:-1]
+    assert [bisect_right(numbers, at) for at in range(32)] == [bisect_right(expected, at) for at in range(32)]
+
+
+@pytest.mark.parametrize("begins", [1, 7])
+def test_numbers_of_versions_need_no_listing_of_all(begins: int) -> None:
+    store = MemoryStore()
+    for version in range(begins, 3_000):
+        store.put(keys.manifest("app", "stage", version), b"")
+    counted = CountingStore(store)
+    assert tuple(history.version_numbers(counted, "app", "stage", 2_999)) == history.list_versions(
+        store, "app", "stage"
+    )
+    assert counted.requests <= 3

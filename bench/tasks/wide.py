@@ -1,0 +1,139 @@
+"""A store of 1,000 apps, and an app of 100,000 versions and 1,000 snapshots: what people see, 20 ms from the store.
+
+`python -m bench.tasks.wide [--quick]` prints its rows alone; `--quick` takes a tenth of each. The objects are in
+memory; each request takes 20 ms more. The page's first paint is measured by its requests, six at a time as a browser
+asks them, without a browser.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import urllib3
+from slackwater.client import Client
+from slackwater.client.status import status
+from slackwater.serve.service import ServeOptions
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo
+
+from tests.serve.conftest import serving_client
+from tests.support.wide import client_over, many_apps, pin_versions, repeat_version
+
+from ..multi_get import TABLE
+from ..support.row import Row
+from ..support.served import APP, TALL, born, tall_rows
+from ..support.written import Stage
+
+APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
+CHANGES = 60
+"""The newest versions, each of which changes every key of a few; those before have the rows of the first."""
+KEYS = 1_000
+DELAY_S, REST_S = 0.02, 10.0
+_BROWSER_REQUESTS = 6
+
+
+def rows(folder: Path, quick: bool) -> Iterator[Row]:
+    """Many apps first, then the long one; two minutes at full scale, most of them to make the store."""
+    part = 10 if quick else 1
+    memory = MemoryStore()
+    many_apps(memory, APPS // part)
+    yield from _many(memory, folder, APPS // part)
+    _long_app(memory := MemoryStore(), folder, VERSIONS // part, SNAPSHOTS // part)
+    yield from _long(memory, folder, SNAPSHOTS // part)
+
+
+def far(memory: MemoryStore) -> CountingStore:
+    """A store without what this process knows of the one before."""
+    return CountingStore(memory, on_request=lambda *_request: time.sleep(DELAY_S))
+
+
+def _many(memory: MemoryStore, folder: Path, count: int) -> Iterator[Row]:
+    store = far(memory)
+    with client_over(store, folder / "cache") as client:
+        took_s = _seconds(lambda: status(client, None))
+        requests = f"{store.requests / count:.1f} requests an app"
+        yield Row.at_most(f"status of {count:,} apps", f"{took_s:.2f} s", f"limit: 10 s; {requests}", took_s / 10, 1)
+    store = far(memory)
+    with (
+        client_over(store, folder / "cache") as client,
+        serving_client(client, options=ServeOptions(prestart_sql=False)) as url,
+        urllib3.PoolManager(maxsize=_BROWSER_REQUESTS) as pool,
+    ):
+        names: list[str] = pool.request("GET", f"{url}/apps").json()["apps"]
+        listed_s = _seconds(lambda: _ask_all(pool, [f"{url}/apps/{name}/at/now/stages" for name in names]))
+        store.reset()
+        time.sleep(REST_S)
+        rate = store.requests / REST_S
+        note = f"limit: 20; the list itself, {_BROWSER_REQUESTS} requests at a time: {listed_s:.1f} s"
+        yield Row.at_most(f"serve at rest, {count:,} apps listed: requests/s", f"{rate:.1f}", note, rate / 20, 1)
+
+
+def _long_app(memory: MemoryStore, folder: Path, versions: int, snapshots: int) -> None:
+    apps.create_app(memory, AppInfo(APP, 1))
+    cache = SstCache(folder / "written", 1 << 40)
+    head = repeat_version(memory, born(memory, cache, TALL, TABLE, tall_rows(np.arange(KEYS), 1)), versions - CHANGES)
+    stage = Stage(memory, cache, head)
+    for number in range(CHANGES):
+        stage.put(tall_rows(np.arange(KEYS), number + 2))
+    pin_versions(memory, stage.head, snapshots)
+
+
+def _long(memory: MemoryStore, folder: Path, count: int) -> Iterator[Row]:
+    store = far(memory)
+    with client_over(store, folder / "cache-of-list") as client:
+        took_s = _seconds(lambda: client.app(APP).snapshot_listing())
+        note = f"limit: 1.5 s; {store.requests:,} requests"
+        yield Row.at_most(f"snapshot list of {count:,}", f"{took_s:.2f} s", note, took_s / 1.5, 1)
+    store = far(memory)
+    with client_over(store, folder / "cache-of-history") as client:
+        took_s = _seconds(lambda: _history(client))
+        note = f"limit: 2.5 s; {store.requests:,} requests, {store.counts.get('list', 0)} of them listings"
+        yield Row.at_most("history of a key, 20 changes", f"{took_s:.2f} s", note, took_s / 2.5, 1)
+    store = far(memory)
+    with (
+        client_over(store, folder / "cache-of-page") as client,
+        serving_client(client, options=ServeOptions(prestart_sql=False)) as url,
+        urllib3.PoolManager(maxsize=_BROWSER_REQUESTS) as pool,
+    ):
+        paths = ("at/now/stages", "timeline", "snapshots")
+        took_s = _seconds(lambda: _ask_all(pool, [f"{url}/apps/{APP}/{path}" for path in paths]))
+        note = f"limit: 2 s; {store.requests:,} requests"
+        what = f"page: the answers of an app's first paint, {count:,} snapshots"
+        yield Row.at_most(what, f"{took_s:.2f} s", note, took_s / 2, 1)
+
+
+def _history(client: Client) -> None:
+    (key,) = tall_rows(np.arange(1), 1).column("leg").to_pylist()
+    assert len(client.app(APP).history(TALL, key, limit=20)) == 20
+
+
+def _ask_all(pool: urllib3.PoolManager, urls: list[str]) -> None:
+    with ThreadPoolExecutor(_BROWSER_REQUESTS) as threads:
+        for answer in threads.map(lambda url: pool.request("GET", url, timeout=300), urls):
+            assert answer.status == 200, answer.data
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+def main(words: list[str]) -> None:
+    """Print the rows."""
+    with tempfile.TemporaryDirectory() as name:
+        for row in rows(Path(name), "--quick" in words):
+            print(f"{row.what}: {row.ours}; {row.peer}; {row.asked}: {'reached' if row.reached else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
