@@ -16,7 +16,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message,
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
 from ...errors import Gone, NotFound, Refused
-from ...state.records import TopicState, id_of_epochs
+from ...state.records import Range, TopicState, id_of_epochs
 from .clients import (
     NO_TOPIC_CODES,
     POLL_S,
@@ -25,7 +25,7 @@ from .clients import (
     missing_right_error,
     process_clients,
     produce_waiting,
-    read_range,
+    read_ranges,
     server_name,
     unavailable_error,
     warn_on_silence,
@@ -205,21 +205,17 @@ class LibrdKafka(Kafka):
                 if error.args[0].code() not in ignored:
                     yield name, error.args[0]
 
-    def read(
+    def read_ranges(
         self,
         topic: str,
-        partition: int,
-        start: int,
-        end: int,
+        parts: Sequence[Range],
         *,
         patience_s: float,
-        deletion_errors: list[Gone] | None = None,
+        deletion_errors: Mapping[int, list[Gone]] | None = None,
         topic_id: str = "",
-    ) -> Iterator[Sequence[Message]]:
+    ) -> Iterator[Sequence[Sequence[Message]]]:
         check_topic_id(self, topic, topic_id)
-        return read_range(
-            self.properties, topic, partition, start, end, kafka_patience(self, patience_s), deletion_errors
-        )
+        return read_ranges(self.properties, topic, parts, kafka_patience(self, patience_s), deletion_errors)
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         producer = self._clients.producer(patience_s)
