@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
+import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -256,7 +257,10 @@ class _Reading:
     def _split(self, messages: Sequence[Message]) -> list[tuple[int, Sequence[Message]]]:
         if self._is_single:
             return [(messages[0].partition(), messages)] if messages else []
-        return [(partition, list(run)) for partition, run in groupby(messages, Message.partition)]
+        partitions = np.fromiter(map(Message.partition, messages), np.int32, len(messages))
+        starts = np.flatnonzero(np.diff(partitions, prepend=-1)).tolist()
+        spans = zip(starts, (*starts[1:], len(messages)), strict=True)
+        return [(int(partitions[first]), messages[first:end]) for first, end in spans]
 
     def _handle_error(self, message: Message, passed: dict[int, int]) -> None:
         error, partition = message.error(), message.partition()
