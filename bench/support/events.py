@@ -23,19 +23,20 @@ PARTITIONS = 4
 _CHUNK = 50_000
 
 
-def fill(bootstrap: str, records: int, *, topic: str = TOPIC, seed: int = 1) -> None:
+def fill(bootstrap: str, records: int, *, topic: str = TOPIC, seed: int = 1, partitions: int = PARTITIONS) -> None:
     """Write so many events, made into a topic where there is none: each of a leg, drawn evenly."""
-    fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, KEYS, records))
+    fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, KEYS, records), partitions)
 
 
-def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64]) -> None:
+def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64], partitions: int = PARTITIONS) -> None:
     """Write an event of each of these legs: the key names the leg, the value is the JSON of a real flight."""
     from feed import events
 
     flights = events()[["carrier", "origin", "dest", "dep_delay", "arr_delay"]].fillna(0).to_dict("records")
     values = cycle([json.dumps(flight).encode() for flight in flights])
     chunks = (legs[at : at + _CHUNK] for at in range(0, len(legs), _CHUNK))
-    send(bootstrap, topic, (zip(names(chunk).to_pylist(), values, strict=False) for chunk in chunks))
+    pairs = (zip(names(chunk).to_pylist(), values, strict=False) for chunk in chunks)
+    send(bootstrap, topic, pairs, partitions)
 
 
 def fill_ranges(bootstrap: str, topic: str, ranges: Sequence[tuple[int, int]]) -> None:
@@ -54,11 +55,13 @@ def cycles(stamps_ms: list[int], warm_up: int) -> list[float]:
     return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][warm_up:]
 
 
-def send(bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]]) -> None:
+def send(
+    bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]], partitions: int = PARTITIONS
+) -> None:
     """Write keys and values to a topic, made if there is none, record by record to the next partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:
-        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
@@ -76,7 +79,7 @@ def send(bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, byte
         # The queue has room for several chunks; waiting until half is gone keeps the sender busy.
         while len(producer) > 2 * _CHUNK:
             producer.poll(0.01)
-        for partition in range(PARTITIONS):
-            mine = messages[partition::PARTITIONS]
+        for partition in range(partitions):
+            mine = messages[partition::partitions]
             assert producer.produce_batch(topic, mine, partition=partition) == len(mine)
     assert producer.flush(60) == 0

@@ -195,7 +195,8 @@ def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: i
     from slackwater.pipeline.source.data_source import open_stream
     from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 
-    options = SourceOptions(input=topic, topic=topic, max_records=max_records)
+    tasks = spark.sparkContext.defaultParallelism
+    options = SourceOptions(input=topic, topic=topic, max_records=max_records, tasks=tasks)
     return open_stream(spark, options, PrivateOptions({"bootstrap.servers": bootstrap}))
 
 

@@ -22,7 +22,7 @@ from ..support import side
 from ..support.events import TOPIC, cycles, fill
 from ..support.row import Row
 from ..throughput import app_of
-from . import manifests
+from .storage import manifests
 
 PARTITIONS = (4, 512)
 SMALL = 1_000

@@ -336,6 +336,8 @@ def start_query(
             upstream=at.upstream,
             patience_s=resources.patience_s,
             max_records=config.limits.max_records,
+            tasks=spark.sparkContext.defaultParallelism,
+            in_any_order=stage.state is not None and stage.state.emission != "function" and not stage.late_output,
             trigger_ms=config.limits.trigger_ms,
             app=head.app,
             stage=stage.name,

@@ -7,19 +7,19 @@ refer to different records. Then the past is read only from the archive, which s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from ...errors import Corruption, Gone, KeysForgotten, Refused
-from ...state.records import TopicState, is_kafka_id, is_other_topic
+from ...state.records import Range, TopicState, is_kafka_id, is_other_topic
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, intersect
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
-from .protocol import Kafka, Message, Offsets, topic_recreated_error
+from .protocol import Chunk, Kafka, Offsets, Run, topic_recreated_error
 
 _CHUNK = 10_000
 _DELETED_REASON = "gone from Kafka"
@@ -93,23 +93,48 @@ class ArchivedKafka(Kafka):
             return ()
         return tuple(archive.covered_start(partition, end) for partition, end in enumerate(ends))
 
-    def read(
+    def read_ranges(
         self,
+        topic: str,
+        parts: Sequence[Range],
+        *,
+        patience_s: float,
+        deletion_errors: Mapping[int, list[Gone]] | None = None,
+        topic_id: str = "",
+    ) -> Iterator[Chunk]:
+        archive = self._archive(topic, topic_id) if self.archive_first else None
+        at = {part.partition: part.first for part in parts}
+        is_other = is_kafka_id(topic_id) and is_other_topic(topic_id, self._id(topic))
+        if is_other and (archive is None or archive.topic_id != topic_id):
+            raise topic_recreated_error(topic, topic_id, self._id(topic))
+        if archive is None:
+            try:
+                for chunk in self.kafka.read_ranges(topic, parts, patience_s=patience_s):
+                    at |= {run[0].partition(): run[-1].offset() + 1 for run in chunk}
+                    yield chunk
+                return
+            except Refused:
+                # Deleted records have to come before those that Kafka still has, so read range by range below.
+                pass
+        for part in parts:
+            lost = None if deletion_errors is None else deletion_errors[part.partition]
+            where = part.partition, at[part.partition], part.last
+            if is_other and archive is not None:
+                runs = self._read_archive(archive, Extent(*where), lost, _RECREATED_REASON)
+            else:
+                runs = self._read_range(archive, topic, *where, patience_s, lost)
+            yield from ((run,) for run in runs)
+
+    def _read_range(
+        self,
+        archive: TopicArchives | None,
         topic: str,
         partition: int,
         start: int,
         end: int,
-        *,
         patience_s: float,
-        deletion_errors: list[Gone] | None = None,
-        topic_id: str = "",
-    ) -> Iterator[Sequence[Message]]:
-        archive = self._archive(topic, topic_id) if self.archive_first else None
-        if is_kafka_id(topic_id) and is_other_topic(topic_id, self._id(topic)):
-            if archive is None or archive.topic_id != topic_id:
-                raise topic_recreated_error(topic, topic_id, self._id(topic))
-            yield from self._read_archive(archive, Extent(partition, start, end), deletion_errors, _RECREATED_REASON)
-            return
+        deletion_errors: list[Gone] | None,
+    ) -> Iterator[Run]:
         if archive is not None:
             if reason := self._why_archive_only(topic, archive):
                 yield from self._read_archive(archive, Extent(partition, start, end), deletion_errors, reason)
@@ -129,7 +154,7 @@ class ArchivedKafka(Kafka):
 
     def _read_kafka(
         self, topic: str, partition: int, at: int, end: int, patience_s: float, deletion_errors: list[Gone] | None
-    ) -> Iterator[Sequence[Message]]:
+    ) -> Iterator[Run]:
         while at < end:
             try:
                 for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):
@@ -150,7 +175,7 @@ class ArchivedKafka(Kafka):
 
     def _read_archive(
         self, archive: TopicArchives, extent: Extent, deletion_errors: list[Gone] | None, reason: str
-    ) -> Iterator[Sequence[Message]]:
+    ) -> Iterator[Run]:
         """Yield the records of an offset range from archives.
 
         Without a list `deletion_errors`, stops at the first gap and raises `Gone`; with a list, appends an error for

@@ -130,7 +130,7 @@ class KafkaChannels:
         topic, topic_id = in_flight.topic, in_flight.topic_id
         for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
             part = Range(partition, *where)
-            yield from read_rows(self.kafka, topic, part, decoded, patience_s=self.patience_s, topic_id=topic_id)
+            yield from read_rows(self.kafka, topic, (part,), decoded, patience_s=self.patience_s, topic_id=topic_id)
 
     def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         self.kafka.commit_offsets(consumer_group(app, stage), positions)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any
 
+import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from ...common.silence import SILENCE_S, address_hint, call_on_silence, warn_silent
 from ...errors import Gone, Refused, Unavailable
+from ...state.records import Range
 from .protocol import (
     KAFKA_SETTING,
     MAX_MESSAGE_BYTES,
@@ -56,11 +59,17 @@ _CONSUMER_PROPERTIES = {
     # Prefetched messages cost the worker's memory, with an overhead of half a kilobyte each. So prefetch little, in
     # small fetches, and retry soon when the queue was full: after the default of a second, a fast reader would have to
     # wait.
-    "fetch.message.max.bytes": 1 << 20,
     "queued.min.messages": 20_000,
     "queued.max.messages.kbytes": 8 << 10,
     "fetch.queue.backoff.ms": 5,
+    "fetch.max.bytes": 8 << 20,
 }
+_FEW_PARTITIONS = 32
+_FETCH_BYTES = {True: 1 << 20, False: 64 << 10}
+"""Maximum bytes of a partition in one fetch, for a read of at most `_FEW_PARTITIONS`, and for a read of more.
+
+A broker sends so much of each partition, even if a batch needs two records of it.
+"""
 
 
 class Clients:
@@ -69,7 +78,7 @@ class Clients:
     def __init__(self, kafka: Properties) -> None:
         self._properties: dict[str, object] = {**QUIET_PROPERTIES, **kafka}
         self._producers: dict[float, Producer] = {}
-        self._idle: list[Consumer] = []
+        self._idle: dict[int, list[Consumer]] = {size: [] for size in _FETCH_BYTES.values()}
         self._groups: dict[str, Consumer] = {}
 
     @cached_property
@@ -88,21 +97,26 @@ class Clients:
         self._producers.pop(patience_s, None)
 
     @contextmanager
-    def consumer(self) -> Iterator[Consumer]:
-        """Lend a consumer for exclusive use during the context. An idle consumer has no assignment and fetches nothing.
+    def consumer(self, partitions: int = 1) -> Iterator[Consumer]:
+        """Lend a consumer for exclusive use during the context, to read so many partitions.
+
+        An idle consumer has no assignment and fetches nothing.
 
         With an assignment, an idle consumer would prefetch records that usually another worker reads, and a fetch that
         waits at the end of one partition would delay the first fetch of the next partition.
         """
+        fetch_bytes = _FETCH_BYTES[partitions <= _FEW_PARTITIONS]
+        idle = self._idle[fetch_bytes]
         try:
-            consumer = self._idle.pop()
+            consumer = idle.pop()
         except IndexError:  # every consumer is in use by another thread
-            consumer = Consumer({**self._properties, **_CONSUMER_PROPERTIES})
+            ours = {**_CONSUMER_PROPERTIES, "fetch.message.max.bytes": fetch_bytes}
+            consumer = Consumer({**self._properties, **ours})
         try:
             yield consumer
         finally:
             consumer.unassign()
-            self._idle.append(consumer)
+            idle.append(consumer)
 
     def group_consumer(self, group: str) -> Consumer:
         """Return a consumer that only commits a group's offsets. Raises `KafkaException` if not authorised."""
@@ -117,9 +131,10 @@ class Clients:
         return self._groups[group]
 
     def close(self) -> None:
-        for consumer in (*self._idle, *self._groups.values()):
+        for consumer in (*chain(*self._idle.values()), *self._groups.values()):
             consumer.close()
-        self._idle.clear()
+        for idle in self._idle.values():
+            idle.clear()
         self._groups.clear()
 
 
@@ -172,65 +187,128 @@ def produce_waiting(producer: Producer, topic: str, value: bytes | None, key: by
             producer.poll(POLL_S)
 
 
-def read_range(
+def read_ranges(
     kafka: Properties,
     topic: str,
-    partition: int,
-    at: int,
-    end: int,
+    parts: Sequence[Range],
     patience: Patience,
-    deletion_errors: list[Gone] | None,
-) -> Iterator[Sequence[Message]]:
-    position = TopicPartition(topic, partition, at)
-    with process_clients(kafka).consumer() as consumer:
-        if at < end:
-            consumer.assign([position])
-        while at < end:
-            chunk = consumer.consume(min(_CHUNK, end - at), timeout=POLL_S)
-            if not chunk:
-                patience.record_silence()
-            errors = [message for message in chunk if message.error() is not None]
-            for message in errors:
-                error = message.error()
-                if error.code() == KafkaError._PARTITION_EOF:
-                    at = max(at, message.offset())
-                elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                    at = _skip_deleted(consumer, position, at, end, deletion_errors)
-                elif error.code() in _FATAL_CODES:
-                    refused = Refused(f"{topic}[{partition}] cannot be read: {error.str()}")
-                    raise missing_right_error(kafka, error, "Read", topic) or refused
-                elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                    # librdkafka looks up the group's coordinator although the group is not used; reads work without it.
-                    patience.record_silence(error.str())
-            messages = [message for message in chunk if message.error() is None] if errors else chunk
-            if messages:
-                # An end-of-partition event in the same chunk may be further on, after transaction markers.
-                at = max(at, messages[-1].offset() + 1)
-            if at > end:
-                messages = [message for message in messages if message.offset() < end]
-            if messages:
+    deletion_errors: Mapping[int, list[Gone]] | None,
+) -> Iterator[list[Sequence[Message]]]:
+    """Read ranges of different partitions with one consumer: `Kafka.read_ranges`."""
+    with process_clients(kafka).consumer(len(parts)) as consumer:
+        reading = _Reading(kafka, topic, consumer, patience, deletion_errors)
+        reading.assign(parts)
+        while reading.unread:
+            if runs := reading.poll():
                 patience.record_answer()
-                yield messages
+                yield runs
 
 
-def _skip_deleted(
-    consumer: Consumer, position: TopicPartition, at: int, end: int, deletion_errors: list[Gone] | None
-) -> int:
-    """Assign the consumer to the first existing offset, and return that offset.
+class _Reading:
+    """Ranges that a consumer reads, and how far it is in each."""
 
-    Appends an error to the list `deletion_errors`, or raises the error (`Gone`) if there is no list.
-    """
-    try:
-        first = int(consumer.get_watermark_offsets(position, timeout=10)[0])
-    except KafkaException:
-        first = at
-    gone = records_deleted_error(position.topic, position.partition, at, first, end)
-    if deletion_errors is None or first <= at:
-        raise gone
-    deletion_errors.append(gone)
-    if first < end:
-        consumer.assign([TopicPartition(position.topic, position.partition, first)])
-    return first
+    def __init__(
+        self,
+        kafka: Properties,
+        topic: str,
+        consumer: Consumer,
+        patience: Patience,
+        deletion_errors: Mapping[int, list[Gone]] | None,
+    ) -> None:
+        self._kafka, self._topic, self._consumer = kafka, topic, consumer
+        self._patience, self._deletion_errors = patience, deletion_errors
+        self.unread: dict[int, tuple[int, int]] = {}
+        """Next offset, and end, of each partition that is not yet read."""
+        self._is_single = False
+
+    def assign(self, parts: Sequence[Range]) -> None:
+        self.unread = {part.partition: (part.first, part.last) for part in parts if part.first < part.last}
+        self._is_single = len(self.unread) == 1
+        if self.unread:
+            self._consumer.assign(
+                [TopicPartition(self._topic, partition, at) for partition, (at, _) in self.unread.items()]
+            )
+
+    def poll(self) -> list[Sequence[Message]]:
+        """Return the next messages, in runs; an empty list if there are none yet."""
+        missing = sum(end - at for at, end in self.unread.values())
+        chunk = self._consumer.consume(min(_CHUNK, missing), timeout=POLL_S)
+        if not chunk:
+            self._patience.record_silence()
+            return []
+        runs, passed = list[Sequence[Message]](), dict[int, int]()
+        errors = [message for message in chunk if message.error() is not None]
+        messages = [message for message in chunk if message.error() is None] if errors else chunk
+        for partition, run in self._split(messages):
+            if partition not in self.unread:
+                continue  # fetched before its end was reached
+            end = self.unread[partition][1]
+            passed[partition] = run[-1].offset() + 1
+            if passed[partition] > end:
+                run = [message for message in run if message.offset() < end]
+            if run:
+                runs.append(run)
+        # An end-of-partition event may be further on than the last message, after transaction markers.
+        for message in errors:
+            self._handle_error(message, passed)
+        self._advance(passed)
+        return runs
+
+    def _split(self, messages: Sequence[Message]) -> list[tuple[int, Sequence[Message]]]:
+        if self._is_single:
+            return [(messages[0].partition(), messages)] if messages else []
+        partitions = np.fromiter(map(Message.partition, messages), np.int32, len(messages))
+        starts = np.flatnonzero(np.diff(partitions, prepend=-1)).tolist()
+        spans = zip(starts, (*starts[1:], len(messages)), strict=True)
+        return [(int(partitions[first]), messages[first:end]) for first, end in spans]
+
+    def _handle_error(self, message: Message, passed: dict[int, int]) -> None:
+        error, partition = message.error(), message.partition()
+        if error.code() == KafkaError._PARTITION_EOF:
+            passed[partition] = max(passed.get(partition, 0), message.offset())
+        elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            if partition in self.unread:
+                passed[partition] = self._skip_deleted(partition, passed.get(partition, 0))
+        elif error.code() in _FATAL_CODES:
+            where = self._topic if partition is None or partition < 0 else f"{self._topic}[{partition}]"
+            refused = Refused(f"{where} cannot be read: {error.str()}")
+            raise missing_right_error(self._kafka, error, "Read", self._topic) or refused
+        elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            # librdkafka looks up the group's coordinator although the group is not used; reads work without it.
+            self._patience.record_silence(error.str())
+
+    def _advance(self, passed: Mapping[int, int]) -> None:
+        read = []
+        for partition, at in passed.items():
+            if partition in self.unread:
+                before, end = self.unread[partition]
+                self.unread[partition] = max(before, at), end
+                if at >= end:
+                    read.append(partition)
+                    del self.unread[partition]
+        if read and self.unread:
+            # Otherwise the records after their ends would fill the consumer's queue.
+            self._consumer.incremental_unassign([TopicPartition(self._topic, partition) for partition in read])
+
+    def _skip_deleted(self, partition: int, passed: int) -> int:
+        """Continue at a partition's first existing offset, and return that offset.
+
+        Appends an error to the partition's list of `deletion_errors`, or raises the error (`Gone`) without lists.
+        """
+        at, end = self.unread[partition]
+        at, position = max(at, passed), TopicPartition(self._topic, partition)
+        try:
+            first = int(self._consumer.get_watermark_offsets(position, timeout=10)[0])
+        except KafkaException:
+            first = at
+        gone = records_deleted_error(self._topic, partition, at, first, end)
+        if self._deletion_errors is None or first <= at:
+            raise gone
+        self._deletion_errors[partition].append(gone)
+        if first < end:
+            self._consumer.incremental_unassign([position])
+            self._consumer.incremental_assign([TopicPartition(self._topic, partition, first)])
+        return first
 
 
 _QUEUE_KB = 256 << 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...store.archive.columns import HEADERS, SCHEMA, TIME
-from .protocol import Headers, Message
+from .protocol import Headers, Message, Run
 
 SPARK_SOURCE_SCHEMA = pa.schema(
     {
@@ -27,13 +28,14 @@ SPARK_SOURCE_SCHEMA = pa.schema(
 
 
 class MessageColumns:
-    """Arrow columns of one or more messages of one partition. A column is built on its first use."""
+    """Arrow columns of messages of one topic, in runs of one partition each. A column is built on its first use."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
+    def __init__(self, *runs: Run) -> None:
+        self._runs = runs
+        self._messages: Run = runs[0] if len(runs) == 1 else [*chain.from_iterable(runs)]
         self._built: dict[str, pa.Array] = {}
-        if isinstance(messages, ArchivedMessages):
-            columns = zip(messages.records.column_names, messages.records.columns, strict=True)
+        if isinstance(self._messages, ArchivedMessages):
+            columns = zip(self._messages.records.column_names, self._messages.records.columns, strict=True)
             self._built = {name: column.combine_chunks() for name, column in columns}
 
     def to_spark_batch(
@@ -54,9 +56,19 @@ class MessageColumns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def take(self, rows: npt.NDArray[np.int64]) -> MessageColumns:
+        """Return the columns of some rows, in ascending order."""
         if isinstance(self._messages, ArchivedMessages):
             return MessageColumns(ArchivedMessages(self._messages.records.take(pa.array(rows))))
-        return MessageColumns([self._messages[row] for row in rows.tolist()])
+        parts = np.split(rows, np.searchsorted(rows, self._starts[1:]))
+        return MessageColumns(*([self._messages[row] for row in part.tolist()] for part in parts if len(part)))
+
+    def by_run(self) -> Iterator[tuple[int, MessageColumns]]:
+        """Yield each run's partition and columns. The columns are built once, for all runs together."""
+        if len(self._runs) == 1:
+            yield self._messages[0].partition(), self
+            return
+        for start, run in zip(self._starts.tolist(), self._runs, strict=True):
+            yield run[0].partition(), _RunColumns(self, run, start)
 
     def to_archive_batch(self) -> pa.RecordBatch:
         return self.to_batch(SCHEMA)
@@ -76,17 +88,19 @@ class MessageColumns:
     def _value(self) -> pa.Array:
         return pa.array([message.value() for message in self._messages], pa.binary())
 
+    @property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([0, *map(len, self._runs[:-1])])
+
     def _topic(self) -> pa.Array:
         return pa.repeat(pa.scalar(self._messages[0].topic(), pa.string()), len(self._messages))
 
     def _partition(self) -> pa.Array:
-        return pa.repeat(pa.scalar(self._messages[0].partition(), pa.int32()), len(self._messages))
+        partitions = np.array([run[0].partition() for run in self._runs], np.int32)
+        return pa.array(partitions.repeat([*map(len, self._runs)]))
 
     def _offset(self) -> pa.Array:
-        count, first = len(self._messages), self._messages[0].offset()
-        if self._messages[-1].offset() - first == count - 1:  # no gaps: no transactions and no compaction
-            return pa.array(np.arange(first, first + count, dtype=np.int64))
-        return pa.array([message.offset() for message in self._messages], pa.int64())
+        return pa.array(np.concatenate([_offsets(run) for run in self._runs]))
 
     def _timestamp(self) -> pa.Array:
         kinds, times = zip(*[message.timestamp() for message in self._messages], strict=True)
@@ -109,6 +123,24 @@ class MessageColumns:
             ],
             HEADERS,
         )
+
+
+def _offsets(run: Run) -> npt.NDArray[np.int64]:
+    count, first = len(run), run[0].offset()
+    if run[-1].offset() - first == count - 1:  # no gaps: no transactions and no compaction
+        return np.arange(first, first + count, dtype=np.int64)
+    return np.array([message.offset() for message in run], np.int64)
+
+
+class _RunColumns(MessageColumns):
+    """Columns of one run, as slices of the columns of several."""
+
+    def __init__(self, whole: MessageColumns, run: Run, start: int) -> None:
+        super().__init__(run)
+        self._whole, self._start = whole, start
+
+    def _get(self, name: str) -> pa.Array:
+        return self._whole._get(name).slice(self._start, len(self._messages))
 
 
 class ArchivedMessage:

@@ -16,7 +16,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message,
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
 from ...errors import Gone, NotFound, Refused
-from ...state.records import TopicState, id_of_epochs
+from ...state.records import Range, TopicState, id_of_epochs
 from .clients import (
     NO_TOPIC_CODES,
     POLL_S,
@@ -25,7 +25,7 @@ from .clients import (
     missing_right_error,
     process_clients,
     produce_waiting,
-    read_range,
+    read_ranges,
     server_name,
     unavailable_error,
     warn_on_silence,
@@ -52,6 +52,8 @@ _NO_LEADER_CODES = (
 )
 _TIMEOUT_CODES = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
 _METADATA_TIMEOUT_S = 10.0
+_MAX_NEW_PARTITIONS = 100_000
+"""librdkafka's limit for one topic. Brokers have limits of their own."""
 _NO_ID = str(Uuid(0, 0))
 """Id of every topic on brokers without topic ids (before Kafka 2.8)."""
 _Answer = TypeVar("_Answer")
@@ -146,12 +148,15 @@ class LibrdKafka(Kafka):
         missing = {topic: count for topic, count in partitions.items() if topic not in existing}
         if not missing:
             return
+        for topic, count in missing.items():
+            if count > _MAX_NEW_PARTITIONS:
+                raise self._creation_error(topic, count, f"a client can create at most {_MAX_NEW_PARTITIONS:,}")
         # -1 means the brokers' default replication. One Arrow message may hold up to a megabyte of rows.
         large = {"max.message.bytes": str(MAX_MESSAGE_BYTES), **(config or {})}
         new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
         futures = self._clients.admin.create_topics(new, request_timeout=30, validate_only=validate_only)
         for topic, error in self._failures(futures, (KafkaError.TOPIC_ALREADY_EXISTS,)):
-            refused = Refused(f"{self.name} refuses to create topic {topic!r}: {error.str()}")
+            refused = self._creation_error(topic, missing[topic], error.str())
             raise missing_right_error(self.properties, error, "Create", topic) or refused
         # Metadata reaches the other brokers a little later; until then they would report the topic as missing.
         deadline = time.monotonic() + _METADATA_TIMEOUT_S
@@ -159,6 +164,13 @@ class LibrdKafka(Kafka):
             if time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)
+
+    def _creation_error(self, topic: str, partitions: int, reason: str) -> Refused:
+        count = f"{partitions:,} partition{'' if partitions == 1 else 's'}"
+        return Refused(
+            f"{self.name} refuses to create topic {topic!r} with {count}: {reason}",
+            hint="declare fewer partitions, or have the topic created before the first run",
+        )
 
     def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
         if not names:
@@ -205,21 +217,17 @@ class LibrdKafka(Kafka):
                 if error.args[0].code() not in ignored:
                     yield name, error.args[0]
 
-    def read(
+    def read_ranges(
         self,
         topic: str,
-        partition: int,
-        start: int,
-        end: int,
+        parts: Sequence[Range],
         *,
         patience_s: float,
-        deletion_errors: list[Gone] | None = None,
+        deletion_errors: Mapping[int, list[Gone]] | None = None,
         topic_id: str = "",
-    ) -> Iterator[Sequence[Message]]:
+    ) -> Iterator[Sequence[Sequence[Message]]]:
         check_topic_id(self, topic, topic_id)
-        return read_range(
-            self.properties, topic, partition, start, end, kafka_patience(self, patience_s), deletion_errors
-        )
+        return read_ranges(self.properties, topic, parts, kafka_patience(self, patience_s), deletion_errors)
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         producer = self._clients.producer(patience_s)

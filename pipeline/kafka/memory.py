@@ -16,7 +16,7 @@ from zlib import crc32
 
 from ...common.durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
-from ...state.records import TopicState, id_of_epochs
+from ...state.records import Range, TopicState, id_of_epochs
 from .protocol import (
     MAX_MESSAGE_BYTES,
     Headers,
@@ -178,46 +178,59 @@ class MemoryKafka(Kafka):
     def write_error(self, topic: str) -> Refused | None:
         return None
 
-    def read(
+    def read_ranges(
         self,
         topic: str,
-        partition: int,
-        start: int,
-        end: int,
+        parts: Sequence[Range],
         *,
         patience_s: float,
-        deletion_errors: list[Gone] | None = None,
+        deletion_errors: Mapping[int, list[Gone]] | None = None,
         topic_id: str = "",
-    ) -> Iterator[Sequence[_Message]]:
+    ) -> Iterator[list[Sequence[_Message]]]:
         check_topic_id(self, topic, topic_id)
-        at, patience = start, kafka_patience(self, patience_s)
-        while at < end:
-            try:
-                partition_log = self._topics[topic][partition]
-            except (KeyError, IndexError):
-                raise Refused(f"{topic}[{partition}] cannot be read: there is no such partition") from None
-            with self._lock:
-                first, last = partition_log.start, len(partition_log.log)
-                messages_and_markers = partition_log.log[max(at, first) : min(end, max(at, first) + _CHUNK)]
-            if at < first or at > last:
-                error = records_deleted_error(topic, partition, at, first, end)
-                if deletion_errors is None or at > last:
-                    raise error
-                deletion_errors.append(error)
-            at = max(at, first) + len(messages_and_markers)
-            if messages := [message for message in messages_and_markers if message is not None]:
-                yield messages
-            elif at < end and not messages_and_markers:
+        patience = kafka_patience(self, patience_s)
+        unread = {part.partition: (part.first, part.last) for part in parts if part.first < part.last}
+        while unread:
+            runs, came = list[Sequence[_Message]](), False
+            for partition, (at, end) in list(unread.items()):
+                lost = None if deletion_errors is None else deletion_errors[partition]
+                first, messages_and_markers = self._read_log(topic, partition, at, end, lost)
+                came |= bool(messages_and_markers)
+                unread[partition] = first + len(messages_and_markers), end
+                if unread[partition][0] >= end:
+                    del unread[partition]
+                if messages := [message for message in messages_and_markers if message is not None]:
+                    runs.append(messages)
+            if runs:
+                yield runs
+            elif unread and not came:
                 patience.record_silence()
                 time.sleep(_POLL_S)
 
+    def _read_log(
+        self, topic: str, partition: int, at: int, end: int, deletion_errors: list[Gone] | None
+    ) -> tuple[int, list[_Message | None]]:
+        """Return the first offset of a chunk of a partition's log, and the chunk."""
+        try:
+            partition_log = self._topics[topic][partition]
+        except (KeyError, IndexError):
+            raise Refused(f"{topic}[{partition}] cannot be read: there is no such partition") from None
+        with self._lock:
+            first, last = partition_log.start, len(partition_log.log)
+            chunk = partition_log.log[max(at, first) : min(end, max(at, first) + _CHUNK)]
+        if at < first or at > last:
+            error = records_deleted_error(topic, partition, at, first, end)
+            if deletion_errors is None or at > last:
+                raise error
+            deletion_errors.append(error)
+        return max(at, first), chunk
+
     def read_all(
-        self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool, topic_id: str = ""
-    ) -> tuple[list[Sequence[_Message]], list[Gone]]:
-        gone: list[Gone] = []
-        arguments = topic, partition, start, end
-        chunks = self.read(
-            *arguments, patience_s=patience_s, deletion_errors=gone if lossy else None, topic_id=topic_id
+        self, topic: str, parts: Sequence[Range], patience_s: float, *, lossy: bool, topic_id: str = ""
+    ) -> tuple[list[list[Sequence[_Message]]], dict[int, list[Gone]]]:
+        gone: dict[int, list[Gone]] = {part.partition: [] for part in parts}
+        chunks = self.read_ranges(
+            topic, parts, patience_s=patience_s, deletion_errors=gone if lossy else None, topic_id=topic_id
         )
         return list(chunks), gone
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from multiprocessing import AuthenticationError
@@ -17,8 +17,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from ...errors import Gone, Unavailable
+from ...state.records import Range
 from .memory import MemoryKafka, MemoryTransactionalProducer
-from .protocol import Kafka, Message, Properties, TransactionalProducer, TransactionSettings
+from .protocol import Chunk, Kafka, Message, Properties, TransactionalProducer, TransactionSettings
 
 SERVER_PROPERTY = "memory.place"
 """Name of the property with the server's process id, port and key."""
@@ -107,23 +108,25 @@ class RemoteMemoryKafka:
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return partial(self._call, 0, method)
 
-    def read(
+    def read(self, *where: Any, **keywords: Any) -> Iterator[Sequence[Message]]:
+        return Kafka.read(cast("Kafka", self), *where, **keywords)
+
+    def read_ranges(
         self,
         topic: str,
-        partition: int,
-        start: int,
-        end: int,
+        parts: Sequence[Range],
         *,
         patience_s: float,
-        deletion_errors: list[Gone] | None = None,
+        deletion_errors: Mapping[int, list[Gone]] | None = None,
         topic_id: str = "",
-    ) -> Iterator[Sequence[Message]]:
-        arguments = topic, partition, start, end, patience_s
+    ) -> Iterator[Chunk]:
+        arguments = topic, parts, patience_s
         chunks, gone_errors = self._call(
             0, "read_all", *arguments, lossy=deletion_errors is not None, topic_id=topic_id
         )
         if deletion_errors is not None:
-            deletion_errors += gone_errors
+            for partition, errors in gone_errors.items():
+                deletion_errors[partition].extend(errors)
         yield from chunks
 
     def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer:

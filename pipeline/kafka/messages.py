@@ -167,26 +167,29 @@ def rows_of(message: Message) -> pa.Table:
 def read_rows(
     kafka: Kafka,
     topic: str,
-    part: Range,
-    decode_chunk: Callable[[Sequence[Message]], Iterator[_Rows]],
+    parts: Sequence[Range],
+    decode_run: Callable[[Sequence[Message]], Iterator[_Rows]],
     *,
     patience_s: float,
     topic_id: str = "",
 ) -> Iterator[_Rows]:
-    """Read a range of offsets of a repartition topic, and yield the decoded rows.
+    """Read ranges of different partitions of a repartition topic, and yield the decoded rows.
 
-    `decode_chunk` converts a chunk of messages to batches. If `topic_id` is given, the topic must have this id. Deleted
-    offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows differs from the
-    expected number, if that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
+    `decode_run` converts messages of one partition to batches. If `topic_id` is given, the topic must have this id.
+    Deleted offsets are accepted if all expected rows were read. Raises `Corruption` if the number of a range's rows
+    differs from the expected number, if that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the
+    read fails.
     """
-    num_rows = 0
-    gone: list[Gone] = []
-    where, lost = (topic, part.partition, part.first, part.last), None if part.rows is None else gone
-    for chunk in kafka.read(*where, patience_s=patience_s, deletion_errors=lost, topic_id=topic_id):
-        for rows in decode_chunk(chunk):
-            num_rows += rows.num_rows
-            yield rows
-    check_row_count(topic, part, num_rows, gone)
+    num_rows = dict.fromkeys((part.partition for part in parts), 0)
+    gone: dict[int, list[Gone]] = {partition: [] for partition in num_rows}
+    lost = None if any(part.rows is None for part in parts) else gone
+    for chunk in kafka.read_ranges(topic, parts, patience_s=patience_s, deletion_errors=lost, topic_id=topic_id):
+        for run in chunk:
+            for rows in decode_run(run):
+                num_rows[run[0].partition()] += rows.num_rows
+                yield rows
+    for part in parts:
+        check_row_count(topic, part, num_rows[part.partition], gone[part.partition])
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:

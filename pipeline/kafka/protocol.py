@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from ...common.silence import address_hint, warn_silent
 from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
-from ...state.records import TopicState, is_other_topic
+from ...state.records import Range, TopicState, is_other_topic
 
 Properties = Mapping[str, str]
 """librdkafka's client properties, at least `bootstrap.servers`; the input of `open_kafka`."""
@@ -69,6 +69,12 @@ class Message(Protocol):
     def headers(self) -> Headers | None: ...
     def timestamp(self) -> tuple[int, int]:
         """Return (kind, ms since 1970). Kinds are librdkafka's: Kafka's number plus one, so 1 is CreateTime."""
+
+
+Run = Sequence[Message]
+"""One or more messages of one partition, in order."""
+Chunk = Sequence[Run]
+"""Runs that one request of a reader returned. A partition may have several."""
 
 
 class SendFailed(Unavailable):
@@ -201,14 +207,35 @@ class Kafka(Protocol):
         deletion_errors: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        """Yield the messages at offsets start to end - 1 of one partition, in chunks; offsets may have gaps.
+        """Yield the messages at offsets start to end - 1 of one partition, in chunks; as `read_ranges`."""
+        errors = None if deletion_errors is None else {partition: deletion_errors}
+        chunks = self.read_ranges(
+            topic,
+            (Range(partition, start, end),),
+            patience_s=patience_s,
+            deletion_errors=errors,
+            topic_id=topic_id,
+        )
+        return (run for chunk in chunks for run in chunk)
 
-        With a `topic_id`, the topic's current id is checked first, and `AnotherTopic` is raised if it differs.
+    def read_ranges(
+        self,
+        topic: str,
+        parts: Sequence[Range],
+        *,
+        patience_s: float,
+        deletion_errors: Mapping[int, list[Gone]] | None = None,
+        topic_id: str = "",
+    ) -> Iterator[Chunk]:
+        """Yield the messages of some ranges, each of another partition, which are read concurrently.
 
-        Raises `Gone` if Kafka has deleted the first of the records. With a list `deletion_errors`, the error is
-        appended to that list instead, and the remaining records are read: the deleted ones may be markers or output of
-        failed attempts, which no reader needs. Raises `Refused` if the broker denies access, and `Unavailable` if the
-        broker does not answer, or returns no record, for longer than `patience_s`.
+        A partition's messages come in order; offsets may have gaps. With a `topic_id`, the topic's current id is
+        checked first, and `AnotherTopic` is raised if it differs.
+
+        Raises `Gone` if Kafka has deleted the first of a range's records. With lists `deletion_errors`, by partition,
+        the error is appended to the partition's list instead, and the remaining records are read: the deleted ones may
+        be markers or output of failed attempts, which no reader needs. Raises `Refused` if the broker denies access,
+        and `Unavailable` if the broker does not answer, or returns no record, for longer than `patience_s`.
         """
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:

@@ -33,6 +33,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     patience_s: float = 120
     max_records: int | None = None
     """Maximum records of a batch, or rows for a channel; None for no limit."""
+    tasks: int = 1
+    """Maximum number of tasks that read a batch."""
+    in_any_order: bool = False
+    """True if several tasks may read a partition's records, because the stage does not depend on their order."""
     trigger_ms: int = 0
     app: str = ""
     stage: str = ""

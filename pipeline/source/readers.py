@@ -9,7 +9,7 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...common import instants
-from ...state.records import Position, Range, ranges
+from ...state.records import Position, ranges
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
 from ...store.archive.reading import Archives
@@ -34,7 +34,8 @@ from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import MessageColumns
 from ..kafka.messages import decode_rows, read_rows
 from ..kafka.open import open_kafka
-from ..kafka.protocol import Kafka, Message, kafka_patience
+from ..kafka.protocol import Chunk, Kafka, Run, kafka_patience
+from .groups import Group, group_ranges
 from .options import PrivateOptions, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
 from .spark_types import arrow_schema_of
@@ -43,20 +44,23 @@ from .wake import PlannerFiles
 from .worker import configure_worker
 
 _BATCH_ROWS = 10_000
+_BATCH_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class _Range(InputPartition):
-    """Offsets to read of one Kafka partition. For a channel, only messages of `attempts` count."""
+class _Ranges(InputPartition):
+    """Offsets that one task reads of some Kafka partitions. For a channel, only messages of `attempts` count."""
 
     topic: str
-    part: Range
+    parts: Group
     attempts: frozenset[str] = frozenset()
 
 
-def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
-    parts = ranges(start.offsets, end.offsets, start.consumed, end.consumed)
-    return [_Range(topic, part, attempts) for part in parts]
+def _ranges_by_task(
+    topic: str, start: Position, end: Position, attempts: frozenset[str], tasks: int, *, can_split: bool = False
+) -> list[_Ranges]:
+    parts = tuple(ranges(start.offsets, end.offsets, start.consumed, end.consumed))
+    return [_Ranges(topic, group, attempts) for group in group_ranges(parts, tasks, can_split=can_split)]
 
 
 class _SourceReader(DataSourceStreamReader):
@@ -89,21 +93,24 @@ class _SourceReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with self._private.error_tag.tagging():
-            assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
+            assert isinstance(partition, _Ranges)  # noqa: S101  what partitions() made
             configure_worker()
             yield from self._read(partition, arrow_schema_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges to read. Stores `end`, which a restarted query needs on Spark before 4.2."""
+        """Return the ranges to read, by task. Stores `end`, which a restarted query needs on Spark before 4.2."""
         self._last_end = end
-        first, last = Position.from_json(start), Position.from_json(end)
-        return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
+        options, first, last = self._options, Position.from_json(start), Position.from_json(end)
+        attempts = self._attempts(first.version, last.version)
+        # Row counts of a channel are known for whole ranges only.
+        can_split = options.in_any_order and not options.upstream
+        return _ranges_by_task(options.topic, first, last, attempts, options.tasks, can_split=can_split)
 
     def _attempts(self, _start: int, _end: int) -> frozenset[str]:
         return frozenset()
 
     @abstractmethod
-    def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
+    def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
     def stop(self) -> None:
         """End the planner process without output if Spark closed the connection when the query ended.
@@ -136,14 +143,25 @@ class _SourceReader(DataSourceStreamReader):
         return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
 
     @contextmanager
-    def _spool_records(self, partition: _Range) -> Iterator[Callable[[MessageColumns], None]]:
+    def _spool_records(self, partition: _Ranges) -> Iterator[Callable[[MessageColumns], None]]:
         if not self._options.spool:
             yield lambda _columns: None
             return
-        part = partition.part
-        extent = Extent(part.partition, part.first, part.last)
-        with InputSpool(Path(self._options.spool)).open_writer(partition.topic, extent) as keeper:
-            yield keeper.add if keeper is not None else lambda _columns: None
+        spool = InputSpool(Path(self._options.spool))
+        with ExitStack() as stack:
+            writers = {
+                part.partition: stack.enter_context(
+                    spool.open_writer(partition.topic, Extent(part.partition, part.first, part.last))
+                )
+                for part in partition.parts
+            }
+
+            def keep(columns: MessageColumns) -> None:
+                for number, run in columns.by_run():
+                    if (writer := writers[number]) is not None:
+                        writer.add(run)
+
+            yield keep
 
     @property
     def _files(self) -> PlannerFiles | None:
@@ -197,20 +215,16 @@ class TopicSourceReader(_SourceReader):
         # Called only without a checkpoint, which stages always have.
         return Position(self._options.input, self._kafka.offset_bounds(self._options.topic)[0]).to_json()
 
-    def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        part = partition.part
-        where = (part.partition, part.first, part.last)
+    def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        kafka, patience_s = self._kafka_with_archive, self._options.patience_s
         with self._spool_records(partition) as keep:
 
-            def keep_columns(messages: Sequence[Message]) -> MessageColumns:
-                columns = MessageColumns(messages)
+            def keep_columns(chunk: Chunk) -> MessageColumns:
+                columns = MessageColumns(*chunk)
                 keep(columns)
                 return columns
 
-            read = map(
-                keep_columns,
-                self._kafka_with_archive.read(partition.topic, *where, patience_s=self._options.patience_s),
-            )
+            read = map(keep_columns, kafka.read_ranges(partition.topic, partition.parts, patience_s=patience_s))
             if self._share is None:
                 yield from (columns.to_spark_batch(schema, self._needed_columns) for columns in read)
             else:
@@ -228,11 +242,13 @@ class TopicSourceReader(_SourceReader):
 def _combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows in fewer, larger batches: each batch has a fixed cost in Spark, whatever its size."""
     waiting: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(rows.num_rows for rows in waiting) >= _BATCH_ROWS:
-            yield pa.concat_batches(waiting)
-            waiting = []
+        num_rows, num_bytes = num_rows + batch.num_rows, num_bytes + batch.get_total_buffer_size()
+        if num_rows >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            waiting, num_rows, num_bytes = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)
 
@@ -259,15 +275,15 @@ class ChannelSourceReader(_SourceReader):
     def _attempts(self, start: int, end: int) -> frozenset[str]:
         return self._planner.counted_attempts(start, end)
 
-    def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._spool_records(partition) as keep:
 
-            def decoded(messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-                keep(MessageColumns(messages))
-                return decode_rows(messages, partition.attempts, schema)
+            def decoded(run: Run) -> Iterator[pa.RecordBatch]:
+                keep(MessageColumns(run))
+                return decode_rows(run, partition.attempts, schema)
 
-            patience_s = self._options.patience_s
-            for rows in read_rows(
-                self._kafka_with_archive, partition.topic, partition.part, decoded, patience_s=patience_s
-            ):
-                yield rows if self._share is None else rows.filter(pa.array(self._share.select_rows(rows)))
+            topic, parts, patience_s = partition.topic, partition.parts, self._options.patience_s
+            rows = read_rows(self._kafka_with_archive, topic, parts, decoded, patience_s=patience_s)
+            if (share := self._share) is not None:
+                rows = (batch.filter(pa.array(share.select_rows(batch))) for batch in rows)
+            yield from _combine_batches(rows)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,6 +24,8 @@ _log = logging.getLogger("slackwater")
 
 _MAX_BYTES = 4 << 30
 """Maximum bytes of a topic's files. The archiver reads records beyond this limit from Kafka again."""
+_BUFFER_BYTES = 64 << 10
+"""Bytes of a file after which they are written to disk."""
 _CONSTANT_COLUMNS = ("topic", "partition")
 _STORED = pa.schema([field for field in SCHEMA if field.name not in _CONSTANT_COLUMNS])
 
@@ -102,43 +105,44 @@ class InputSpool:
 
 
 class SpoolWriter:
-    """Writes one spool file. If the disk is full, the batch does not fail, and there is no file."""
+    """Writes one spool file. If the disk is full, the batch does not fail, and there is no file.
+
+    Keeps no file open, since a task may write as many files as it reads partitions.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: pa.OSFile | None = None
+        self._buffer = BytesIO()
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._failed = False
 
     def add(self, columns: MessageColumns) -> None:
         if self._failed:
             return
-        try:
-            if self._writer is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = pa.OSFile(str(self._path), "wb")
-                self._writer = pa.ipc.new_stream(self._file, _STORED)
-            self._writer.write_batch(columns.to_batch(_STORED))
-        except OSError as error:
-            self._failed = True
-            _log.debug("%s cannot be kept for the archive: %s", self._path, error)
+        if self._writer is None:
+            self._writer = pa.ipc.new_stream(pa.PythonFile(self._buffer, "w"), _STORED)
+        self._writer.write_batch(columns.to_batch(_STORED))
+        if self._buffer.tell() >= _BUFFER_BYTES:
+            self._append()
 
     def finish(self, path: Path) -> None:
         if self._writer is None or self._failed:
             return
-        try:
-            self._writer.close()
-            self._close()
+        self._writer.close()
+        self._append()
+        if not self._failed:
             self._path.rename(path)
-        except OSError as error:
-            _log.debug("%s cannot be kept for the archive: %s", path, error)
 
     def discard(self) -> None:
-        self._close()
         self._path.unlink(missing_ok=True)
 
-    def _close(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
-        self._file = self._writer = None
+    def _append(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(self._buffer.getbuffer())
+        except OSError as error:
+            self._failed = True
+            _log.debug("%s cannot be kept for the archive: %s", self._path, error)
+        self._buffer.seek(0)
+        self._buffer.truncate()

@@ -31,7 +31,7 @@ from slackwater.pipeline.kafka.messages import (
 )
 from slackwater.pipeline.run.start_positions import StartFinder, with_start_positions
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
-from slackwater.pipeline.source.readers import _ranges
+from slackwater.pipeline.source.readers import _ranges_by_task
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.state.event_time import BatchTimes, TimeRules
@@ -225,10 +225,10 @@ class Diamond:
     def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
         """The numbers of a batch, read and counted as a source's tasks do."""
         attempts = planner.counted_attempts(before.version, after.version)
-        for read in _ranges(channel, before, after, attempts):
-            found, part = 0, read.part
+        for part in (part for task in _ranges_by_task(channel, before, after, attempts, 2) for part in task.parts):
+            found = 0
             messages = self.logs.messages(channel, part.partition, part.first, part.last, part.rows)
-            for batch in decode_rows(messages, read.attempts, SCHEMA):  # type: ignore[arg-type]
+            for batch in decode_rows(messages, attempts, SCHEMA):  # type: ignore[arg-type]
                 found += batch.num_rows
                 yield from batch["n"].to_pylist()
             check_row_count(channel, part, found, [])

@@ -162,7 +162,7 @@ def _read_channel(
     chunks = [
         rows
         for span in parts
-        for rows in read_rows(kafka, end.topic, span, decoded, patience_s=patience_s, topic_id=end.topic_id)
+        for rows in read_rows(kafka, end.topic, (span,), decoded, patience_s=patience_s, topic_id=end.topic_id)
     ]
     table = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *ORIGIN_SCHEMA]).empty_table()
     rows = table.drop_columns(ORIGIN_SCHEMA.names)

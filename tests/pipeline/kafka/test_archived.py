@@ -134,6 +134,43 @@ def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> Non
         again[23]
 
 
+def test_runs_of_several_partitions_give_the_columns_of_each_in_turn() -> None:
+    kafka = a_kafka(3)
+    for partition, count in enumerate((9, 1, 14)):
+        fill(kafka, count, partition)
+    with_headers = SPARK_SOURCE_SCHEMA.append(pa.field("headers", HEADERS))
+    (chunk,) = kafka.read_ranges(TOPIC, [Range(0, 2, 9), Range(1, 0, 1), Range(2, 0, 14)], patience_s=1)
+    runs = [*chunk, chunk[0][::2]]
+    together, alone = MessageColumns(*runs), [MessageColumns(run) for run in runs]
+    rows = together.to_spark_batch(with_headers)
+    assert rows == pa.concat_batches([each.to_spark_batch(with_headers) for each in alone])
+    assert [number for number, _ in together.by_run()] == [0, 1, 2, 0]
+    for (_, part), each in zip(together.by_run(), alone, strict=True):
+        assert part.to_archive_batch() == each.to_archive_batch()
+    some = np.array([0, 3, 7, 8, rows.num_rows - 1])
+    assert together.take(some).to_spark_batch(with_headers) == rows.take(some)
+
+
+@pytest.mark.parametrize("of_past", [True, False])
+def test_ranges_read_together_have_what_kafka_lost_in_its_place(of_past: bool) -> None:
+    kafka, store = a_kafka(3), MemoryStore()
+    for partition in range(3):
+        fill(kafka, 20, partition)
+    archive(store, kafka, (1, 0, 12), (2, 5, 9))
+    parts = [Range(0, 3, 20), Range(1, 2, 20), Range(2, 4, 15)]
+    before = [told([*kafka.read(TOPIC, part.partition, part.first, part.last, patience_s=1)]) for part in parts]
+    kafka.delete_records(TOPIC, 10, 1)
+    behind = ArchivedKafka(kafka, with_archives(kafka, store, APP).archives, of_past)
+    runs = [run for chunk in behind.read_ranges(TOPIC, parts, patience_s=1) for run in chunk]
+    assert [told([run for run in runs if run[0].partition() == part.partition]) for part in parts] == before
+    kafka.delete_records(TOPIC, 6, 2)
+    with pytest.raises(Gone, match=r"offsets 4 to \d of orders\[2\]"):
+        list(behind.read_ranges(TOPIC, parts, patience_s=1))
+    gone: dict[int, list[Gone]] = {0: [], 1: [], 2: []}
+    list(behind.read_ranges(TOPIC, parts, patience_s=1, deletion_errors=gone))
+    assert {number: bool(errors) for number, errors in gone.items()} == {0: False, 1: False, 2: True}
+
+
 def test_gaps_in_the_offsets_are_no_gaps_of_an_archive() -> None:
     kafka, store = a_kafka(), MemoryStore()
     transactions = kafka.transactional_producer(TransactionSettings("id", "group", "source", TOPIC, 1))
@@ -196,7 +233,7 @@ def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_da
         attempts = frozenset({"a1", "a2"})
         part = Range(0, first, first + 1, sent)
         chunks = list(
-            read_rows(behind, TOPIC, part, lambda some: decode_rows(some, attempts, rows.schema), patience_s=1)
+            read_rows(behind, TOPIC, (part,), lambda some: decode_rows(some, attempts, rows.schema), patience_s=1)
         )
         return [tail for each in chunks for tail in each["tail"].to_pylist()]
 

@@ -25,7 +25,7 @@ from slackwater.pipeline.kafka.messages import (
     write_markers,
 )
 from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
-from slackwater.pipeline.source.readers import ChannelSourceReader, _Range
+from slackwater.pipeline.source.readers import ChannelSourceReader, _Ranges
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.state.records import Position, Range
 from slackwater.store.objects.local import LocalStore
@@ -179,7 +179,7 @@ class Written:
             options, StructType([StructField("n", LongType())]), PrivateOptions(self.kafka.properties)
         )
         parts = reader.partitions(start.to_json(), end.to_json())
-        assert all(isinstance(part, _Range) for part in parts)
+        assert all(isinstance(part, _Ranges) for part in parts)
         return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]
 
 

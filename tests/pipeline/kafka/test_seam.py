@@ -26,6 +26,7 @@ from slackwater.pipeline.kafka.protocol import (
     TransactionFailed,
     TransactionSettings,
 )
+from slackwater.state.records import Range
 from slackwater.store.versions.manifest import Input
 
 from tests.support.running import eventually
@@ -209,6 +210,43 @@ def test_a_range_whose_beginning_is_gone_is_refused_unless_that_is_allowed_for(k
     kafka.delete_records("nowhere", 1)
 
 
+def read_together(kafka: Kafka, topic: str, parts: list[Range], **more: Any) -> dict[int, list[int]]:
+    """The offsets read of each partition, in the order in which they came."""
+    found: dict[int, list[int]] = {part.partition: [] for part in parts}
+    for chunk in kafka.read_ranges(topic, parts, patience_s=30, **more):
+        for run in chunk:
+            assert {each.partition() for each in run} == {run[0].partition()}
+            found[run[0].partition()] += [each.offset() for each in run]
+    return found
+
+
+def test_ranges_of_many_partitions_are_read_together_each_in_order_and_to_its_end(kafka: Kafka, topic: str) -> None:
+    name = f"{topic}-wide"
+    kafka.create_topics({name: 40})
+    kafka.send(name, [Record(b"%d" % n, number) for n in range(20) for number in range(40)], patience_s=30)
+    parts = [Range(number, number % 3, 20 - number % 5) for number in range(40)]
+    assert read_together(kafka, name, parts) == {part.partition: [*range(part.first, part.last)] for part in parts}
+    # Other partitions next, and some of the same from elsewhere.
+    parts = [Range(7, 0, 20), Range(3, 19, 20), Range(39, 5, 5)]
+    assert read_together(kafka, name, parts) == {7: [*range(20)], 3: [19], 39: []}
+    assert read_together(kafka, name, []) == {}
+
+
+def test_ranges_whose_beginning_is_gone_are_read_from_where_they_begin_beside_others(kafka: Kafka, topic: str) -> None:
+    kafka.send(topic, [*numbered(*range(6)), *numbered(*range(6), partition=1)], patience_s=30)
+    kafka.delete_records(topic, 4, 1)
+    eventually(lambda: kafka.offset_bounds(topic) == ((0, 4), (6, 6)), "they are deleted")
+    parts = [Range(0, 0, 6), Range(1, 1, 6)]
+    with pytest.raises(Gone, match=rf"offsets 1 to 3 of {topic}\[1\] are gone from Kafka"):
+        read_together(kafka, topic, parts)
+    gone: dict[int, list[Gone]] = {0: [], 1: []}
+    assert read_together(kafka, topic, parts, deletion_errors=gone) == {0: [*range(6)], 1: [4, 5]}
+    assert [len(errors) for errors in gone.values()] == [0, 1]
+    gone[1].clear()
+    assert read_together(kafka, topic, [Range(0, 5, 6), Range(1, 0, 3)], deletion_errors=gone) == {0: [5], 1: []}
+    assert len(gone[1]) == 1
+
+
 def opened(kafka: Kafka, topic: str) -> tuple[TransactionalProducer, tuple[int, str] | None]:
     """A producer that is open, once the broker has coordinators, and where it was."""
     made = kafka.transactional_producer(TransactionSettings(topic, f"group-{topic}", f"{topic}-source", topic, 30))
@@ -253,6 +291,9 @@ def test_records_of_a_transaction_are_read_when_its_place_is_known_and_not_befor
         # The mark of each transaction takes an offset, which readers pass over.
         assert [one.offset() for one in found] == [0, 1, 3]
         assert kafka.offset_bounds(target)[1][partition] == 5
+        kafka.send(target, numbered(1, 2, partition=1 - partition), patience_s=30)
+        parts = [Range(partition, 0, 5), Range(1 - partition, 0, 2)]
+        assert read_together(kafka, target, parts) == {partition: [0, 1, 3], 1 - partition: [0, 1]}
     mine, at = opened(kafka, target)
     with closing(mine):
         assert at == (9, "second")

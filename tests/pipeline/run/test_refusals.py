@@ -122,7 +122,14 @@ CASES: list[tuple[str, Callable[[Shop], sw.App], dict[str, object], type[Slackwa
         lambda shop: shop.program(partitions_of_topic=20_000),
         {},
         Refused,
-        "refuses to create topic 'a.*-by-account-repartition'",
+        "refuses to create topic 'a.*-by-account-repartition' with 20,000 partitions: .*",
+    ),
+    (
+        "a topic that no client of a broker makes",
+        lambda shop: shop.program(partitions_of_topic=200_000),
+        {},
+        Refused,
+        "refuses to create topic 'a.*-by-account-repartition' with 200,000 partitions: a client can create at most",
     ),
 ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit_records
-from slackwater.pipeline.source.readers import _ranges
+from slackwater.pipeline.source.readers import _ranges_by_task
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.state.records import Position, Range
 from slackwater.store.objects.counting import CountingStore
@@ -383,14 +383,14 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
         assert sum(end.consumed) - sum(at.consumed) == rows
         names = {attempt for output in taken for attempt in output.attempts}
         assert planner.counted_attempts(at.version, end.version) == names
-        counts = {read.part.partition: read for read in _ranges("t", at, end, frozenset(names))}
+        tasks = _ranges_by_task("t", at, end, frozenset(names), 2)
+        assert all(task.attempts == names for task in tasks)
+        counts = {part.partition: part for task in tasks for part in task.parts}
         for partition, (first, until) in enumerate(zip(at.offsets, end.offsets, strict=True)):
             read = counts.pop(partition, None)
             rows = sum(wrote.rows[partition] for wrote in history[at.version : end.version])
             assert (read is None) == (rows == 0), "markers are not read"
-            if read is not None:
-                assert read.part == Range(partition, first, until, rows)
-                assert read.attempts == names
+            assert read in (None, Range(partition, first, until, rows))
         assert not counts
         at = end
         if data.draw(st.booleans(), "restarted"):
@@ -400,7 +400,8 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
 
 
 def ranges(start: Position, end: Position) -> list[tuple[int, int, int, int | None]]:
-    return [(read.part.partition, read.part.first, read.part.last, read.part.rows) for read in _ranges("t", start, end)]
+    tasks = _ranges_by_task("t", start, end, frozenset(), 1)
+    return [(part.partition, part.first, part.last, part.rows) for task in tasks for part in task.parts]
 
 
 def test_ranges_are_counted_where_both_ends_of_them_are() -> None:

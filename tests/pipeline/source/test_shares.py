@@ -9,7 +9,7 @@ from slackwater.pipeline.kafka.columns import SPARK_SOURCE_SCHEMA, MessageColumn
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
-from slackwater.pipeline.source.readers import TopicSourceReader, _Range
+from slackwater.pipeline.source.readers import TopicSourceReader, _Ranges
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.state.records import Range
 from slackwater.store.archive import index
@@ -61,7 +61,7 @@ def read(folder: Path, kafka: MemoryKafka, first: int = 0, until: tuple[int, ...
     )
     schema = from_arrow_schema(SPARK_SOURCE_SCHEMA)
     reader = TopicSourceReader(options, schema, PrivateOptions(kafka.properties))
-    batches = list(reader.read(_Range(TOPIC, Range(0, first, COUNT))))
+    batches = list(reader.read(_Ranges(TOPIC, (Range(0, first, COUNT),))))
     assert len(batches) == 1, "what is left of many batches comes in few"
     return told(pa.Table.from_batches(batches))
 

@@ -24,7 +24,7 @@ from slackwater.store.versions.leaves.fold import fold_before_commit, fold_ssts,
 from slackwater.store.versions.leaves.objects import MAX_LEAVES
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
-from ..support.row import Row
+from ...support.row import Row
 
 FLUSHED_BYTES = 64 << 10
 """Bytes of the SST that a batch puts for a hash range."""

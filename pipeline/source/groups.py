@@ -1,0 +1,51 @@
+"""Groups of offset ranges. A task of Spark reads one group, so that tasks follow the cores and not the partitions."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...state.records import Range
+
+Group = tuple[Range, ...]
+"""Ranges of different partitions, by partition."""
+
+MIN_SPLIT = 50_000
+"""Minimum mean number of offsets of a group at which ranges are split. In smaller batches splitting saves little."""
+
+
+def group_ranges(parts: Sequence[Range], count: int, *, can_split: bool = False) -> tuple[Group, ...]:
+    """Divide ranges among at most `count` groups of about equally many offsets.
+
+    With `can_split`, ranges of a large batch are split where a group is full, so that all groups are equal. Otherwise
+    the largest group exceeds the mean by less than the largest range: the largest remaining range goes to the smallest
+    group (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+    """
+    sizes = {part: part.last - part.first for part in parts}
+    total = sum(sizes.values())
+    if can_split and total >= count * MIN_SPLIT:
+        return _split_evenly(parts, -(-total // count))
+    groups: list[list[Range]] = [[] for _ in range(min(count, len(parts)))]
+    smallest = [(0, number) for number in range(len(groups))]
+    for part in sorted(parts, key=lambda part: -sizes[part]):
+        size, number = smallest[0]
+        groups[number].append(part)
+        heapq.heapreplace(smallest, (size + sizes[part], number))
+    return tuple(tuple(sorted(group, key=lambda part: part.partition)) for group in groups)
+
+
+def _split_evenly(parts: Sequence[Range], size: int) -> tuple[Group, ...]:
+    groups: list[list[Range]] = [[]]
+    room = size
+    for part in parts:
+        first = part.first
+        while first < part.last:
+            if not room:
+                groups.append([])
+                room = size
+            last = min(part.last, first + room)
+            groups[-1].append(replace(part, first=first, last=last))
+            room -= last - first
+            first = last
+    return tuple(map(tuple, groups))
