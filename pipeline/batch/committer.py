@@ -39,21 +39,28 @@ from ..listener import BatchReport, StateSizes
 class StageMeter:
     """Adds up one stage's requests to the store, from the driver's `stores` and from its planner processes.
 
-    Each planner process keeps a file of counts in `folder`. Only one thread at a time may call the methods.
+    Each planner process keeps a file of counts in `folder`. Only one thread at a time may call the methods, except
+    `add`.
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self._stores, self._clock = folder, stores, clock
         self._since, self._planned, self._puts = clock(), Stats(), Stats()
+        self._reported = deque[Stats]()
+
+    def add(self, stats: Stats) -> None:
+        """Count the requests of a task that belongs to no batch. Thread-safe."""
+        self._reported.append(stats)
 
     def record_put(self, seconds: float) -> None:
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """Return the request counts since the last call. Tasks report their requests themselves."""
+        """Return the request counts since the last call. Tasks of batches report their requests themselves."""
         now, planned = self._clock(), sum_shared_counts(self.folder)
+        reported = [self._reported.popleft() for _ in range(len(self._reported))]
         total = sum(
-            (*(store.take_stats() for store in self._stores), planned - self._planned),
+            (*(store.take_stats() for store in self._stores), *reported, planned - self._planned),
             self._puts + Stats(ms=round((now - self._since) * 1000)),
         )
         self._since, self._planned, self._puts = now, planned, Stats()

@@ -36,7 +36,8 @@ from ..listener import BatchReport
 from ..spark.placement import Homes
 from ..telemetry.logs import committing_version
 from ..telemetry.spans import BatchSpan
-from ..upkeep.upkeep import SstDelivery, Upkeep
+from ..upkeep.executors import Executors, MergeSlots
+from ..upkeep.upkeep import Upkeep
 from .committer import CommittedVersion, Committer, OutdatedBatch, PendingVersion, StageMeter, batch_report
 from .job import Batch, StageConfig, StageJob, start_query
 from .snapshot_events import compute_outcome
@@ -48,6 +49,7 @@ class StageRunner:
     Args:
         claimed: Manifest of the claim, which is the stage's head.
         access: Returns S3 credentials for the workers; called for each batch because credentials may be temporary.
+        merge_slots: Task slots of the Spark session that merges may use; None if all tasks run on this machine.
         on_commit: Called with the report of each committed batch.
         on_move: Called with the newest committed and the newest acknowledged version when either changes.
     """
@@ -60,6 +62,7 @@ class StageRunner:
         store: ObjectStore,
         meter: StageMeter,
         access: Callable[[], S3Access | None] = lambda: None,
+        merge_slots: MergeSlots | None = None,
         on_commit: Callable[[BatchReport], None],
         on_move: Callable[[Manifest, Manifest], None] = lambda _head, _newest: None,
     ) -> None:
@@ -95,12 +98,15 @@ class StageRunner:
         )
         self._upkeep: Upkeep | None = None
         if has_table:
+            executors = None
+            if self._homes is not None and merge_slots is not None:
+                executors = Executors(self._homes, resources, access, merge_slots, meter.add)
             self._upkeep = Upkeep(
                 local,
                 cache,
                 claimed,
                 threads=config.compaction_threads,
-                deliver=SstDelivery(self._homes, resources, access) if self._homes else None,
+                executors=executors,
                 prefetch=config.prefetch,
                 triggers=limits.stall_triggers,
                 tip=lambda: self.tip,
@@ -154,10 +160,10 @@ class StageRunner:
 
     def close(self) -> None:
         self._committer.close()
-        if self._homes is not None:
-            self._homes.close()
         if self._upkeep is not None:
             self._upkeep.close()
+        if self._homes is not None:
+            self._homes.close()
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:
         with self._batch_lock:

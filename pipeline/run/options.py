@@ -43,7 +43,7 @@ class Options:
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     py_files: tuple[str, ...] = ()
     compaction_threads: int = 1
-    """Maximum concurrent merges of a stage, in the background; 0 leaves compaction to `slackwater compact`."""
+    """Maximum concurrent merges of a stage on the driver; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
     """Returns an app's retention rules, by the app's name. Garbage collection deletes history outside these rules."""
     archive: bool = True

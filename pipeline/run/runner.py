@@ -38,6 +38,7 @@ from ..telemetry.lineage import DatasetNames, RunLineage, configured_lineage, la
 from ..telemetry.logs import running_app
 from ..telemetry.spans import Tracing, configured_tracing
 from ..upkeep.archiver import Archiver
+from ..upkeep.executors import MergeSlots, count_slots
 from .housekeeping import Collector, LagReporter, TopicWatch, background_thread, poll_spark, wait_reason
 from .options import Options
 from .preflight import PreflightResult, check_kafka_reachable, check_unflushed, preflight
@@ -281,6 +282,7 @@ class _RunComponents:
         remove_dead_folders(spools)
         runs_ahead = any(limits.max_unflushed for limits in self.start.limits.values())
         spool = self.stack.enter_context(locked_folder(spools, self.start.claimer.writer)) if runs_ahead else None
+        merge_slots = None if self._is_local else MergeSlots(partial(count_slots, self.spark.sparkContext))
         if (tracing := configured_tracing()) is not None:
             self.stack.callback(tracing.close)
         for stage in self.start.stages:
@@ -293,6 +295,7 @@ class _RunComponents:
                 store=store,
                 meter=StageMeter(self.run_folder / "counts" / stage.name, store, *shared),
                 access=self.start.access,
+                merge_slots=merge_slots,
                 on_commit=self._report_batch,
                 on_move=self.listener.on_version,
             )

@@ -10,17 +10,25 @@ executor is lost, Spark computes its homes again on other executors.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count as count_from
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
-import pyarrow as pa
 from cachetools import cached
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 _HAS_REPARTITION_BY_ID = hasattr(DataFrame, "repartitionById")
 _SEED = 42
+T = TypeVar("T")
+
+_POOL = "spark.scheduler.pool"
+MERGE_POOL = "slackwater-merges"
+"""Spark's scheduler pool of jobs beside the batches. `pools.xml` gives it a low weight."""
 
 
 def address_column(spark: SparkSession, partition: Column, count: int) -> Column:
@@ -57,6 +65,7 @@ def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
 _HOME = "_home"
 _PARTITION = "_partition"
 _range_starts = count_from(0, 1 << 20)
+_numbers = count_from()
 _TRIES = 5
 """Maximum attempts to spread homes evenly. The first tasks run on executors with free cores; attempts are cheap."""
 _WAIT_MS = 25
@@ -70,8 +79,7 @@ class Homes:
     def __init__(self) -> None:
         self._homes: DataFrame | None = None
         self._partitions = self._executors = 0
-        self._tag = f"slackwater-homes-{id(self)}"
-        self._closed = False
+        self._group = f"slackwater-homes-{next(_numbers)}"
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
         """Return the rows of a batch in `count` partitions, each on the executor that ran it in the last batch.
@@ -91,27 +99,50 @@ class Homes:
         # Both sides have the same partitioning, so no shuffle; the hint keeps Spark from broadcasting the smaller side.
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
-    def run_at_homes(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
-        """Run a function on the executor of each partition; does nothing before the first batch. Thread-safe.
+    @property
+    def are_known(self) -> bool:
+        return self._homes is not None
 
-        `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
-        closed, and `PySparkException` if the function failed.
+    def run_at_homes(self, work: Callable[[Iterable[int]], Iterator[T]], partitions: Sequence[int]) -> list[T]:
+        """Run a function as one task for each of these partitions, and return what the tasks yield. Thread-safe.
+
+        A task runs at its partition's home, unless that executor has no free slot for `spark.locality.wait`; before the
+        first batch, anywhere. `work` gets the partition's number. Tasks of batches start first, if Spark knows the pool
+        `MERGE_POOL`. Raises `Py4JError` or `PySparkException` if Spark ended, if `cancel` was called, or if the
+        function failed.
         """
-        homes = self._homes
-        if homes is None or self._closed:
-            return
-        context = homes.sparkSession.sparkContext
-        # Job tags belong to the calling thread.
-        context.addJobTag(self._tag)
+        homes, count, context = self._homes, self._partitions, SparkContext._active_spark_context
+        if context is None:
+            raise Py4JError("Spark has ended")
+        with self._job_group(context):
+            if homes is not None and max(partitions) < count:
+                return context.runJob(homes.select(_PARTITION).rdd.map(itemgetter(0)), work, partitions)
+            return context.runJob(context.parallelize(partitions, len(partitions)), work)
+
+    @contextmanager
+    def _job_group(self, context: SparkContext) -> Iterator[None]:
+        """Give the jobs of this thread the group that `cancel` ends and the pool of merges."""
+        # `job.without_interrupts` tells why a cancelled task is not interrupted.
+        context.setJobGroup(self._group, "beside the batches", interruptOnCancel=False)
+        context.setLocalProperty(_POOL, MERGE_POOL)
         try:
-            homes.select(_PARTITION).mapInArrow(work, f"{_PARTITION} int").collect()
+            yield
         finally:
-            context.removeJobTag(self._tag)
+            context.setLocalProperty(_POOL, None)  # type: ignore[arg-type]
+            jvm: Any = context._jsc
+            jvm.clearJobGroup()
+
+    def cancel(self) -> None:
+        """Cancel the jobs of `run_at_homes`, and those that threads are about to start. Does not wait for tasks."""
+        # A Spark that has ended runs no job.
+        with suppress(Py4JError):
+            if (context := SparkContext._active_spark_context) is not None:
+                jvm: Any = context._jsc
+                jvm.sc().cancelJobGroupAndFutureJobs(self._group)
 
     def close(self) -> None:
-        self._closed = True
+        self.cancel()
         if self._homes is not None:
-            self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
             self._homes.unpersist()
             self._homes = None
 

@@ -27,6 +27,11 @@ _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.batch.worker_daemon"
 _STREAMING = f"org.apache.spark.sql.execution.streaming{'' if __version__.startswith('4.0.') else '.checkpointing'}"
+# Tasks of batches start before tasks of merges (`placement.MERGE_POOL`).
+_POOLS = {
+    "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": f"file:{resources.files(__package__) / 'pools.xml'}",
+}
 _FAST_START_OPTIONS = (
     # Spark fills the JVM's initial metaspace about ten times at its start, with a collection each time.
     "-XX:MetaspaceSize=256m "
@@ -114,6 +119,8 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
         if _is_local(master):
             # Daemons on other machines may not see slackwater when it is shipped with the job (--py-files).
             settings[_DAEMON] = _OUR_DAEMON
+        else:
+            settings |= _POOLS
     java_options = settings[_JAVA_OPTIONS]
     settings |= chosen
     if options := chosen.get(_JAVA_OPTIONS):

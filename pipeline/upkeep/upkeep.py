@@ -1,10 +1,10 @@
 """Background work of a stage with a table: merges of SSTs, prefetching, and write stalls.
 
-Runs a few merges of a stage at a time, in threads of the driver (Arrow releases the GIL). The next version names a
-merge's result instead of its inputs; a result that no version names is an orphan.
+Runs a few merges of a stage at a time, in threads of the driver (Arrow releases the GIL). Merges that would wait too
+long for a thread run on executors, if there are any. The next version names a merge's result instead of its inputs; a
+result that no version names is an orphan.
 """
 
-import dataclasses
 import logging
 import os
 import threading
@@ -16,32 +16,30 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from ...errors import SlackwaterError
 from ...store.compaction import merge, plan
 from ...store.compaction.picker import pick_for_manifest
 from ...store.compaction.plan import Compaction, CompactionResult, Finished
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
-from ...store.versions.entries.ssts import Sst
 from ...store.versions.leaves.fold import Fold, fold_ssts, needs_fold
-from ...store.versions.manifest import Manifest, Table
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
 from ..api.table import L0_SLOWDOWN, L0_STOP
-from ..source.worker import configure_worker
-from ..spark.placement import Homes
-from ..spark.worker_resources import WorkerResources
+from .executors import MAX_MERGES, Executors
 
 MergeProgress = Literal["nothing", "under way", "finished"]
 """Progress of a runner's merges of L0 SSTs; `finished` if results wait to be named by the next version."""
 
 _POLL_S = 0.1
 _GIVE_UP_S = 60.0
+
+DRIVER_BYTES = 30 * (20 << 20)
+"""Input bytes that a thread of the driver merges within 30 seconds, next to batches.
+
+A core of its own merges 30 MiB/s from a local disk, or 50 MiB/s if inputs are cached.
+"""
 
 _log = logging.getLogger("slackwater")
 
@@ -126,12 +124,27 @@ class WriteStall:
             _log.warning("%s: %s", self.stage, message)
 
 
+def exceeding(waiting: Iterable[Compaction], running_bytes: int, driver_bytes: int) -> Iterator[Compaction]:
+    """Yield the merges that should not wait for a thread of the driver, most urgent first.
+
+    The driver keeps the first merges up to `driver_bytes` of input, less the `running_bytes` of those that it runs now,
+    and merges that read nothing.
+    """
+    debt_bytes = running_bytes
+    for compaction in waiting:
+        debt_bytes += compaction.input_bytes
+        if debt_bytes > driver_bytes and compaction.input_bytes:
+            yield compaction
+
+
 class Upkeep:
     """Merges a table's SSTs, prefetches SSTs, and delays batches when merges fall behind.
 
     Args:
-        threads: Number of concurrent merges; 0 if another process merges.
-        deliver: Sends the results of a merge to other machines, before a batch reads them; never raises.
+        threads: Number of concurrent merges on the driver; 0 if another process merges.
+        executors: Runs merges that the driver would finish too late, and sends results to the executors that read them;
+            None if all tasks run on this machine.
+        driver_bytes: Input bytes of merges for each thread above which executors get further merges.
         prefetch: True to prefetch SSTs, for tasks on this machine.
         triggers: Numbers of level 0 SSTs at which batches wait.
         tip: Returns the newest acknowledged version; None for an upkeep whose batches never wait.
@@ -144,12 +157,13 @@ class Upkeep:
         head: Manifest,
         *,
         threads: int = 1,
-        deliver: Callable[[tuple[Sst, ...], Table], None] | None = None,
+        executors: Executors | None = None,
+        driver_bytes: int = DRIVER_BYTES,
         prefetch: bool = False,
         triggers: StallTriggers | None = None,
         tip: Callable[[], Manifest] | None = None,
     ) -> None:
-        self._store, self._cache, self._deliver = store, cache, deliver
+        self._store, self._cache, self._executors = store, cache, executors
         self._prefetcher = Prefetcher(store, cache, head) if prefetch else None
         self._head = head
         self._tip = tip or (lambda: self._head)
@@ -167,8 +181,12 @@ class Upkeep:
         self._folding = False
         self._fold: Fold | None = None
         """Fold whose leaves no version names yet; `_folding` is True from the fold's start until a version took it."""
-        self._threads, self._active_threads = threads, 0
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
+        self._driver_merges: set[Compaction] = set()
+        """Running merges that have a thread of the driver."""
+        self._threads, self._driver_bytes = threads, threads * driver_bytes
+        # A merge on an executor has a thread that waits for it.
+        most = threads + (MAX_MERGES if executors is not None else 0)
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
     @property
     def finished(self) -> tuple[Finished, ...]:
@@ -197,15 +215,12 @@ class Upkeep:
             if self._fold is not None and self._fold in offered:
                 self._folding, self._fold = False, None
             self._head = head
-            if self._executor is not None and not self._folding and needs_fold(head):
+            if self._pool is not None and not self._folding and needs_fold(head):
                 self._folding = True
-                self._executor.submit(self._run_fold, head)
+                self._pool.submit(self._run_fold, head)
             # Low levels first: merging new SSTs speeds up look-ups, and needs room in the next level.
             self._waiting_merges = sorted(due, key=lambda compaction: compaction.output_level)
-            if self._executor is not None:
-                for _ in range(min(len(due), self._threads - self._active_threads)):
-                    self._active_threads += 1
-                    self._executor.submit(self._work)
+            self._start_waiting()
         if self._prefetcher is not None and missed is not None:
             self._prefetcher.prefetch_missing(head, missed)
         return due
@@ -213,9 +228,12 @@ class Upkeep:
     def close(self) -> None:
         if self._prefetcher is not None:
             self._prefetcher.close()
-        self._closing.set()
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            self._closing.set()
+        if self._executors is not None:
+            self._executors.cancel()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
     @property
     def merge_progress(self) -> MergeProgress:
@@ -233,29 +251,44 @@ class Upkeep:
         if self.merge_progress == "nothing":
             self.start_merges(self._tip())
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                busy_inputs = {sst for compaction in self._running_merges for sst in compaction.inputs}
-                free = [compaction for compaction in self._waiting_merges if busy_inputs.isdisjoint(compaction.inputs)]
-                if not free or self._closing.is_set():
-                    self._active_threads -= 1
-                    return
-                self._running_merges.add(free[0])
-                self._waiting_merges.remove(free[0])
-                head = self._head
-            self._run(head, free[0])
+    def _start_waiting(self) -> None:
+        """Start waiting merges, as long as threads and slots are free. The caller holds the lock."""
+        if self._pool is None or self._closing.is_set():
+            return
+        busy_inputs = {sst for compaction in self._running_merges for sst in compaction.inputs}
+        free = [compaction for compaction in self._waiting_merges if busy_inputs.isdisjoint(compaction.inputs)]
+        threads = self._threads - len(self._driver_merges)
+        for compaction in free[:threads]:
+            self._driver_merges.add(compaction)
+            self._start(compaction)
+        if self._executors is None:
+            return
+        running_bytes = sum(compaction.input_bytes for compaction in self._driver_merges)
+        for compaction in exceeding(free[threads:], running_bytes, self._driver_bytes):
+            if not self._executors.slots.take():
+                return
+            self._start(compaction, self._executors)
 
-    def _run(self, head: Manifest, compaction: Compaction) -> None:
+    def _start(self, compaction: Compaction, executors: Executors | None = None) -> None:
+        assert self._pool is not None  # noqa: S101  the caller has checked it
+        self._running_merges.add(compaction)
+        self._waiting_merges.remove(compaction)
+        self._pool.submit(self._run, self._head, compaction, executors)
+
+    def _run(self, head: Manifest, compaction: Compaction, executors: Executors | None = None) -> None:
+        """Run a merge, on executors if given, in a slot that the caller took."""
         assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
         stop = self._closing.is_set
         done = None
         try:
-            done = merge.run_compaction(
-                self._store, self._cache, head.app, head.stage, head.table, compaction, should_stop=stop
-            )
-            if self._deliver is not None:
-                self._deliver(done.outputs, head.table)
+            if executors is not None:
+                done = executors.run_compaction(head.table, compaction, should_stop=stop)
+            else:
+                done = merge.run_compaction(
+                    self._store, self._cache, head.app, head.stage, head.table, compaction, should_stop=stop
+                )
+            if self._executors is not None:
+                self._executors.deliver(done.outputs, head.table)
         except merge.MergeStopped:
             pass
         except SlackwaterError as error:
@@ -266,11 +299,15 @@ class Upkeep:
             _log.exception("compaction of %s/%s failed", head.app, head.stage)
         finally:
             # In all cases: a merge left in `_busy` would never be picked again, and batches would wait for it.
+            if executors is not None:
+                executors.slots.give_back()
             with self._lock:
+                self._driver_merges.discard(compaction)
                 if done is None:
                     self._running_merges.discard(compaction)
                 else:
                     self._finished_merges += (done,)
+                self._start_waiting()
 
     def _run_fold(self, head: Manifest) -> None:
         fold = None
@@ -351,30 +388,3 @@ def lower_priority() -> None:
     # On Linux, each thread has its own priority.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-
-@dataclass(frozen=True, slots=True)
-class SstDelivery:
-    """Sends SSTs that result from merges to the machines of their hash ranges, by a small Spark job."""
-
-    homes: Homes
-    resources: WorkerResources
-    access: Callable[[], S3Access | None]
-
-    def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
-        """Send the SSTs, and return when they have arrived. After a failure, batches fetch the SSTs that they need."""
-        local_resources = dataclasses.replace(self.resources, s3=self.access())
-
-        def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            configure_worker()
-            _, store, cache = local_resources.open()
-            for batch in batches:
-                for partition in batch.column(0).to_pylist():
-                    for sst in sorted_runs.ssts_of_partition(ssts, partition, table.ranges):
-                        cache.prefetch(store, sst, table)
-                yield batch
-
-        try:
-            self.homes.run_at_homes(fetch)
-        except (Py4JError, PySparkException) as error:
-            _log.debug("SSTs of %s/%s were not delivered: %s", local_resources.app, local_resources.stage, error)

@@ -84,7 +84,7 @@ def run_compaction(
         rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         drop = compaction.drops_tombstones and partition == compaction.partition
         for intervals, parts in _read_slices(store, cache, inputs, table, window, slots, interval_rows):
-            _check_time(compaction, began_s)
+            check_time(compaction, began_s)
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
             for interval, part in _split_by_interval(rows, intervals):
                 # One slice may fill many small SSTs, each with a put.
@@ -116,7 +116,8 @@ def _inputs_to_read(compaction: Compaction) -> tuple[Sst, ...]:
     return compaction.inputs
 
 
-def _check_time(compaction: Compaction, began_s: float) -> None:
+def check_time(compaction: Compaction, began_s: float) -> None:
+    """Raise `Refused` if a merge that began at `began_s` (`time.monotonic`) takes over half an hour."""
     if time.monotonic() - began_s > _MAX_MERGE_S:
         raise Refused(
             f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of hash range "

@@ -1,6 +1,7 @@
 """A batch's rows come to the state partitions that they belong to, and these to where they were before."""
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from slackwater.pipeline.spark.placement import Homes, _cached
@@ -29,8 +30,11 @@ def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: 
     waiting, most = _cached(spark, 5, 1)
     assert (sorted(row[0] for row in waiting.collect()), most) == ([0, 1, 2, 3, 4], 5)
     waiting.unpersist()
-    homes.run_at_homes(lambda batches: batches)
+    assert homes.run_at_homes(lambda partitions: iter(partitions), [1, 4]) == [1, 4]
     homes.close()
-    homes.run_at_homes(lambda batches: batches)
+    with pytest.raises(Py4JJavaError, match="cancelled"):
+        homes.run_at_homes(lambda partitions: iter(partitions), [1])
+    # Before a first batch, a partition is at home nowhere.
+    assert Homes().run_at_homes(lambda partitions: iter(partitions), [3]) == [3]
     # Other tests of this session may have kept some.
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= kept  # type: ignore[union-attr]
