@@ -12,7 +12,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.wrapper import StoreWrapper
 
 from tests.serve.conftest import FAST, Ask, serving_client, wait_until
-from tests.support.wide import client_over, first_version, many_apps, put_versions
+from tests.snapshot.wide import client_over, first_version, many_apps, put_versions
 
 T = TypeVar("T")
 

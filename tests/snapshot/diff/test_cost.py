@@ -15,9 +15,9 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Column, Policy, Ttl
 
+from tests.snapshot.wide import repeat_version
 from tests.support.stages import TABLE, Stage
 from tests.support.state_rows import Key, Values, write_version
-from tests.support.wide import repeat_version
 
 NUM_ROWS = 130_000
 """Eight row groups."""

@@ -15,8 +15,8 @@ from slackwater.store.versions import codec, keys
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Program
 
+from tests.snapshot.wide import Rounds, first_version, many_apps, pin_versions, repeat_version
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
-from tests.support.wide import Rounds, first_version, many_apps, pin_versions, repeat_version
 
 
 def test_all_commits_where_they_fit_in_their_order() -> None:

@@ -6,7 +6,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import keys
 
-from tests.support.wide import Rounds, many_apps
+from tests.snapshot.wide import Rounds, many_apps
 
 APPS = 64
 

@@ -23,8 +23,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.manifest import AppInfo, Origin
 
+from tests.snapshot.wide import Rounds, first_version, many_apps, pin_versions
 from tests.support.histories import START_MS, FlightsApp, Kafka, app_of, flights
-from tests.support.wide import Rounds, first_version, many_apps, pin_versions
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A store of 1,000 apps, and an app of 100,000 versions and 1,000 snapshots: what people see, 20 ms from the store.
 
-`python -m bench.tasks.wide [--quick]` prints its rows alone; `--quick` takes a tenth of each. The objects are in
+`python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` takes a tenth of each. The objects are in
 memory; each request takes 20 ms more. The page's first paint is measured by its requests, six at a time as a browser
 asks them, without a browser.
 """
@@ -26,12 +26,12 @@ from slackwater.store.versions import apps
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.serve.conftest import serving_client
-from tests.support.wide import client_over, many_apps, pin_versions, repeat_version
+from tests.snapshot.wide import client_over, many_apps, pin_versions, repeat_version
 
-from ..multi_get import TABLE
-from ..support.row import Row
-from ..support.served import APP, TALL, born, tall_rows
-from ..support.written import Stage
+from ...multi_get import TABLE
+from ...support.row import Row
+from ...support.served import APP, TALL, born, tall_rows
+from ...support.written import Stage
 
 APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
