@@ -13,10 +13,15 @@ Group = tuple[Range, ...]
 
 MIN_SPLIT = 50_000
 """Minimum mean number of offsets of a group at which ranges are split. In smaller batches splitting saves little."""
+MAX_GROUP = 1_000_000
+"""Offsets of a group, as far as whole ranges allow, above which each core gets several groups.
+
+Larger tasks would not fit into Spark's memory before its shuffle, and a failed one would have more to read again.
+"""
 
 
 def group_ranges(parts: Sequence[Range], count: int, *, can_split: bool = False) -> tuple[Group, ...]:
-    """Divide ranges among at most `count` groups of about equally many offsets.
+    """Divide ranges among at most `count` groups of about equally many offsets; a huge batch among a multiple of it.
 
     With `can_split`, ranges of a large batch are split where a group is full, so that all groups are equal. Otherwise
     the largest group exceeds the mean by less than the largest range: the largest remaining range goes to the smallest
@@ -24,6 +29,7 @@ def group_ranges(parts: Sequence[Range], count: int, *, can_split: bool = False)
     """
     sizes = {part: part.last - part.first for part in parts}
     total = sum(sizes.values())
+    count *= max(1, -(-total // (count * MAX_GROUP)))
     if can_split and total >= count * MIN_SPLIT:
         return _split_evenly(parts, -(-total // count))
     groups: list[list[Range]] = [[] for _ in range(min(count, len(parts)))]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.source import groups
-from slackwater.pipeline.source.groups import MIN_SPLIT, Group, group_ranges
+from slackwater.pipeline.source.groups import MAX_GROUP, MIN_SPLIT, Group, group_ranges
 from slackwater.state.records import Range
 
 some_ranges = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**6)), max_size=40).map(
@@ -18,11 +18,17 @@ def size(group: Group) -> int:
     return sum(part.last - part.first for part in group)
 
 
+def allowed(parts: tuple[Range, ...], cores: int) -> int:
+    """How many groups there may be: as many as cores, and of a huge batch as many for each core as it takes."""
+    return next(count for count in range(cores, 10**6, cores) if size(parts) <= count * MAX_GROUP)
+
+
 @given(some_ranges, counts)
 def test_whole_ranges_go_to_at_most_so_many_groups_and_the_largest_is_near_the_mean(
     parts: tuple[Range, ...], count: int
 ) -> None:
     found = group_ranges(parts, count)
+    count = allowed(parts, count)
     assert len(found) == min(count, len(parts))
     assert all(found), "no task has nothing to do"
     assert sorted((part for group in found for part in group), key=lambda part: part.partition) == list(parts)
@@ -36,10 +42,12 @@ def test_split_ranges_of_a_large_batch_have_every_offset_once_and_fill_the_group
     parts: tuple[Range, ...], count: int
 ) -> None:
     found = group_ranges(parts, count, can_split=True)
-    assert len(found) <= count
     if size(parts) < count * MIN_SPLIT:
         assert found == group_ranges(parts, count)
         return
+    count = allowed(parts, count)
+    assert len(found) <= count
+    assert all(size(group) <= MAX_GROUP for group in found)
     assert all(size(group) <= -(-size(parts) // count) for group in found)
     for group in found:
         assert all(one.partition < other.partition for one, other in pairwise(group)), "a partition twice in a group"
