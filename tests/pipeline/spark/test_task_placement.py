@@ -38,6 +38,6 @@ def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: 
     with pytest.raises(Py4JJavaError, match="cancelled"):
         homes.run_at_homes(lambda partitions: iter(partitions), [1])
     # Before a first batch, a partition is at home nowhere.
-    assert Homes().run_at_homes(lambda partitions: iter(partitions), [3]) == [3]
+    assert Homes(5).run_at_homes(lambda partitions: iter(partitions), [3]) == [3]
     # Other tests of this session may have kept some.
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= kept  # type: ignore[union-attr]

@@ -86,7 +86,7 @@ class Stage:
         folder.mkdir()
         self.store, self.cache = open_store(str(folder)), SstCache(folder / "cache-driver", 1 << 30)
         self.there = SstCache(folder / "cache-executors", 1 << 30)
-        self.homes = Homes()
+        self.homes = Homes(2)
         rows = spark.range(100)
         assert self.homes.place(rows, (F.col("id") % 2).cast("int"), 2).count() == 100
         resources = Held(
