@@ -67,7 +67,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
             many["manifest_bytes"] / (64 << 10),
             1,
         ),
-        *manifests.rows(quick),
+        *manifests.simulated_rows(quick),
         *_small_batches(folder),
     ]
 

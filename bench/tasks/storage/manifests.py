@@ -131,7 +131,7 @@ def measure(partitions: int, tasks: int, ssts: int, batches: int, batch_tasks: i
     )
 
 
-def rows(quick: bool) -> list[Row]:
+def simulated_rows(quick: bool) -> list[Row]:
     """Tables of 1,024 and 2,048 state partitions with 64 SSTs each, and one of 10,000 with a billion keys."""
     measured: list[Row] = []
     for partitions, tasks, ssts in SIZES:
