@@ -255,8 +255,10 @@ class _Reading:
         return runs
 
     def _split(self, messages: Sequence[Message]) -> list[tuple[int, Sequence[Message]]]:
+        if not messages:  # the chunk had nothing but ends of partitions
+            return []
         if self._is_single:
-            return [(messages[0].partition(), messages)] if messages else []
+            return [(messages[0].partition(), messages)]
         partitions = np.fromiter(map(Message.partition, messages), np.int32, len(messages))
         starts = np.flatnonzero(np.diff(partitions, prepend=-1)).tolist()
         spans = zip(starts, (*starts[1:], len(messages)), strict=True)
