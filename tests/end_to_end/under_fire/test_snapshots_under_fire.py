@@ -60,7 +60,7 @@ def test_snapshots_are_whole_though_stages_are_killed(
                 assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
             if ahead:
                 left = list(machine.folder.glob(f"cache-spool/*/*/stages/{stage}/sst/*.parquet"))
-                assert len(left) >= 7, "several versions were acknowledged and not committed"
+                assert len(left) >= 3, "several versions were acknowledged and not committed"
             # Who takes over finds the request, and the snapshot completes; also when the state was rescaled meanwhile.
             assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
             app.slackwater("rescale", f"{app.app}/{app.last_stage}", "--partitions", str(3 + len(stage) % 3))
