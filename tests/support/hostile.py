@@ -7,6 +7,7 @@ import msgspec
 import xxhash
 from hypothesis import strategies as st
 from msgspec import Struct
+from slackwater.store.versions.entries.stored import to_stored
 
 Place = tuple[str | int, ...]
 
@@ -87,7 +88,7 @@ HOSTILE: st.SearchStrategy[Any] = st.one_of(
 
 def as_it_is(value: Struct) -> bytes:
     """A struct as it would be stored if nobody looked at what it says."""
-    return sealed(msgspec.to_builtins(value))
+    return sealed(msgspec.to_builtins(value, enc_hook=to_stored))
 
 
 def places(value: Any, at: Place = ()) -> list[Place]:
