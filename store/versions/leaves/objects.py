@@ -109,8 +109,8 @@ def _read_leaf(store: ObjectStore, needed_by: str, leaf: Leaf) -> tuple[Sst, ...
         ) from None
     if len(content.ssts) != leaf.ssts:
         raise codec.corruption_error(leaf.object, f"has {len(content.ssts)} SSTs; its manifest expects {leaf.ssts}")
-    root = "" if leaf.root == store.url else leaf.root
-    ssts = tuple(replace(sst, root=root) if root and not sst.root else sst for sst in content.ssts)
+    roots = {root: "" if root == store.url else root for root in {leaf.root, *(sst.root for sst in content.ssts)}}
+    ssts = tuple(replace(sst, root=roots[sst.root or leaf.root]) for sst in content.ssts)
     with _lock:
         _cache(store)[place] = ssts
     return ssts

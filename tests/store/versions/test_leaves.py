@@ -188,3 +188,16 @@ def test_of_two_first_folds_of_a_slot_the_first_is_taken() -> None:
     assert taken.leaves
     assert apply_fold(taken, other) is taken
     assert {*stored_and_read(store, taken)} == {*later}
+
+
+def test_ssts_of_a_leaf_under_another_root_are_named_by_their_roots(tmp_path: Path) -> None:
+    """A clone under another root, and a clone of that clone under the first root."""
+    here, there = LocalStore(tmp_path / "here", LocalStore), LocalStore(tmp_path / "there", LocalStore)
+    own, first = sst(1, seq=1, level=1), replace(sst(2, seq=2, level=1), root=here.url)
+    ssts = Ssts([own, first, *(sst(number, seq=number, level=1) for number in range(3, 9))])
+    folded = apply_fold(ssts, write_fold(there, "app", "stage", plan_fold(ssts, SMALL, 256)))
+    cloned = folded.at_roots(lambda root: "" if root == here.url else root or there.url)
+    bind_ssts(here, cloned := Ssts(cloned.inline, cloned.leaves))
+    assert {name_of(each): each.root for each in cloned} == {
+        name_of(each): "" if each == first else there.url for each in ssts
+    }
