@@ -349,7 +349,7 @@ def batch_report(
         debt_bytes=sum(compaction.input_bytes for compaction in due),
         flushed_bytes=sum(flushed.values()),
         # A compaction may cut one SST into two entries of one object: count the object once.
-        compacted_bytes=sum({sst.object: sst.bytes for sst in added if sst.object not in flushed}.values()),
+        compacted_bytes=sum(sst.bytes for sst in added if sst.object not in flushed),
         snapshots_under_way=len(manifest.recorded),
     )
     return BatchReport(

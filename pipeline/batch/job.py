@@ -164,8 +164,8 @@ class StageJob:
             )
         late_by, late = shape.lateness_columns, stage.late_output
         # How many rows fall due is unknown.
-        known = None if times.due is not None and times.due.pending else records
-        tasks = self._task_count.choose(base.table.ranges, known)
+        is_due_pending = times.due is not None and times.due.pending
+        tasks = self._task_count.choose(base.table.ranges, None if is_due_pending else records)
         task = StateTask(
             dataclasses.replace(config.resources, s3=self.access()),
             writer,
@@ -204,8 +204,8 @@ class Batch:
     def num_records(self) -> int | None:
         """Number of records that the batch reads, or rows of channels; None if it is unknown."""
         counts = [rows_until(self.base.inputs[name], end) for name, end in self.after.items()]
-        known = [count for count in counts if count is not None]
-        return sum(known) if counts and len(known) == len(counts) else None
+        numbers = [count for count in counts if count is not None]
+        return sum(numbers) if counts and len(numbers) == len(counts) else None
 
     def compute(self, rows: DataFrame) -> tuple[TaskReport, ...]:
         return self.job._compute_rows(rows, self.base, self.times, records=self.num_records)
@@ -235,7 +235,7 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state_task(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Shuffle rows to the hash ranges of the task's table and merge them there. `homes` places tasks on machines.
+    """Shuffle rows to the hash ranges of the task's table and merge them there.
 
     With several machines, `homes` places the tasks. If stored rows may fall due, each non-empty hash range gets a probe
     row, so that a task looks for due rows there. If `few_keys` is not None and the task allows it, rows are

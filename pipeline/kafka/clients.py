@@ -281,11 +281,11 @@ class _Reading:
 
     def _advance(self, passed: Mapping[int, int]) -> None:
         read = []
-        for partition, at in passed.items():
+        for partition, next_offset in passed.items():
             if partition in self.unread:
-                before, end = self.unread[partition]
-                self.unread[partition] = max(before, at), end
-                if at >= end:
+                at, end = self.unread[partition]
+                self.unread[partition] = max(at, next_offset), end
+                if next_offset >= end:
                     read.append(partition)
                     del self.unread[partition]
         if read and self.unread:

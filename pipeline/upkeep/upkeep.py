@@ -215,9 +215,6 @@ class Upkeep:
             if self._fold is not None and self._fold in offered:
                 self._folding, self._fold = False, None
             self._head = head
-            if self._pool is not None and not self._folding and needs_fold(head):
-                self._folding = True
-                self._pool.submit(self._run_fold, head)
             # Low levels first: merging new SSTs speeds up look-ups, and needs room in the next level.
             self._waiting_merges = sorted(due, key=lambda compaction: compaction.output_level)
             self._start_waiting()
@@ -252,9 +249,12 @@ class Upkeep:
             self.start_merges(self._tip())
 
     def _start_waiting(self) -> None:
-        """Start waiting merges, as long as threads and slots are free. The caller holds the lock."""
+        """Start waiting merges, as long as threads and slots are free, and a fold. The caller holds the lock."""
         if self._pool is None or self._closing.is_set():
             return
+        if not self._folding and needs_fold(self._head):
+            self._folding = True
+            self._pool.submit(self._run_fold, self._head)
         busy_inputs = {sst for compaction in self._running_merges for sst in compaction.inputs}
         free = [compaction for compaction in self._waiting_merges if busy_inputs.isdisjoint(compaction.inputs)]
         threads = self._threads - len(self._driver_merges)

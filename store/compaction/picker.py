@@ -58,8 +58,8 @@ def pick(
     expired rows have at least half of the bytes of the oldest runs, these runs are merged first (`ttl.expired_suffix`).
 
     Repeated picking and merging ends. Each hash range then has fewer than `l0_trigger` runs (universal), or fewer
-    than that in level 0, and every other level within its size (leveled). Where the newest runs are wide, the older
-    ones are kept to three quarters of that, so that wide runs need not be cut for want of room. Raises `ValueError` for
+    than that in level 0, and every other level within its size (leveled). If the newest runs are wide, older runs are
+    merged as soon as there are three quarters of `l0_trigger`, which leaves room for wide runs. Raises `ValueError` for
     an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:

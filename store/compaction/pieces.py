@@ -14,7 +14,7 @@ def split(compaction: Compaction, max_bytes: int) -> tuple[Compaction, ...]:
 
     Each reads about `max_bytes` of input. Pieces share inputs, so a version may name their outputs only together, as
     the result of the whole. A leveled merge is split at bounds of its slots, because an SST has whole slots or a part
-    of one. It stays whole if it has a single slot, or if an input is wide.
+    of one. A leveled merge with a single slot stays whole, and so does a merge with a wide input.
     """
     count = -(-compaction.input_bytes // max_bytes)
     if count < 2 or any(len(overlapped_partitions(sst, compaction.partitions)) > 1 for sst in compaction.inputs):

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ..sst.sorted_runs import overlapping
 from ..versions.commit import without_version_fields
 from ..versions.entries.hash_ranges import hash_bounds
 from ..versions.entries.ssts import Sst, Ssts
@@ -108,11 +107,8 @@ def apply_results(ssts: Sequence[Sst], results: Sequence[Finished]) -> Ssts:
             continue
         inputs = frozenset(merge.compaction.inputs)
         oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
-        low, high = merge.compaction.hash_range
-        # Inputs may reach beyond the range.
-        low, high = min(low, *(sst.hash_min for sst in inputs)), max(high, *(sst.hash_max for sst in inputs))
-        nearby = current.within(low, high)
-        overlapped = (sst for sst in overlapping(nearby, *merge.compaction.hash_range) if sst not in inputs)
+        nearby = current.within(*merge.compaction.hash_range)
+        overlapped = (sst for sst in nearby if sst not in inputs)
         may_be_older = not merge.compaction.drops_tombstones
         fits = (sst.seq_min > newest or (sst.seq_max < oldest and may_be_older) for sst in overlapped)
         if inputs.issubset(nearby) and all(fits):

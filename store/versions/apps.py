@@ -293,10 +293,7 @@ def list_possible_apps(store: ObjectStore) -> tuple[str, ...]:
 
 
 def list_app_folders(store: ObjectStore, app: str) -> frozenset[str]:
-    """Return the key prefixes of the folders in an app's folder, so that nothing is asked of those that are missing.
-
-    Costs a listing.
-    """
+    """Return the key prefixes of the folders in an app's folder. Costs a listing."""
     return frozenset(f"{app}/{name}/" for name in store.list_folders(f"{app}/"))
 
 

@@ -167,7 +167,7 @@ class Ssts(Sequence[Sst]):
         """Return the SSTs with `change` applied to each; None removes the SST. Changed SSTs move inline."""
         inline = [new for sst in self.inline if (new := change(sst)) is not None]
         removed: dict[str, list[str]] = {}
-        self.entries(self.leaves)
+        self.entries(self.leaves)  # reads them side by side
         for leaf in self.leaves:
             for sst in self.entries((leaf,)):
                 if (new := change(sst)) != sst:

@@ -71,7 +71,7 @@ def from_stored(stored: Any) -> Ssts:
         )
     value = msgspec.convert(stored, StoredSsts)
     if (last := max((entry.folder for entry in value.inline), default=-1)) >= len(value.folders):
-        raise msgspec.ValidationError(f"Expected a number of {len(value.folders)} folders, found {last}")
+        raise msgspec.ValidationError(f"Expected numbers of folders below {len(value.folders)}, found {last}")
     return Ssts((_from_entry(entry, value.folders) for entry in value.inline), value.leaves)
 
 

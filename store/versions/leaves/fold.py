@@ -117,7 +117,6 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
         return ssts
     inline = frozenset(ssts.inline)
     removed = {name for key in replaced for name in current[key].removed}
-    removed |= {name_of(sst) for sst in fold.plan.moved if sst not in inline}
     known: dict[str, tuple[Sst, ...]] = {}
     for leaf, (_, content) in zip(fold.leaves, fold.plan.content, strict=True):
         gone = {
