@@ -207,7 +207,7 @@ _GAUGES: _BatchMetrics = {
     "sst_files": ("SSTs of the newest version.", lambda b: b.state.files),
     "sst_bytes": ("Bytes of the newest version's SSTs.", lambda b: b.state.bytes),
     "l0_files": (
-        "Largest number of L0 SSTs in a state partition, all of which a look-up may search.",
+        "Largest number of L0 SSTs in a hash range, all of which a look-up may search.",
         lambda b: b.state.l0_files,
     ),
     "compaction_debt_bytes": ("Bytes of the SSTs that compaction would merge now.", lambda b: b.state.debt_bytes),

@@ -85,7 +85,7 @@ class Homes:
         """Return the rows of a micro-batch, each partition on the executor that had it in the last batch.
 
         `partition` is the number of a row's partition, an int from 0 to `count` - 1 that is never null. `count` divides
-        the number of homes, of which each partition has several: it comes to the first.
+        the number of homes. A partition with several homes is placed at the first of them.
         """
         address = address_column(rows.sparkSession, partition * (self._count // count), self._count)
         at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), self._count)
