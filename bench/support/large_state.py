@@ -15,15 +15,18 @@ import pyarrow as pa
 from .events import names
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
     from slackwater.store.objects.protocol import ObjectStore
+    from slackwater.store.versions.entries.ssts import Sst
     from slackwater.store.versions.manifest import Manifest, Table
-from slackwater.store.versions.entries.ssts import Sst
 
 APP, STAGE = "bench", "legs"
 ROWS_PER_SST = 2_500_000
 """Rows of an SST of about the size at which compaction cuts its results."""
+_HASHED_AT_ONCE = 10_000_000
+"""Keys whose names are in memory at the same time. An Arrow array of strings holds at most 2 GiB."""
 
 
 def app_of(topic: str, keys: int, partitions: int) -> sw.App:
@@ -102,8 +105,8 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
     from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
 
-    legs = pa.table({"leg": names(np.arange(keys)).cast(pa.string())})
-    hashes = hash_keys(legs, ["leg"])
+    parts = (np.arange(first, min(first + _HASHED_AT_ONCE, keys)) for first in range(0, keys, _HASHED_AT_ONCE))
+    hashes = np.concatenate([hash_keys(pa.table({"leg": _legs(part)}), ["leg"]) for part in parts])
     order = np.argsort(hashes)
     hashes = hashes[order]
     ends = np.searchsorted(partition_of(hashes, table.partitions), np.arange(table.partitions + 1))
@@ -117,7 +120,7 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
         rows = pa.table(
             {
                 "_hash": hashes[start:end],
-                "leg": legs["leg"].take(pa.array(order[start:end])),
+                "leg": _legs(order[start:end]),
                 "flights": np.ones(end - start, np.int64),
                 "delay": (order[start:end] % 60).astype(np.float64),
                 "_seq": np.ones(end - start, np.int64),
@@ -128,3 +131,7 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
             writer.write_sst(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1)
         )
     return tuple(made)
+
+
+def _legs(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    return names(numbers).cast(pa.string())
