@@ -30,6 +30,7 @@ from slackwater.store.versions.leaves import fold
 
 from tests.durations import Recorder, longest_first
 from tests.models.profiles import PROFILE
+from tests.support.manifests import SMALL_LEAVES
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
@@ -234,12 +235,7 @@ def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Let tables of a few SSTs have leaves, in the tests of verbs that walk, copy, change or delete objects."""
     folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
     if folder.startswith(_WITH_SMALL_LEAVES):
-        for name, value in (
-            ("_MAX_INLINE_BYTES", 500),
-            ("_ENTRIES_PER_RANGE", 0),
-            ("_SSTS_PER_LEAF", 2),
-            ("_TOLERANCE", 1),
-        ):
+        for name, value in SMALL_LEAVES.items():
             monkeypatch.setattr(fold, name, value)
 
 

@@ -1,7 +1,8 @@
 """A process that answers the command line's words, so that what it takes in time and memory can be measured.
 
 `python -m tests.models.asking` reads one question a line and writes one answer a line. It asks the command line in
-its own process, since starting one for each question would take most of the time.
+its own process, since starting one for each question would take most of the time. `python -m tests.models.asking 2`
+answers as a later release would, whose objects have format 2.
 """
 
 import json
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
+
+from slackwater.store.versions import codec
 
 TOO_LONG_S = 10.0
 """Of a processor: the machine may have others to serve."""
@@ -37,8 +40,8 @@ class Answer(NamedTuple):
 class Asking:
     """A process to be asked; another one is started when it ends or does not answer."""
 
-    def __init__(self, cache: Path) -> None:
-        self._cache = cache
+    def __init__(self, cache: Path, stored_format: int = codec.FORMAT) -> None:
+        self._cache, self._format = cache, stored_format
         self._process: subprocess.Popen[str] | None = None
         self._answers: SimpleQueue[str] = SimpleQueue()
 
@@ -61,7 +64,7 @@ class Asking:
     def _start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.models.asking"],
+            [sys.executable, "-m", "tests.models.asking", str(self._format)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -125,4 +128,5 @@ def _answer_all() -> None:
 
 
 if __name__ == "__main__":
+    codec.FORMAT = int(sys.argv[1])
     _answer_all()

@@ -27,11 +27,12 @@ from slackwater.store.compaction.plan import apply_results
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, horizon
 from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.leaves import fold
 from slackwater.store.versions.manifest import AppInfo, Column, Policy, Table
 
 from tests.support.collecting import HOUR_MS, AgingStore, StoreClock
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
-from tests.support.manifests import claim
+from tests.support.manifests import SMALL_LEAVES, claim
 from tests.support.state_rows import Key, Values, write_version
 
 BY = "ada@host"
@@ -69,6 +70,7 @@ def write_small_store(root: Path) -> Path:
     with (
         patch.object(ulid, "default_generator", names),
         patch("time.time_ns", lambda: store.clock_ms * 1_000_000),
+        patch.multiple(fold, **SMALL_LEAVES),
     ):
         _flights(store, clock)
         _types(store, clock)

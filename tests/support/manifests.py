@@ -27,6 +27,9 @@ from slackwater.store.versions.manifest import (
     Table,
 )
 
+SMALL_LEAVES = {"_MAX_INLINE_BYTES": 500, "_ENTRIES_PER_RANGE": 0, "_SSTS_PER_LEAF": 2, "_TOLERANCE": 1}
+"""Limits of `leaves.fold` with which tables of a few SSTs have leaves."""
+
 
 def _lineage(of: str, prefix: str = "") -> Lineage:
     return {name: (FieldSource(of, f"{prefix}{name}"),) for name in ("tail", "carrier", "delay")}
