@@ -114,7 +114,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v mvn >/dev/null || { echo "slackwater needs Maven on PATH (it brings Kafka's jars)"; exit 1; }
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,demo,dev,iceberg,openlineage,otel,registry,serve]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,demo,dev,iceberg,openlineage,otel,registry,serve,spark]'
 	@touch $@
 
 # What only the benchmark compares with.

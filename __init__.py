@@ -77,7 +77,13 @@ def __getattr__(name: str) -> Any:
         if name.startswith("_"):
             near = ""  # Python looks these up itself
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}", name=name)
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    try:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    except ModuleNotFoundError:
+        from .common.validation import require_extras
+
+        require_extras("spark", f"slackwater.{name}")
+        raise
 
 
 class _Finder:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .common.arguments import check_method_arguments
 from .common.durations import parse_ms
+from .common.validation import require_extras
 from .pipeline.api import app as declared
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class App(declared.App):
             Unavailable: Kafka or the store was unavailable for longer than `patience_s`.
             Usage: An argument, a setting or a declaration is invalid.
         """
+        require_extras("spark", "running an app")
         # Imported here because it is slow.
         from .pipeline.listener import Callbacks
         from .pipeline.run.options import parse_gc_interval

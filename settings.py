@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
-    from .snapshot.bisect.watcher import Invariant
+    from .snapshot.bisect.invariant import Invariant
     from .snapshot.gc.reachable import Retention
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
@@ -289,7 +289,7 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
-    from .snapshot.bisect.watcher import Invariant
+    from .snapshot.bisect.invariant import Invariant
 
     full_name = f"invariants.{name}"
     values = _Invariant(**_check_fields(path, full_name, table, _Invariant, "setting of an invariant"))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
+from .common.validation import require_extras
 from .errors import NotFound, Usage
 from .pipeline.kafka.memory import MemoryKafka
 from .pipeline.kafka.protocol import Record
@@ -77,6 +78,7 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
         NotFound: The file does not exist, or the program has no such stage.
         Refused: The file is no bundle; or the program does not run, or cannot replay the batch.
     """
+    require_extras("spark", "a replay")
     from .operations.debugging.replay.bundle import read
     from .operations.debugging.replay.bundled import open_bundle
     from .operations.debugging.replay.compare import compare
@@ -184,6 +186,7 @@ def run(
         Usage: The app has no stage, or a record has another type.
         Refused: The app does not run, or a stage failed; with `after`, the program does not fit the stored app.
     """
+    require_extras("spark", "running an app")
     from .client.client import Client
     from .pipeline.api.app import App
     from .pipeline.listener import Listener

@@ -14,7 +14,7 @@ from .support.row import Row
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """How long a person waits for a verb, and the processor's time of a get and a query, user and system."""
+    """How long a person waits for a verb, and the processor's time of a get, a query and a log, user and system."""
     snapshots.requests(folder, 10_000)
     store = str(folder / "requests-10000")
     verbs = {
@@ -25,7 +25,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
         ),
     }
     get, query = ("get", "bench/legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
-    for words in (get, query):
+    for words in (get, query, ("log", "bench")):
         taken = processor_seconds(*words, "--store", store)
         verbs[f"processor of slackwater {words[0]}, local store"] = (taken, 0.5)
     return [

@@ -59,7 +59,7 @@ class Session(Printer):
 
     def app(self, ref: str) -> "StoredApp":
         """Return the app of a name or ref, without checking that it exists."""
-        return self.client.unchecked_app(ref.partition("@")[0].partition("/")[0])
+        return self.client.unchecked_app(name_of_app(ref))
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
         from ..client.backends import split_stage_name
@@ -84,6 +84,10 @@ class Session(Printer):
     def close(self) -> None:
         if "client" in self.__dict__:
             self.client.close()
+
+
+def name_of_app(ref: str) -> str:
+    return ref.partition("@")[0].partition("/")[0]
 
 
 def check_names_table(text: str, key: Sequence[str]) -> None:

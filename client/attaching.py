@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from ..common.validation import require_extras
 from ..errors import Refused, Usage
 from ..operations.from_spark.attach.rows import valid_name
 from ..operations.from_spark.attach.tail import Tail
@@ -39,6 +40,7 @@ def open_tail(
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
     that cannot be carried over.
     """
+    require_extras("spark", "reading a checkpoint")
     from ..operations.from_spark.checkpoint.checkpoint import open_with_new_session
 
     stage = stage or valid_name(PurePosixPath(checkpoint.rstrip("/")).name, "state")
@@ -83,6 +85,7 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
 
 def request_adoption(*details: Any) -> "AdoptionRequest":
     """Return an `AdoptionRequest` with the given fields. Raises `Usage` for an invalid stage name."""
+    require_extras("spark", "reading a checkpoint")
     # Importing PySpark takes a second or two.
     from ..operations.from_spark.adopt.adopting import AdoptionRequest
 

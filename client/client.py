@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import msgspec
 
 from ..common.arguments import check_arguments, check_method_arguments
+from ..common.validation import require_extras
 from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, list_apps, read_app, replace_name_by_folder
@@ -240,6 +241,7 @@ class Client(Backends, Displayable):
                 key.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
+        require_extras("spark", "reading the program's columns")
         kafka, at = self.require_channels("to look up offsets").kafka, moment_text(options["at"])
         # Importing PySpark takes a second or two.
         from ..operations.exchange.first_version import load_first_version

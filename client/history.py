@@ -24,7 +24,7 @@ from ..snapshot.cut.refs import AtTime, parse_ref
 from ..snapshot.cut.resolve import resolve, retry_if_forgotten
 from ..snapshot.cut.stored import Snapshot, cut_of_snapshot, list_snapshots, open_requests, read_snapshot
 from ..snapshot.diff.key_history import RowHistory, key_history
-from ..snapshot.query.log import find_unreplayable, log_entries
+from ..snapshot.query.log import find_unreplayable
 from ..snapshot.query.timeline import ThinnedLine, timeline
 from ..snapshot.take import taking
 from ..snapshot.take.audit_log import Operation, check_verb, list_operations
@@ -46,7 +46,7 @@ from .results import KeyHistory, Log
 from .show import history, snapshots
 from .show.document import Block, Title
 from .show.shown import Result
-from .status import stages, status, waiting_sentences
+from .status import commits, stages, status, waiting_sentences
 from .when import NewestMomentMethods, moment_text
 
 
@@ -206,14 +206,7 @@ class AppHistory(NewestMomentMethods):
         With `replayable`, asks Kafka, if configured, whether the input of each version is still there. Raises
         `NotFound` for an unknown stage.
         """
-        client = self._client
-        topics = client.channels_of(self.name) if replayable else None
-        if topics is not None:
-            try:
-                return Log(log_entries(client.store, self.name, limit, stage=stage, remaining_of=topics.held()))
-            except (Unavailable, Refused) as error:
-                client.note(f"note: cannot tell which versions can be replayed: {error.message}")
-        return Log(log_entries(client.store, self.name, limit, stage=stage))
+        return Log(commits(self._client, self.name, limit, stage=stage, replayable=replayable))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
         """Return the commits from `from_ms` to `to_ms`, thinned out to about `points`, with annotations.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..common.arguments import check_method_arguments
+from ..common.validation import require_extras
 from ..errors import Usage
 from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of
@@ -52,6 +53,7 @@ class AppReleases(AppClones):
             NotFound: a rename names an unknown column or stage, or a new input needs Kafka and none is configured.
             Refused: the stored state does not fit the program, or another migration is in progress. Nothing changed.
         """
+        require_extras("spark", "a migration")
         # Importing PySpark takes a second or two.
         from ..operations.program_changes import migrate_file
 
@@ -102,6 +104,7 @@ class AppReleases(AppClones):
                 is not given, or the name `keep` is taken.
             KeyboardInterrupt: Ctrl-C or SIGTERM stopped the trial. Nothing is compared, and the clone is removed.
         """
+        require_extras("spark", "a trial")
         from ..operations.staging.trial import make_trial_plan, run_trial
         from ..operations.staging.trial_plan import Release, Sample
         from ..pipeline.listener import Callbacks

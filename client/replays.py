@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.instants import format_with_age
+from ..common.validation import require_extras
 from ..errors import Refused, SlackwaterError, Usage
 from ..snapshot.bisect.causes import (
     Cause,
@@ -142,6 +143,7 @@ def _find_cause_by_replay(
         # Do not name the record yet: it may be healthy.
         progress(f"{hop.stage} v{hop.version}: one of {hop.records:,} records, with {hop.replays:,} replays")
 
+    require_extras("spark", "a replay")
     # Importing PySpark takes a second or two.
     if verdict.bad.stages[verdict.stage].attached is not None:
         from ..operations.debugging.causes.window import cause_in_window
@@ -219,6 +221,7 @@ def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object,
 @contextmanager
 def open_bundled_batch(bundle: Path, code: Path | None) -> "Iterator[OpenedBatch]":
     """Yield the batch of a bundle file, the rows that it sent, and its keys. Raises the errors of `open_bundle`."""
+    require_extras("spark", "a replay")
     from ..operations.debugging.replay.bundle import read
     from ..operations.debugging.replay.bundled import open_bundle
 
@@ -276,6 +279,7 @@ def _open_program(client: Backends, app: str | None, code: str | Path) -> "Abstr
 
     Raises the errors of `load_app` and `open_program`.
     """
+    require_extras("spark", "a replay")
     kafka = client.require_channels("to read the records to replay").kafka
     # Importing PySpark takes a second or two.
     from ..operations.debugging.replay.program import open_program

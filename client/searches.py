@@ -17,10 +17,11 @@ from ..snapshot.bisect import session as kept
 from ..snapshot.bisect.causes import TracedCause
 from ..snapshot.bisect.endpoints import BEGINNING, stable_ref
 from ..snapshot.bisect.evidence import collect_evidence
+from ..snapshot.bisect.invariant import Invariant
 from ..snapshot.bisect.predicate import AnswerNeeded, SqlPredicate
 from ..snapshot.bisect.session import KnownAnswer, SearchRequest, SearchSession
 from ..snapshot.bisect.verdict import Answer, Evaluation, Verdict
-from ..snapshot.bisect.watcher import Findings, Invariant, Watcher, run_failure_command
+from ..snapshot.bisect.watcher import Findings, Watcher, run_failure_command
 from ..snapshot.query.sql import names_channels
 from ..snapshot.take.audit_log import record_operation
 from ..store.versions.apps import folder_of, free_name, read_app, replace_name_by_folder

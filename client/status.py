@@ -1,17 +1,20 @@
-"""Status and cost of a store's apps, and the stages for which pending snapshot requests wait."""
+"""Status, cost and commits of a store's apps, and the stages for which pending snapshot requests wait."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..common import instants
 from ..common.durations import format_ms
+from ..errors import Refused, Unavailable
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.stored import SnapshotRequest, open_requests
+from ..snapshot.query.log import LogEntry, log_entries
 from ..snapshot.status.cost import cost_of
 from ..snapshot.status.overview import overview, overviews, stages_at
 from ..store.objects.many import map_concurrently
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
+from .show import history
 from .show import status as shown
 from .show.shown import Result, attributes
 
@@ -38,6 +41,25 @@ def status(client: Backends, app: str | None) -> Result:
     return shown.status_result(
         overviews_found, in_detail=app is not None, damaged=damaged, notes=notes, empty=_empty_store_line(client)
     )
+
+
+def commits(
+    client: Backends, app: str, limit: int, *, stage: str = "", replayable: bool = False
+) -> tuple[LogEntry, ...]:
+    """Return the newest commits of the app with this folder; see `StoredApp.log`."""
+    topics = client.channels_of(app) if replayable else None
+    if topics is not None:
+        try:
+            return log_entries(client.store, app, limit, stage=stage, remaining_of=topics.held())
+        except (Unavailable, Refused) as error:
+            client.note(f"note: cannot tell which versions can be replayed: {error.message}")
+    return log_entries(client.store, app, limit, stage=stage)
+
+
+def log(client: Backends, app: str, limit: int, *, stage: str = "") -> Result:
+    """Return the newest commits of an app, and whether their input can still be read."""
+    entries = commits(client, folder_of(client.store, app), limit, stage=stage, replayable=True)
+    return history.log_result(entries, app)
 
 
 def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, int] | None = None) -> dict[str, object]:

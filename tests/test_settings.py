@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Usage
 from slackwater.settings import Settings, load
-from slackwater.snapshot.bisect.watcher import Invariant
+from slackwater.snapshot.bisect.invariant import Invariant
 from slackwater.store.objects.counting import Prices
 
 

@@ -11,6 +11,7 @@ import typer
 
 from ...client.declared.operations import InitOptions, MigrateOptions
 from ...client.show import formats
+from ...common.validation import require_extras
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Repeated, argument, duration_option, flag, option, program_option
 from ..reporter import reporting
@@ -113,8 +114,9 @@ def _with_spark(
 ) -> "Options":
     """Return the options with Spark's settings, and print a note that names secrets in them.
 
-    Raises `Usage`, and `NotFound` for a file.
+    Raises `Refused` without Spark, `Usage`, and `NotFound` for a file.
     """
+    require_extras("spark", "running a program")
     from ...pipeline.spark.conf import check_py_files, parse_settings, secret_names
 
     spark_conf = parse_settings(conf or ())

@@ -8,6 +8,7 @@ from typing import Unpack
 import typer
 
 from ...client.declared.questions import CheckOptions
+from ...common.validation import require_extras
 from ...errors import Refused, Usage
 from ..options import argument, flag, option, parse_key_words, program_option
 from ..session import Session, verb
@@ -40,6 +41,7 @@ def replay(
     Runs the stage's own function over the records and the state that the version read, on a local Spark. The app is
     not touched. Shows the keys and the sent rows that differ, and exits with 1 if any does.
     """
+    require_extras("spark", "a replay")
     from ...client.replays import STARTING, open_batch, open_bundled_batch
     from ...client.show.programs import replay_result
     from ...operations.debugging.replay.compare import compare

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ...client.declared.operations import TokenOptions
-from ...common.validation import find_program_file, install_hint
+from ...common.validation import find_program_file, require_extras
 from ...errors import Refused, Unavailable, Usage
 from ..options import DRY_RUN, Repeated, argument, duration_option, flag, option, parse_pairs
 from ..session import Session, group, verb
@@ -13,7 +13,6 @@ from ..session import Session, group, verb
 if TYPE_CHECKING:
     from ...serve.server import ListenOptions
 
-_NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
 _CODE = option("APP=FILE", "The program that ran, to replay down to the input record. May be repeated.", name="--code")
 _VALUES = flag("--values", "Show values to agents. With a token, it also needs the verb `values`.")
 _AUDIT = option("FILE", "Append one JSON line per request; '-' is stderr.")
@@ -58,7 +57,7 @@ def serve(
     """
     if values and not mcp:
         raise Usage("--values applies to agents, and none are served", hint="add --mcp")
-    _check_installed(mcp=mcp)
+    require_extras("serve,agents" if mcp else "serve", "`slackwater serve`")
     from ...serve.audit import log_to_file
     from ...serve.server import ListenOptions, ServeInstance
     from ...serve.service import ServeOptions
@@ -103,7 +102,7 @@ def mcp(
     The agent starts it and speaks the Model Context Protocol. The tools are read-only, and values are hidden unless
     --values is given.
     """
-    _check_installed(mcp=True)
+    require_extras("serve,agents", "`slackwater mcp`")
     import asyncio
 
     from ...serve.agents.server import serve_stdio
@@ -115,15 +114,6 @@ def mcp(
         asyncio.run(
             serve_stdio(session.client, ServeOptions(sql_timeout_s=sql_time / 1_000, **how), shows_values=values)
         )
-
-
-def _check_installed(*, mcp: bool) -> None:
-    from importlib.util import find_spec
-
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"`slackwater serve` needs {', '.join(missing)}", hint=install_hint("serve"))
-    if mcp and find_spec("mcp") is None:
-        raise Refused("serving agents needs mcp", hint=install_hint("serve,agents"))
 
 
 def _programs(code: Repeated) -> dict[str, Path]:

@@ -25,7 +25,7 @@ from ..options import (
     program_option,
 )
 from ..quick import skip_user_code_setup
-from ..session import Session, throttle, verb
+from ..session import Session, name_of_app, throttle, verb
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -87,15 +87,15 @@ def log(
     Shows each commit's rows, the offsets it read (end exclusive), its snapshots, and whether it can be restored; if
     Kafka is known, also whether it can be replayed from Kafka or the input archive.
     """
-    from ...client.show import history
+    skip_user_code_setup()
+    from ...client import status as of
 
-    app = session.app(app_name)
     if operations:
-        session.show(app.operations(limit, **filters))
+        session.show(session.app(app_name).operations(limit, **filters))
     elif any(filters.values()):
         raise Usage("--by, --verb, --since and --until need --operations")
     else:
-        session.show(history.log_result(app.log(limit, stage=stage, replayable=True), app_name))
+        session.show(of.log(session.client, name_of_app(app_name), limit, stage=stage))
 
 
 @verb(

@@ -14,8 +14,9 @@ from ..session import Session, repeat_when_due, verb
 
 if TYPE_CHECKING:
     from ...client.searches import WatchedApp
+    from ...snapshot.bisect.invariant import Invariant
     from ...snapshot.bisect.verdict import Evaluation, Verdict
-    from ...snapshot.bisect.watcher import Findings, Invariant
+    from ...snapshot.bisect.watcher import Findings
 
 
 @verb(

@@ -1,21 +1,25 @@
 """Output of commits, operations, changes of a key, and rows that differ between moments."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...common import instants
-from ...snapshot.bisect.verdict import RecordPath
-from ...snapshot.cut.graph import Cut
-from ...snapshot.diff.key_history import RowHistory
-from ...snapshot.diff.moments import TableDiff
-from ...snapshot.query.log import LogEntry
-from ...snapshot.take.audit_log import Operation
 from ...store.versions.kinds import KINDS
 from . import formats, values
 from .document import Block, Cell, Name, TableBlock, Title
 from .shown import Result, attributes
 from .values import changed_rows, format_key_value, tolerance_lines, value_lines
-from .verdict import record_data
+
+if TYPE_CHECKING:
+    from ...snapshot.bisect.verdict import RecordPath
+    from ...snapshot.cut.graph import Cut
+    from ...snapshot.diff.key_history import RowHistory
+    from ...snapshot.diff.moments import TableDiff
+    from ...snapshot.query.log import LogEntry
+    from ...snapshot.take.audit_log import Operation
 
 
 def log_result(commits: Sequence[LogEntry], app_name: str) -> Result:
@@ -125,6 +129,9 @@ def key_history_result(
     verbose: bool = False,
 ) -> Result:
     """Return the result of `history`. `key` is as the user typed it; `records` has the record behind each change."""
+    # Imported here so that `log` does not load the modules of `diff` and `bisect`.
+    from .verdict import record_data
+
     reasons = [record.reason for record in records or () if record is not None and record.reason]
     notes = [f"note: no record found for one change: {reason}" for reason in reasons]
     notes += _notes(row_history, limit)

@@ -1,18 +1,16 @@
 """Output of verbs that create or replay state: migrate, init, replay, check, attach, adopt."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...common import instants
-from ...operations.debugging.check.check import CheckedVersion, Dependence, PassedOver, Reason
-from ...operations.debugging.replay.compare import Comparison
 from ...operations.exchange.initialise import Initialised
-from ...operations.from_spark.adopt.adopting import AdoptionPlan
 from ...operations.from_spark.adopt.adoption import AdoptedBatch, AdoptionResult
-from ...operations.from_spark.adopt.shadow import ShadowBatch
 from ...operations.from_spark.attach.tail import AttachPlan, FollowedVersion
 from ...pipeline.listener import BatchReport
 from ...snapshot.change.migrate import Migrated, describe_stage_change
@@ -24,6 +22,12 @@ from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import MAX_SHOWN, plural
 from .report import Mask
 from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result, result_from_blocks
+
+if TYPE_CHECKING:
+    from ...operations.debugging.check.check import CheckedVersion, Dependence, PassedOver, Reason
+    from ...operations.debugging.replay.compare import Comparison
+    from ...operations.from_spark.adopt.adopting import AdoptionPlan
+    from ...operations.from_spark.adopt.shadow import ShadowBatch
 
 
 @operation_result
@@ -180,6 +184,9 @@ _REASONS: Mapping[Reason, tuple[str, str]] = {
 
 def check_result(file: str, app: str, done: Sequence[CheckedVersion | PassedOver], *, show_values: bool) -> Result:
     """Return the result of a determinism check; keys and rows are hidden unless `show_values` is set."""
+    # Imported here because it needs Spark, and servers without Spark import this module.
+    from ...operations.debugging.check.check import CheckedVersion, PassedOver
+
     ran = [version for version in done if isinstance(version, CheckedVersion)]
     passed = [version for version in done if isinstance(version, PassedOver)]
     dependences = [dependence for version in ran for dependence in version.found]

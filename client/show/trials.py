@@ -1,8 +1,10 @@
 """Output of a trial: differences of tables and sinks between two programs over the same input."""
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
 
-from ...operations.staging.trial import SinkDiff, TrialResult
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
 from ...snapshot.diff.equality import TOLERANCE
 from ...snapshot.diff.moments import TableDiff
 from ...store.sst.arrow_types import python_rows
@@ -11,6 +13,9 @@ from .document import Block, Cell, Facts, Name, Page, Section, TableBlock, Time,
 from .formats import MAX_SHOWN, duration, plural
 from .report import Mask
 from .shown import Result, attributes
+
+if TYPE_CHECKING:
+    from ...operations.staging.trial import SinkDiff, TrialResult
 
 
 def trial_result(outcome: TrialResult, code: str, *, show_values: bool) -> Result:
@@ -110,7 +115,7 @@ def _notes(outcome: TrialResult) -> Iterator[str]:
 
 
 def _difference_blocks(item: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
-    if isinstance(item, SinkDiff):
+    if not isinstance(item, TableDiff):
         yield from _sink(item, mask, with_values=with_values)
         return
     counts = ((item.added, "added"), (item.removed, "removed"), (item.changed, "changed"))

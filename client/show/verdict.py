@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from ...common import instants
 from ...snapshot.bisect.causes import CLASSES, NOTE, Cause, TracedCause
+from ...snapshot.bisect.invariant import Invariant
 from ...snapshot.bisect.session import SearchSession
 from ...snapshot.bisect.verdict import MAX_ROWS, Evaluation, RecordLocation, RecordPath, Verdict
-from ...snapshot.bisect.watcher import Findings, Invariant, InvariantState
+from ...snapshot.bisect.watcher import Findings, InvariantState
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.diff.key_changes import KeyChanges

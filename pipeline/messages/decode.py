@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,9 +17,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from ...common.arguments import check_arguments
-from ...common.validation import install_hint
+from ...common.validation import install_hint, require_extras
 from ...errors import BadRecord, NotFound, Refused, SlackwaterError, Usage
-from ..source.worker import ERROR_TAG
 from .avro import AvroReader
 from .json_messages import JsonReader
 from .protobuf import ProtobufReader
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 
-_REQUIRED_PACKAGES = ("datafusion", "ptars", "grpc_tools")
 Rows = npt.NDArray[np.int64]
 
 _SIDES = ("key", "value")
@@ -92,10 +89,11 @@ def decode(
         Unavailable: The registry has not answered for `patience_s`.
         Usage: An argument is invalid.
     """
+    require_extras("spark,registry", "decode")
     from pyspark.sql import functions as F
 
-    if missing := [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]:
-        raise Refused(f"decode needs {', '.join(missing)}", hint=install_hint("registry"))
+    from ..source.worker import ERROR_TAG
+
     if not hasattr(F, "arrow_udf"):
         raise Refused("decode needs Arrow functions, which Spark has since 4.1", hint="use a later Spark")
     fails = _checked_mode(mode, reason) == "FAILFAST"

@@ -65,10 +65,10 @@ def _cause(verdict_and_program: tuple[Verdict, Path]) -> tuple[TracedCause, tupl
 
 
 def _replay(request: ReplayRequest) -> tuple["Comparison", tuple[str, ...]]:
-    from ...operations.debugging.replay.compare import compare
-
     def compared() -> "Comparison":
         with open_batch(process_client(), request.ref, request.program, request.key) as (batch, sent, only):
+            from ...operations.debugging.replay.compare import compare  # needs Spark, as `open_batch` has checked
+
             return compare(batch, sent, only)
 
     return _with_notes(compared)

@@ -3,8 +3,6 @@
 The tag `last-good` names the newest moment at which every invariant held. The tag is an instant snapshot that moves: it
 works as a ref, protects its versions from `gc`, and costs one small object. Moving the tag replaces this object
 atomically, so a crash leaves either the old or the new tag.
-
-An invariant defines a condition, the interval of its evaluation, and the command to run when it fails.
 """
 
 import os
@@ -15,7 +13,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from ...errors import Refused, SlackwaterError, Unavailable, Usage
+from ...errors import Refused, SlackwaterError, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
@@ -28,39 +26,9 @@ from ..cut.stored import Snapshot, find_snapshot
 from ..query.answers import run_statement
 from ..query.sql import names_channels
 from ..take.snapshots import move_snapshot, pin_cut
-from .predicate import parse_check, parse_where
+from .invariant import Invariant
 
 TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Invariant:
-    """Invariant as declared in `[invariants.NAME]` of `slackwater.toml`."""
-
-    name: str
-    where: str
-    """Query that returns wrong rows, or condition that is true for wrong rows; empty if `check` is given."""
-    every_ms: int
-    on_failure: str = ""
-    """Shell command to run when the invariant begins to fail; empty for none."""
-    app: str = ""
-    check: str = ""
-    """Condition that must hold, as in `bisect --check`."""
-    table: str = ""
-    """Table of the condition; needed only if several tables have its columns."""
-
-    def __post_init__(self) -> None:
-        if self.every_ms <= 0:
-            raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is not an interval; expected a longer one")
-
-    def for_app(self, store: ObjectStore, app: str) -> "Invariant":
-        """Return a copy whose condition is a query over the app's tables. Raises the errors of `parse_check`."""
-        predicate = (
-            parse_check(store, app, self.check, self.table)
-            if self.check
-            else parse_where(store, app, self.where, self.table)
-        )
-        return replace(self, where=predicate.sql)
 
 
 def run_failure_command(command: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:

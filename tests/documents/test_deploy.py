@@ -100,9 +100,31 @@ def instructions() -> list[tuple[str, str]]:
     return [(name, rest.strip()) for name, _, rest in lines]
 
 
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage, by its name; the last stage is the image that is built by default."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, rest in instructions():
+        if name == "FROM":
+            base, _, called = rest.partition(" AS ")
+            found[called] = [(name, base)]
+        else:
+            found[called].append((name, rest))
+    return found
+
+
+def test_the_image_that_serves_has_neither_spark_nor_java() -> None:
+    assert [*stages()][-2:] == ["serve", "run"]
+    assert [rest for name, rest in stages()["serve"] if name in ("FROM", "COPY")] == [
+        "system",
+        "--from=build /opt/slackwater /opt/slackwater",
+    ]
+    assert not re.search("spark|jdk|jre", str(stages()["build"]) + str(stages()["system"]))
+    assert "spark]" in str(stages()["build-spark"])
+    assert ("USER", "10001") in stages()["run"][-2:]
+
+
 def test_the_image_runs_as_nobody_special_and_hears_signals() -> None:
-    found = instructions()
-    last = dict(found[[name for name, _ in found].index("FROM", 1) :])
+    last = dict(stages()["system"])
     assert json.loads(last["ENTRYPOINT"]) == ["tini", "--", "slackwater"]
     assert re.fullmatch(r"[1-9]\d+", last["USER"])
     assert "SLACKWATER_CACHE=/var/cache/slackwater/sst" in last["ENV"].split()
@@ -113,11 +135,12 @@ def test_the_image_runs_as_nobody_special_and_hears_signals() -> None:
 def test_the_image_has_a_python_and_a_java_that_slackwater_takes() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     least = tuple(map(int, project["requires-python"].removeprefix(">=").split(".")))
-    for _, base in (each for each in instructions() if each[0] == "FROM"):
+    bases = [rest.partition(" AS ")[0] for name, rest in instructions() if name == "FROM"]
+    for base in {*bases} - {*stages()}:
         found = re.match(r"python:(\d+)\.(\d+)-", base)
         assert found is not None
         assert (int(found[1]), int(found[2])) >= least
-    assert "openjdk-17-jre-headless" in DOCKERFILE.read_text(encoding="utf-8")
+    assert "openjdk-17-jre-headless" in str(stages()["run"])
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["appVersion"] == project["version"]
     assert f"slackwater:{project['version']}" in DOCKERFILE.read_text(encoding="utf-8")

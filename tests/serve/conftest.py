@@ -105,11 +105,13 @@ def serving_client(
 
 
 @contextmanager
-def serving_apart(store: str, cache: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def serving_apart(
+    store: str, cache: Path, *words: str, program: Path = SLACKWATER
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An instance in a process of its own: its address, and the process."""
     port = free_port()
     ask, env = Ask(f"http://127.0.0.1:{port}"), {**os.environ, "SLACKWATER_CACHE": str(cache)}
-    words = (str(SLACKWATER), "serve", "--store", store, "--port", str(port), *words)
+    words = (str(program), "serve", "--store", store, "--port", str(port), *words)
 
     def is_up() -> bool:
         with suppress(urllib3.exceptions.HTTPError):

@@ -20,10 +20,8 @@ TOTALS = Table((Column("k", "string"),), (Column("n", "int64"),), 1)
 NOTE = "note: no Kafka configured (--kafka), so it was not checked whether 'orders' still has the offsets\n"
 
 
-@pytest.fixture
-def shop(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def write_shop(store: ObjectStore) -> None:
     """An app of one stage, which reads a user's topic and has none of its own; two batches."""
-    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     apps.ensure_app(store, AppInfo("app", START_MS))
     first = Input("orders", (0, 0))
     head = claim(
@@ -41,6 +39,12 @@ def shop(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
         source = replace(first, offsets=(number, number), rows=2)
         head = replace(draft, inputs={"orders": source}, ssts=(*ssts, *draft.ssts))
         commit(store, head)
+
+
+@pytest.fixture
+def shop(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
+    write_shop(store)
     return store
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import NotFound, Unavailable, Usage
-from slackwater.snapshot.bisect.watcher import LAST_GOOD, Findings, Invariant, Watcher, run_failure_command
+from slackwater.snapshot.bisect.invariant import Invariant
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, Findings, Watcher, run_failure_command
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

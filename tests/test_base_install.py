@@ -1,0 +1,235 @@
+"""The base install in an environment of its own: no Spark, no pandas, and yet every question is answered."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from slackwater.cli.verbs import VERBS
+from slackwater.store.objects.local import LocalStore
+
+from tests.cli.verbs.calling import BAD, BROKEN, slackwater
+from tests.cli.verbs.test_without_kafka import write_shop
+from tests.serve.conftest import Ask, serving_apart
+from tests.serve.test_acting import post
+from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.static import ROOT
+
+MOST_BYTES = 400_000_000
+LINE = "needs pyspark and pandas, which are not installed"
+NOWHERE = ("--kafka", "127.0.0.1:1")
+PROGRAM = "import slackwater as sw\napp = sw.App('flights')\n"
+SETTINGS = """
+[invariants.few]
+app = "flights"
+table = "carriers"
+check = "min(flights) >= 0"
+"""
+
+READERS = """
+    get flights/carriers C1
+    query flights@~1 "SELECT carrier, flights FROM carriers ORDER BY 1"
+    diff flights@~1 flights
+    history flights/carriers C1
+    log flights
+"""
+"""What the base install answers as a full one does, word for word."""
+
+OTHERS = f"""
+    status flights --cost
+    verify flights --deep
+    bisect flights --where "{BAD}"
+    snapshot take flights before --instant
+    export flights/carriers out.csv
+    clone app@~1 copy
+    rejected flights
+    watch flights --once
+    rewind flights@before --keep-offsets --dry-run
+    edit flights/carriers --sql "UPDATE carriers SET delay = 0" --dry-run
+    forget flights/carriers C2 --dry-run
+    replicate flights --to copy --once
+    compact flights
+    gc flights
+    archive flights
+    rescale flights/carriers --partitions 3
+    protect flights
+    token list
+    app rm copy --dry-run
+"""
+
+WITH_SPARK = """
+    run flights.py
+    migrate flights.py
+    init flights/carriers old.csv --code flights.py
+    attach checkpoint --app shop
+    adopt checkpoint flights.py --stage carriers
+    replay flights/carriers@v3 --code flights.py
+    check flights.py
+    trial flights --code flights.py --from flights@~1
+    history flights/carriers C1 --why --code flights.py
+"""
+
+ELSEWHERE = {"dev", "mcp", "promote", "recover", "reset", "retire", "serve"}
+"""Verbs that need servers or an accident of their own. Nothing that they import needs Spark."""
+
+DRIVER = """
+import json, sys
+from typer.testing import CliRunner
+from slackwater.cli.main import app
+answers = [CliRunner().invoke(app, words) for words in json.load(sys.stdin)]
+print(json.dumps([(answer.exit_code, answer.stdout, answer.stderr) for answer in answers]))
+"""
+
+IMPORTS = """
+import importlib, pkgutil, slackwater
+for folder in ("app", "cli", "client", "common", "serve", "settings", "snapshot", "state", "store", "testing"):
+    module = importlib.import_module(f"slackwater.{folder}")
+    for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+        if ".agents" not in info.name:  # needs an extra of its own
+            importlib.import_module(info.name)
+"""
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def words_of(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text.strip().splitlines()]
+
+
+class Install(NamedTuple):
+    """An environment with slackwater as a user gets it, and a folder where its verbs are typed."""
+
+    folder: Path
+    work: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
+        return kept | {"SLACKWATER_STORE": str(self.work / "store"), "SLACKWATER_CACHE": str(self.work / "cache")}
+
+    def pip(self, *words: str) -> None:
+        python = str(self.folder / "bin" / "python")
+        quiet = ("--quiet", "--disable-pip-version-check", "--no-compile", "-c", str(ROOT / "constraints.txt"))
+        command = [sys.executable, "-m", "pip", "--python", python, "install", *quiet, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def python(self, program: str, text: str = "") -> str:
+        command = [str(self.folder / "bin" / "python"), "-c", program]
+        how: Any = {"cwd": self.work, "env": self.environment, "capture_output": True, "text": True, "check": False}
+        done = subprocess.run(command, input=text, **how)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def answers(self, verbs: Sequence[Sequence[str]]) -> list[Answer]:
+        """What verbs say that are typed one after the other, in one process."""
+        return [Answer(*answer) for answer in json.loads(self.python(DRIVER, json.dumps(verbs)))]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """The wheel of this checkout and what it requires, beside a store that has a history."""
+    folder = tmp_path_factory.mktemp("base")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "bench", "docs", "examples", "tests")
+    source = shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    venv.create(folder / "venv", symlinks=True)  # without pip: 25 MB
+    made = Install(folder / "venv", folder / "work")
+    made.pip(str(source))
+    made.work.mkdir()
+    (made.work / "flights.py").write_text(PROGRAM)
+    (made.work / "slackwater.toml").write_text(SETTINGS)
+    store = LocalStore(made.work / "store")
+    write_shop(store)
+    app = FlightsApp(store, Kafka())
+    app.run(flights(20))
+    app.send(BROKEN)
+    app.step_all()
+    return made
+
+
+def test_it_is_small_and_has_no_spark(base: Install) -> None:
+    taken = sum(file.lstat().st_blocks * 512 for file in base.folder.rglob("*"))
+    assert taken <= MOST_BYTES
+    (packages,) = base.folder.glob("lib/python*/site-packages")
+    assert [name for name in ("pyspark", "py4j", "pandas", "mcp", "starlette") if (packages / name).exists()] == []
+
+
+def test_readers_get_the_same_answers_as_with_spark(base: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base.work)
+    for name, value in base.environment.items():
+        monkeypatch.setenv(name, value)
+    verbs = [[*words, "--json"] for words in words_of(READERS)]
+    for words, answer in zip(verbs, base.answers(verbs), strict=True):
+        expected = slackwater(*words)
+        assert (answer.code, answer.err) == (expected.exit_code, expected.stderr), words
+        assert json.loads(answer.out) == json.loads(expected.stdout), words
+
+
+def test_the_other_verbs_need_no_spark(base: Install) -> None:
+    verbs = words_of(OTHERS)
+    for words, answer in zip(verbs, base.answers(verbs), strict=True):
+        assert "pyspark" not in answer.err, words
+        assert answer.code == 0, (words, answer)
+
+
+def test_a_verb_that_needs_spark_says_what_to_install(base: Install) -> None:
+    verbs = [[*words, *(NOWHERE if words[0] != "attach" else ())] for words in words_of(WITH_SPARK)]
+    for words, answer in zip(verbs, base.answers(verbs), strict=True):
+        *_, first, second = answer.err.strip().splitlines()
+        assert (answer.code, answer.out) == (1, ""), words
+        assert first.startswith("error: "), words
+        assert LINE in first, words
+        assert "'.[spark]'; on a managed Spark" in second, words
+
+
+def test_a_bisect_finds_the_commit_and_says_why_it_names_no_record(base: Install) -> None:
+    (answer,) = base.answers([["bisect", "flights", "--where", BAD, "--code", "flights.py", *NOWHERE]])
+    assert answer.code == 0, answer.err
+    assert f"the commit was found, but the replay failed: a replay {LINE}" in answer.err
+
+
+def test_every_verb_is_tried() -> None:
+    tried = {words[0] for text in (READERS, OTHERS, WITH_SPARK) for words in words_of(text)}
+    assert tried | ELSEWHERE == set(VERBS)
+    assert not tried & ELSEWHERE
+
+
+def test_python_names_what_needs_spark(base: Install) -> None:
+    said = base.python(
+        "import slackwater as sw\n"
+        "for act in (lambda: sw.processor, lambda: sw.decode('value', registry='x'), sw.App('a').run):\n"
+        "    try: act()\n"
+        "    except sw.errors.Refused as error: print(error)\n"
+    )
+    assert [line.partition(" needs ")[0] for line in said.splitlines()] == [
+        "slackwater.processor",
+        "decode",
+        "running an app",
+    ]
+
+
+def test_a_server_answers_without_spark(base: Install) -> None:
+    base.pip("slackwater[serve]")
+    base.python(IMPORTS)
+    code = f"flights={base.work / 'flights.py'}"
+    slackwater = base.folder / "bin" / "slackwater"
+    with serving_apart(f"{base.work}/store", base.work / "cache", "--code", code, program=slackwater) as (url, _):
+        ask = Ask(url)
+        (row,) = ask("/apps/flights/at/now/tables/carriers", key="C2").json["rows"]
+        assert row == {"carrier": "C2", "flights": 6, "delay": 30}
+        sql = "SELECT count(*) AS n FROM carriers"
+        assert ask("/apps/flights/at/now/query", sql=sql).json["rows"] == [{"n": 3}]
+        assert "<html" in ask("/").body.decode()
+        status, said = post(ask, "/apps/flights/replay", {"stage": "carriers", "version": 3})
+        assert (status, LINE in said["message"]) == (409, True)
