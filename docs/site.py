@@ -25,13 +25,14 @@ site_name = "slackwater"
 site_description = "A time machine for the state of streaming applications on Spark"
 copyright = "Apache-2.0"
 docs_dir = "pages"
+extra_css = ["{css}"]
 nav = [
 {nav}
 ]
 
 [project.theme]
-font = false  # loads nothing from elsewhere
-features = ["content.code.copy", "navigation.indexes", "navigation.sections", "navigation.top", "search.highlight"]
+font = false  # nothing is loaded from elsewhere, except Mermaid on pages with a diagram
+features = ["navigation.indexes", "navigation.sections", "navigation.top", "search.highlight"]
 
 [[project.theme.palette]]
 scheme = "default"
@@ -51,6 +52,9 @@ slugify = {{ object = "pymdownx.slugs.slugify", kwds = {{ case = "lower" }} }}  
 [project.markdown_extensions.pymdownx.superfences]
 custom_fences = [{{ name = "mermaid", class = "mermaid", format = "pymdownx.superfences.fence_code_format" }}]
 """
+_CSS = "extra.css"
+_COPIED = ".highlight .gp, .highlight .go { user-select: none; }"
+"""Style by which whoever copies a console block gets the commands, without prompts and outputs."""
 
 
 def prose(page: Path) -> str:
@@ -90,6 +94,7 @@ def prepare(folder: Path) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(file)
+    (folder / "pages" / _CSS).write_text(_COPIED, encoding="utf-8")
     groups = {
         group: [{title: str(page.relative_to(ROOT))} for title, page in pages.items()]
         for group, pages in {"Overview": {"slackwater": README}, **navigation()}.items()
@@ -97,7 +102,7 @@ def prepare(folder: Path) -> Path:
     # A list of JSON with its colons replaced is one of TOML.
     entries = (json.dumps({group: pages}, separators=(", ", " = ")) for group, pages in groups.items())
     config = folder / "zensical.toml"
-    config.write_text(_CONFIG.format(nav=",\n".join(entries)), encoding="utf-8")
+    config.write_text(_CONFIG.format(nav=",\n".join(entries), css=_CSS), encoding="utf-8")
     return config
 
 

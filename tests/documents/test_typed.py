@@ -134,8 +134,8 @@ def typed(words: str) -> None:
     for name, instead in INSTEAD.items():
         words = words.replace(name, instead)
     if "before-migration-1-" in words:
-        (name,) = json.loads(invoked("snapshot", "list", "shop", "--json"))
-        words = re.sub(r"before-migration-1-[\d-]*\d", name["name"], words)
+        (name,) = re.findall(r"before-migration-1-[\d-]*\d", invoked("snapshot", "list", "shop"))
+        words = re.sub(r"before-migration-1-[\d-]*\d", name, words)
     _, *arguments = shlex.split(words, comments=True)
     for verb, option in ENDING.items():
         if words.startswith(f"slackwater {verb} ") and option not in arguments:
@@ -166,15 +166,21 @@ def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pyte
     kafka = MemoryKafka.named(f"memory://{folder.name}-{request.param.replace('/', '-')}")
     kafka.create_topics({"orders": 3})
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name, value in (("KAFKA", kafka.address), ("STORE", "store"), ("CACHE", "cache")):
-            patch.setenv(f"SLACKWATER_{name}", value)
+        go_to(folder, patch)
+        patch.setenv("SLACKWATER_KAFKA", kafka.address)
         for factor in (1, 1, 1, 10_000):
             orders = ({"number": n, "country": "DE", "cents": 500 * factor, "customer": "c1"} for n in range(30))
             kafka.send("orders", [Record(json.dumps(order).encode()) for order in orders], patience_s=0)
             invoked("run", "shop.py", "--until-caught-up")
         invoked("snapshot", "take", "shop", "before-release", "--instant")
         yield folder
+
+
+def go_to(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Work in a folder, also with Spark's workers, which started elsewhere."""
+    patch.chdir(folder)
+    for name in ("store", "cache"):
+        patch.setenv(f"SLACKWATER_{name.upper()}", str(folder / name))
 
 
 @pytest.mark.spark
@@ -188,7 +194,7 @@ def test_commands_on_the_shop_succeed(
     session: tuple[str, str], shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(shop, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    go_to(tmp_path, monkeypatch)
     if session in CHANGED:
         (tmp_path / "shop.py").write_text(changed((tmp_path / "shop.py").read_text()))
     for words in (*FIRST.get(session, ()), *SESSIONS[session]):
