@@ -23,13 +23,19 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
+.PHONY: help demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## the whole story on real data, in four to seven minutes
 	@$(BIN)/python examples/demo.py
+
+docs: $(READY) ## the documentation as a site, in build/docs/site: a dead link fails it (seconds)
+	@$(BIN)/python -m docs.site build --strict
+
+docs-serve: $(READY) ## show it at http://localhost:8000
+	@$(BIN)/python -m docs.site serve
 
 test: $(READY) ## all checks and tests, from nothing
 	@$(MAKE) --no-print-directory -j 2 programs check collect

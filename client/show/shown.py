@@ -55,7 +55,7 @@ class Result(Displayable):
         failed: True if a check failed or the result differs, so that the exit code is 1.
     """
 
-    def __init__(self, data: object, *blocks: Block, notes: Iterable[str] = (), failed: bool = False) -> None:
+    def __init__(self, data: Any, *blocks: Block, notes: Iterable[str] = (), failed: bool = False) -> None:
         self.data = data
         self.blocks = blocks
         self.notes = tuple(notes)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from ...common.arguments import check_arguments
 from ...common.validation import check_whole
@@ -30,6 +30,8 @@ from .stage import (
 )
 from .table import DEFAULT_TABLE, TableOptions, check_tasks
 from .topic import Repartition, StartingOffsets, Topic
+
+_Function = TypeVar("_Function", bound=Transform)
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class App:
         rejects: str | None = None,
         event_time: EventTimeOptions | None = None,
         name: str | None = None,
-    ) -> Callable[[Transform], Transform]:
+    ) -> Callable[[_Function], _Function]:
         """Declare the decorated function, which maps DataFrames to a DataFrame, as a stage of this app.
 
         Args:
@@ -99,7 +101,7 @@ class App:
         outputs = as_tuple(writes, (Repartition, TopicSink, FunctionSink))
         columns = as_tuple(key or (), str)
 
-        def declare(transform: Transform) -> Transform:
+        def declare(transform: _Function) -> _Function:
             stage_name = check_name("stage", name or str(getattr(transform, "__name__", type(transform).__name__)))
 
             def count(knob: str, value: int | None, least: int) -> int | None:

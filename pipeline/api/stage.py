@@ -91,7 +91,7 @@ def pass_through(rows: "DataFrame") -> "DataFrame":
     return rows
 
 
-Transform = Callable[..., "DataFrame"]
+Transform = Callable[..., "DataFrame | tuple[DataFrame, ...]"]
 OnError = Literal["stop", "reject"]
 
 

@@ -1,6 +1,5 @@
 """Feeders of the documentation and of the examples tell of an event that did not arrive, also by their exit code."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
+from tests.documents.blocks import program
 from tests.support.static import ROOT
 
 TOO_LARGE = {"max.message.bytes": "20"}
@@ -19,10 +19,7 @@ TOO_LARGE = {"max.message.bytes": "20"}
 @pytest.fixture
 def first_app(tmp_path: Path) -> list[str]:
     """The command that runs the feeder of the first app, as its page has it."""
-    text = (ROOT / "docs" / "first-app.md").read_text(encoding="utf-8")
-    program = re.search(r'```python\n("""Send made-up orders: .*?)```', text, re.DOTALL)
-    assert program is not None
-    (tmp_path / "feed.py").write_text(program[1])
+    (tmp_path / "feed.py").write_text(program("docs/first-app.md", '"""Send made-up orders: '))
     return [sys.executable, str(tmp_path / "feed.py")]
 
 

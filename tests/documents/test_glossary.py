@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.test_links import PAGES, ROOT, page_id, prose
+from docs.site import PAGES, ROOT, prose
+from tests.documents.test_links import page_id
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERMS = [

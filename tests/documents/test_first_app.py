@@ -1,0 +1,124 @@
+"""The page of the first app as a new user follows it: its files, its commands in a shell, and what they print."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.jars import cache_folder
+
+from tests.documents.blocks import Command, blocks, commands, program
+from tests.support.running import SHORT_LIVED, SLACKWATER, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
+
+PAGE = "docs/first-app.md"
+INSTALLED = ("python3 -m venv", ". .venv/bin", "pip install")
+"""Beginnings of the commands that are not typed: slackwater is installed here."""
+RUN = "slackwater run shop.py --max-records 5000"
+"""The command that the page leaves running in another shell."""
+SHELL = "test -f .slackwater/dev/env.sh && source .slackwater/dev/env.sh; "
+"""What the page says to type first in every other shell."""
+UNSTEADY = re.compile(r"\d[\d.,:TZ-]*\d[Z]?|\d")
+"""Numbers and times of outputs that depend on the clock, or on where batches end."""
+
+
+@dataclass
+class User:
+    """Somebody at a shell, with an empty home."""
+
+    home: Path
+    folder: Path = field(init=False)
+    app: "subprocess.Popen[bytes] | None" = None
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder = self.home / "shop"
+
+    def environment(self) -> dict[str, str]:
+        path = f"{SLACKWATER.parent}{os.pathsep}{os.environ['PATH']}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLACKWATER_", "AWS_"))}
+        cache = {"XDG_CACHE_HOME": str(cache_folder().parent)}
+        return {**kept, **cache, "HOME": str(self.home), "PATH": path, "JDK_JAVA_OPTIONS": SHORT_LIVED}
+
+    def types(self, words: str) -> str:
+        """Type a command that ends. Returns what it prints."""
+        folder = self.folder if self.folder.exists() else self.home
+        done = subprocess.run(
+            ["bash", "-c", SHELL + words],
+            cwd=folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def starts(self, words: str) -> None:
+        """Start the app and leave it running."""
+        with (self.folder / "run.txt").open("wb") as output:
+            command = ["bash", "-c", f"{SHELL}exec {words}"]
+            self.app = subprocess.Popen(command, cwd=self.folder, env=self.environment(), stdout=output, stderr=output)
+
+    def commits(self) -> list[int]:
+        """The numbers of rows of the batches that the app has printed."""
+        text = (self.folder / "run.txt").read_text()
+        assert self.app is not None
+        assert self.app.poll() is None, text
+        return [int(rows.replace(",", "")) for rows in re.findall(r"  ([\d,]+) rows  ", text)]
+
+    def stops(self) -> None:
+        """Ctrl-C."""
+        assert self.app is not None
+        self.app.send_signal(signal.SIGINT)
+        assert self.app.wait(60) == 0
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    user = User(tmp_path)
+    yield user
+    if user.app is not None and user.app.poll() is None:
+        user.app.kill()
+        user.app.wait()
+    user.types("slackwater dev down --purge")
+
+
+def test_a_new_user_gets_from_the_page_what_it_says(user: User) -> None:
+    for command in (command for block in blocks("console", PAGE) for command in commands(block)):
+        if command.words.startswith(INSTALLED):
+            continue
+        if command.words == RUN:
+            user.starts(command.words)
+            eventually(lambda: sum(user.commits()) == user.sent, "the app reads all orders")
+            assert_prints(command, (user.folder / "run.txt").read_text())
+            continue
+        if command.words.startswith("slackwater dev down"):
+            user.stops()
+        assert_prints(command, user.types(command.words))
+        if command.words.startswith("mkdir"):
+            (user.folder / "feed.py").write_text(program(PAGE, '"""Send made-up orders'))
+            (user.folder / "shop.py").write_text(program(PAGE))
+        if command.words.startswith("python feed.py orders "):
+            user.sent = int(command.words.split()[4])
+            if user.app is not None:
+                eventually(lambda: sum(user.commits()) == user.sent, "the app reads the orders")
+
+
+def assert_prints(command: Command, text: str) -> None:
+    """The lines of the page are among those printed, in order; the rows of a query are the same to the last digit."""
+    is_exact = command.words.startswith("slackwater query")
+    printed = iter([shape(line, is_exact) for line in text.splitlines()])
+    for line in command.output:
+        if line.strip() not in ("…", ""):
+            assert shape(line, is_exact) in printed, f"$ {command.words}\nexpected {line!r} in\n{text}"
+
+
+def shape(line: str, is_exact: bool) -> str:
+    words = line if is_exact else re.sub(r"\b(?:ms|s|min)\b", "s", UNSTEADY.sub("0", line))
+    return " ".join(words.split())

@@ -1,0 +1,214 @@
+"""Commands of the documentation are typed as they stand, on apps of the tests: each must succeed.
+
+Those of one section are a session, with a copy of an app for itself, so that a reader may begin at any heading.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slackwater.cli import main
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
+from slackwater.store.objects.local import LocalStore
+from typer.testing import CliRunner
+
+from tests.documents.blocks import blocks, commands, program
+from tests.support.histories import FlightsApp, Kafka, flights
+
+README = "README.md"
+SHOP, FLIGHTS = "shop", "flights"
+APPS = {
+    README: SHOP,
+    "docs/changing-a-program.md": SHOP,
+    "docs/cli.md": FLIGHTS,
+    "docs/cost.md": SHOP,
+    "docs/disaster-recovery.md": SHOP,
+    "docs/erasure.md": FLIGHTS,
+    "docs/leaving-iceberg.md": FLIGHTS,
+    "docs/leaving.md": FLIGHTS,
+    "docs/operating.md": FLIGHTS,
+    "docs/serving.md": FLIGHTS,
+    "docs/agents.md": FLIGHTS,
+    "docs/snapshots.md": SHOP,
+    "docs/staging.md": SHOP,
+}
+"""Pages whose commands are typed here, and the app that they are about."""
+NOT_TYPED_PAGES = {
+    "CONTRIBUTING.md": "the gate itself, and what takes hours",
+    "docs/archive.md": "needs an archive of days; tests/store/archive has it",
+    "docs/benchmarks.md": "takes an hour",
+    "docs/cluster.md": "needs systemd, a container engine or Kubernetes; test_deploy.py reads their files",
+    "docs/coming-from-spark-adopt.md": "needs the checkpoint of a query; tests/operations/from_spark has one",
+    "docs/coming-from-spark.md": "needs a running query; tests/operations/from_spark has one",
+    "docs/debugging.md": "needs the app of the demo, which types the same",
+    "docs/first-app.md": "typed by test_first_app.py, on a broker",
+    "docs/on-call.md": "needs collectors of traces and lineage; tests/pipeline/telemetry has them",
+    "docs/page.md": "serves until Ctrl-C; tests/serve/page does it",
+    "docs/testing.md": "takes hours",
+    "docs/where-it-runs.md": "needs a server of Spark Connect",
+}
+"""Pages of which no command is typed here, and why."""
+NOT_TYPED = {
+    r"(make|pip|eval|docker|curl|spark-submit) .*": "no command of slackwater, or one that installs or starts servers",
+    r"slackwater serve.*": "serves until Ctrl-C; tests/serve does it",
+    r"slackwater attach s3:.*": "needs a running query; tests/operations/from_spark has one",
+    r"slackwater .* (totals|FROM totals).*": "about that query",
+    r"slackwater bisect shop .*\bcustomer\b.*": "about that query",
+    r"slackwater run .*--(conf|master) .*": "needs a JVM or a cluster of its own; tests/pipeline/spark has them",
+    r"slackwater rescale .*": "waits for a runner where one is alive; tests/snapshot/change does it",
+    r"slackwater verify shop@before-release --deep": "of another app than its page is about",
+    r"slackwater migrate .*--rename-stage.*": "for a program that the page does not show",
+    r"slackwater (check recent.py|trial shop) .*": "for programs that the page does not show",
+    r"slackwater clone .*--mask .*": "of an app with names of people; tests/operations/staging has one",
+}
+"""Patterns of commands that are not typed here, and why."""
+INSTEAD = {
+    "shop@-5m": "shop@~2",
+    "flights@-1d": "flights@~2",
+    "shop@year-end": "shop@~1",
+    "s3://elsewhere/slackwater": "elsewhere",
+    "/data/elsewhere": "elsewhere",
+    "s3://archive/slackwater": "archive",
+    "/srv/lake/flights": "lake",
+}
+"""Moments that a young app lacks, and places that a test lacks, with those that are typed instead."""
+ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant"}
+"""Verbs that run until Ctrl-C or wait for a running app, and the option with which they end."""
+FIRST = {
+    ("docs/changing-a-program.md", "Go back"): ["slackwater migrate shop.py --rename largest=largest_cents"],
+    ("docs/disaster-recovery.md", "Watch it"): ["slackwater replicate shop --to /data/elsewhere"],
+    ("docs/disaster-recovery.md", "Drill"): ["slackwater replicate shop --to /data/elsewhere"],
+    ("docs/disaster-recovery.md", "Fail over"): ["slackwater replicate shop --to /data/elsewhere"],
+}
+"""Commands of earlier sections that a section continues from."""
+CHANGED = {("docs/changing-a-program.md", heading) for heading in ("A change, from edit to verified", "Go back")}
+"""Sections about the program with the page's change."""
+MAY_FAIL = ("slackwater query flight ", "slackwater diff ")
+"""Beginnings of commands that show an error, or exit with 1 if there is a difference."""
+
+
+def why_not(page: str, words: str) -> str:
+    """Why a command is not typed here; empty if it is."""
+    if page in NOT_TYPED_PAGES:
+        return NOT_TYPED_PAGES[page]
+    return next((why for pattern, why in NOT_TYPED.items() if re.fullmatch(pattern, words)), "")
+
+
+def sessions() -> dict[tuple[str, str], list[str]]:
+    """The commands of each section that are typed here."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for block in blocks("console"):
+        for command in commands(block):
+            if not why_not(block.page, command.words):
+                found.setdefault((block.page, block.heading), []).append(command.words)
+    return found
+
+
+SESSIONS = sessions()
+
+
+def session_id(value: str | tuple[str, str]) -> str:
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def of_app(app: str) -> list[tuple[str, str]]:
+    return [session for session in SESSIONS if APPS[session[0]] == app]
+
+
+def test_every_page_with_commands_is_typed_or_says_why_not() -> None:
+    pages = {block.page for block in blocks("console")}
+    assert {*APPS, *NOT_TYPED_PAGES} == pages
+    assert not APPS.keys() & NOT_TYPED_PAGES.keys()
+    every = [command.words for block in blocks("console") for command in commands(block) if block.page in APPS]
+    assert [pattern for pattern in NOT_TYPED if not any(re.fullmatch(pattern, words) for words in every)] == []
+    assert FIRST.keys() | CHANGED <= SESSIONS.keys()
+
+
+def typed(words: str) -> None:
+    """Type a command of ours in the current folder."""
+    for name, instead in INSTEAD.items():
+        words = words.replace(name, instead)
+    if "before-migration-1-" in words:
+        (name,) = re.findall(r"before-migration-1-[\d-]*\d", invoked("snapshot", "list", "shop"))
+        words = re.sub(r"before-migration-1-[\d-]*\d", name, words)
+    _, *arguments = shlex.split(words, comments=True)
+    for verb, option in ENDING.items():
+        if words.startswith(f"slackwater {verb} ") and option not in arguments:
+            arguments.append(option)
+    invoked(*arguments, may_fail=words.startswith(MAY_FAIL))
+
+
+def invoked(*arguments: str, may_fail: bool = False) -> str:
+    done = CliRunner().invoke(main.app, arguments)
+    assert done.exit_code in (0, may_fail), f"slackwater {shlex.join(arguments)}\n{done.output}"
+    return done.stdout
+
+
+@pytest.mark.usefixtures("isolated")
+@pytest.mark.parametrize("session", of_app(FLIGHTS), ids=session_id)
+def test_commands_on_the_flights_succeed(session: tuple[str, str], tmp_path: Path) -> None:
+    FlightsApp(LocalStore(tmp_path / "store"), Kafka()).run(flights(120))
+    invoked("snapshot", "take", "flights", "before-deploy", "--instant")
+    for words in SESSIONS[session]:
+        typed(words)
+
+
+@pytest.fixture(scope="module")
+def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the program of a page and its app, which has read orders of which the last are wrong."""
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "shop.py").write_text(program(request.param))
+    kafka = MemoryKafka.named(f"memory://{folder.name}-{request.param.replace('/', '-')}")
+    kafka.create_topics({"orders": 3})
+    with pytest.MonkeyPatch.context() as patch:
+        go_to(folder, patch)
+        patch.setenv("SLACKWATER_KAFKA", kafka.address)
+        for factor in (1, 1, 1, 10_000):
+            orders = ({"number": n, "country": "DE", "cents": 500 * factor, "customer": "c1"} for n in range(30))
+            kafka.send("orders", [Record(json.dumps(order).encode()) for order in orders], patience_s=0)
+            invoked("run", "shop.py", "--until-caught-up")
+        invoked("snapshot", "take", "shop", "before-release", "--instant")
+        yield folder
+
+
+def go_to(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Work in a folder, also with Spark's workers, which started elsewhere."""
+    patch.chdir(folder)
+    for name in ("store", "cache"):
+        patch.setenv(f"SLACKWATER_{name.upper()}", str(folder / name))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("shop", "session"),
+    [(README if session[0] == README else "docs/first-app.md", session) for session in of_app(SHOP)],
+    indirect=["shop"],
+    ids=session_id,
+)
+def test_commands_on_the_shop_succeed(
+    session: tuple[str, str], shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shop, tmp_path, dirs_exist_ok=True)
+    go_to(tmp_path, monkeypatch)
+    if session in CHANGED:
+        (tmp_path / "shop.py").write_text(changed((tmp_path / "shop.py").read_text()))
+    for words in (*FIRST.get(session, ()), *SESSIONS[session]):
+        typed(words)
+
+
+def changed(text: str) -> str:
+    """The program of the first app with the change of the page on changing programs."""
+    (block,) = blocks("diff")
+    hunk = re.compile(r"(?P<before>(?:^ .*\n)?)(?P<old>(?:^-.*\n)*)(?P<new>(?:^\+.*\n)*)", re.MULTILINE)
+    for match in hunk.finditer(block.code):
+        before, old, new = (re.sub(r"^.", "", match[part], flags=re.MULTILINE) for part in ("before", "old", "new"))
+        if old or new:
+            before = "" if "…" in before else before
+            assert before + old in text
+            text = text.replace(before + old, before + new, 1)
+    return text
