@@ -14,11 +14,6 @@ from pathlib import Path
 from ..errors import NotFound, Usage
 
 
-def install_hint(extras: str) -> str:
-    """Return a hint on how to install these extras from a clone of the repository."""
-    return f"in a clone of slackwater: pip install -c constraints.txt '.[{extras}]'"
-
-
 def nearest_hint(word: str, choices: Iterable[str]) -> str:
     """Return the end of an error message about an unknown word: `; the nearest is 'hourly'`; empty without a match."""
     matches = get_close_matches(word, tuple(choices), n=1, cutoff=0.4)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from ...common.arguments import check_arguments
-from ...common.validation import install_hint
+from ...common.install import install_hint
 from ...errors import BadRecord, NotFound, Refused, SlackwaterError, Usage
 from ..source.worker import ERROR_TAG
 from .avro import AvroReader

@@ -1,6 +1,5 @@
 """Feeders of the documentation and of the examples tell of an event that did not arrive, also by their exit code."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from slackwater.client.project.write import write_project
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
@@ -18,12 +18,9 @@ TOO_LARGE = {"max.message.bytes": "20"}
 
 @pytest.fixture
 def first_app(tmp_path: Path) -> list[str]:
-    """The command that runs the feeder of the first app, as its page has it."""
-    text = (ROOT / "docs" / "first-app.md").read_text(encoding="utf-8")
-    program = re.search(r'```python\n("""Send made-up orders: .*?)```', text, re.DOTALL)
-    assert program is not None
-    (tmp_path / "feed.py").write_text(program[1])
-    return [sys.executable, str(tmp_path / "feed.py")]
+    """The command that runs the feeder of a new project, which the page of the first app uses."""
+    write_project("shop", tmp_path / "shop")
+    return [sys.executable, str(tmp_path / "shop" / "feed.py")]
 
 
 EXAMPLE = [sys.executable, str(ROOT / "examples" / "feed.py")]
