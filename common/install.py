@@ -3,6 +3,8 @@
 `python -m docs.install` writes what follows from `REPOSITORY` into pages, examples and `pyproject.toml`.
 """
 
+import re
+
 REPOSITORY = ""
 """`owner/name` of the GitHub repository whose releases are on PyPI; empty before the first release."""
 VENDORED = "vendor/slackwater"
@@ -35,3 +37,12 @@ def requirement(version: str, repository: str = REPOSITORY) -> str:
 def action(version: str, repository: str = REPOSITORY) -> str:
     """Return the GitHub action that tries a program in a project's workflow."""
     return f"{repository}@v{version}" if repository else f"./{VENDORED}"
+
+
+def with_absolute_links(page: str, repository: str = REPOSITORY) -> str:
+    """Return a page whose links and pictures lead to the repository, for PyPI, which has no other file of it."""
+
+    def lead(match: re.Match[str]) -> str:
+        return f"{match[0]}https://github.com/{repository}/{'raw' if match[1] else 'blob'}/main/"
+
+    return re.sub(r"(!?)\[[^\]]*\]\((?!\w+:|#)", lead, page) if repository else page

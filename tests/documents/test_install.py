@@ -67,6 +67,14 @@ def test_a_project_requires_the_release_that_wrote_it() -> None:
     assert install.action("0.1.0", "") == "./vendor/slackwater"
 
 
+def test_the_description_on_pypi_leads_to_the_repository() -> None:
+    page = "![a](docs/images/a.svg) [b](docs/b.md#c) [d](https://d.org) [e](#e)"
+    root = f"https://github.com/{REPOSITORY}"
+    shown = f"![a]({root}/raw/main/docs/images/a.svg) [b]({root}/blob/main/docs/b.md#c) [d](https://d.org) [e](#e)"
+    assert install.with_absolute_links(page, REPOSITORY) == shown
+    assert install.with_absolute_links(page, "") == page
+
+
 def release_version(tag: str, repository: str) -> subprocess.CompletedProcess[str]:
     """Run what the workflow of a release asks first."""
     environment = {**os.environ, "GITHUB_REF_NAME": tag, "GITHUB_REPOSITORY": repository}
