@@ -32,7 +32,7 @@ def new(
     folder: Path | None = option("DIR", "Folder of the project. Default: the app's name.", name="--folder"),
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Write a project that runs: a program, its settings, a feeder, a test and a workflow.
+    """Write a project that runs: program, feeder, test and workflow.
 
     The workflow runs the test on each push, and `trial` on each pull request. No existing file is replaced.
     """
