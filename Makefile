@@ -9,7 +9,7 @@ CHOSEN := not soak and not ci
 RECORD :=
 SERVERS := kafka or spark
 # In Go, where there is Go: tests of them skip elsewhere.
-PROGRAMS := versitygw
+PROGRAMS := versitygw actionlint
 # The newest of each minor version that slackwater runs on, the oldest first; that of .venv is one more.
 SPARKS := 4.0.5 4.1.4 4.2.1
 # Before 4.2 pyspark leaves sockets to Python's collector, which would fail the test that runs by then.
@@ -42,7 +42,7 @@ test: $(READY) ## all checks and tests, from nothing
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 test-all: $(READY) ## the same with each server of S3, the oldest Spark, each point at which a verb may be killed, many more examples (hours)
-	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" PROGRAMS="$(PROGRAMS) promtool" test
+	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" PROGRAMS="$(PROGRAMS) promtool helm" test
 	@$(MAKE) --no-print-directory SPARKS="$(firstword $(SPARKS))" matrix
 
 # What needs Kafka alone is the same with every Spark. One that fails does not keep the next from being tried.

@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
     except ModuleNotFoundError:
-        from .common.validation import require_extras
+        from .common.extras import require_extras
 
         require_extras("spark", f"slackwater.{name}")
         raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .common.arguments import check_method_arguments
 from .common.durations import parse_ms
-from .common.validation import require_extras
+from .common.extras import require_extras
 from .pipeline.api import app as declared
 
 if TYPE_CHECKING:

@@ -1,7 +1,21 @@
-"""Packages of the distribution: every folder of the root that has an `__init__.py`, under the name `slackwater`."""
+"""Packages of the distribution, every folder of the root that has an `__init__.py`, under the name `slackwater`.
+
+The description on PyPI is the README, whose links and pictures lead to the repository of `common/install.py`.
+"""
+
+import sys
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
-OTHERS = ("bench*", "docs*", "examples*", "tests*", "pyspark_slackwater*")
+sys.path.insert(0, str(Path(__file__).parent / "common"))
+from install import with_absolute_links
 
-setup(packages=["pyspark_slackwater", "slackwater", *(f"slackwater.{room}" for room in find_packages(exclude=OTHERS))])
+OTHERS = ("bench*", "docs*", "examples*", "tests*", "pyspark_slackwater*")
+README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+
+setup(
+    packages=["pyspark_slackwater", "slackwater", *(f"slackwater.{room}" for room in find_packages(exclude=OTHERS))],
+    long_description=with_absolute_links(README),
+    long_description_content_type="text/markdown",
+)

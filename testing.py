@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from .common.validation import require_extras
+from .common.extras import require_extras
 from .errors import NotFound, Usage
 from .pipeline.kafka.memory import MemoryKafka
 from .pipeline.kafka.protocol import Record

@@ -19,7 +19,8 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("revoke",): ("token rm",),
     ("erase", "gdpr", "redact", "anonymize", "purge"): ("forget",),
-    ("create", "new", "make", "add"): ("run", "snapshot take", "clone", "token add"),
+    ("create", "make", "add"): ("new", "snapshot take", "clone", "token add"),
+    ("scaffold", "generate", "template", "project", "quickstart"): ("new",),
     ("take", "checkpoint", "savepoint", "tag", "save", "pin", "snap", "snapshots"): ("snapshot take", "snapshot list"),
     ("branch", "fork", "clones"): ("clone", "clone list"),
     ("copy", "cp", "duplicate"): ("clone", "export", "replicate"),
@@ -57,7 +58,9 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 _IN_GROUPS = {
     **dict.fromkeys(("app list", "app ls", "app show", "app describe", "app status"), ("status",)),
-    **dict.fromkeys(("app create", "app new", "app add"), ("run",)),
+    **dict.fromkeys(("app create", "app new", "app add"), ("new",)),
+    "snapshot new": ("snapshot take",),
+    "token new": ("token add",),
     **dict.fromkeys(("snapshot restore", "snapshot rollback"), ("rewind",)),
 }
 SYNONYMS = {word: commands for synonyms, commands in _SYNONYMS.items() for word in synonyms}

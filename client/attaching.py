@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ..common.validation import require_extras
+from ..common.extras import require_extras
 from ..errors import Refused, Usage
 from ..operations.from_spark.attach.rows import valid_name
 from ..operations.from_spark.attach.tail import Tail

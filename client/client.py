@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import msgspec
 
 from ..common.arguments import check_arguments, check_method_arguments
-from ..common.validation import require_extras
+from ..common.extras import require_extras
 from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, list_apps, read_app, replace_name_by_folder

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..common import instants
-from ..common.validation import install_hint
+from ..common.install import install_hint
 from ..errors import Refused, Usage
 from ..snapshot.cut.refs import parse_ref
 from ..snapshot.take.audit_log import record_operation

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..common.arguments import check_method_arguments
-from ..common.validation import require_extras
+from ..common.extras import require_extras
 from ..errors import Usage
 from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of

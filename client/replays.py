@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.extras import require_extras
 from ..common.instants import format_with_age
-from ..common.validation import require_extras
 from ..errors import Refused, SlackwaterError, Usage
 from ..snapshot.bisect.causes import (
     Cause,

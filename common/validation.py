@@ -1,10 +1,9 @@
-"""Checks of user input: numbers, known words, program files, and installed packages.
+"""Checks of user input: numbers, known words and program files.
 
 Numbers are checked at input, because stored JSON is decoded strictly by type: neither a count stored as 64000000.0 nor
 an infinite ratio could be read back.
 """
 
-import importlib.util
 import math
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,32 +11,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 
-from ..errors import NotFound, Refused, Usage
-
-
-def install_hint(extras: str) -> str:
-    """Return a hint on how to install these extras from a clone of the repository."""
-    return f"in a clone of slackwater: pip install -c constraints.txt '.[{extras}]'"
-
-
-_PACKAGES_BY_EXTRA = {
-    "agents": ("mcp",),
-    "registry": ("datafusion", "ptars", "grpc_tools"),
-    "serve": ("httptools", "pebble", "starlette", "uvicorn", "uvloop"),
-    "spark": ("pyspark", "pandas"),
-}
-
-
-def require_extras(extras: str, purpose: str) -> None:
-    """Raise `Refused` if a package of these extras, such as "serve,agents", is missing. `purpose` begins the message.
-
-    Import modules that need an extra only after this check, so that the base install imports without them.
-    """
-    packages = [name for extra in extras.split(",") for name in _PACKAGES_BY_EXTRA[extra]]
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        managed = "; on a managed Spark, run slackwater with the cluster's own pyspark" if "pyspark" in missing else ""
-        names = f"{' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed"
-        raise Refused(f"{purpose} needs {names}", hint=install_hint(extras) + managed)
+from ..errors import NotFound, Usage
 
 
 def nearest_hint(word: str, choices: Iterable[str]) -> str:

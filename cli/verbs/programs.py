@@ -1,4 +1,4 @@
-"""Verbs that create state from programs and queries: run, attach, adopt, init, migrate."""
+"""Verbs that create programs, and state from programs and queries: new, run, attach, adopt, init, migrate."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import typer
 
 from ...client.declared.operations import InitOptions, MigrateOptions
 from ...client.show import formats
-from ...common.validation import require_extras
+from ...common.extras import require_extras
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Repeated, argument, duration_option, flag, option, program_option
 from ..reporter import reporting
@@ -20,6 +20,27 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     from ...operations.exchange.initialise import LoadProgress
     from ...pipeline.run.options import Options
+
+
+@verb(
+    "slackwater new shop",
+    "slackwater new shop --folder . --dry-run",
+    store=False,
+)
+def new(
+    session: Session,
+    app: str = argument("APP", "Name of the new app."),
+    folder: Path | None = option("DIR", "Folder of the project. Default: the app's name.", name="--folder"),
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Write a project that runs: program, feeder, test and workflow.
+
+    The workflow runs the test on each push, and `trial` on each pull request. No existing file is replaced.
+    """
+    from ...client.project.result import project_result
+    from ...client.project.write import write_project
+
+    session.show(project_result(write_project(app, folder, dry_run=dry_run), dry_run=dry_run))
 
 
 @verb(

@@ -8,7 +8,7 @@ from typing import Unpack
 import typer
 
 from ...client.declared.questions import CheckOptions
-from ...common.validation import require_extras
+from ...common.extras import require_extras
 from ...errors import Refused, Usage
 from ..options import argument, flag, option, parse_key_words, program_option
 from ..session import Session, verb

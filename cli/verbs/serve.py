@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ...client.declared.operations import TokenOptions
-from ...common.validation import find_program_file, require_extras
+from ...common.extras import require_extras
+from ...common.validation import find_program_file
 from ...errors import Refused, Unavailable, Usage
 from ..options import DRY_RUN, Repeated, argument, duration_option, flag, option, parse_pairs
 from ..session import Session, group, verb

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from ...common.arguments import check_arguments
-from ...common.validation import install_hint, require_extras
+from ...common.extras import require_extras
+from ...common.install import install_hint
 from ...errors import BadRecord, NotFound, Refused, SlackwaterError, Usage
 from .avro import AvroReader
 from .json_messages import JsonReader

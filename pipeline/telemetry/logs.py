@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
-from ...common.validation import install_hint
+from ...common.install import install_hint
 
 _log = logging.getLogger("slackwater")
 

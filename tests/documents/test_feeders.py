@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from slackwater.client.project.write import write_project
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
-from tests.documents.blocks import program
 from tests.support.static import ROOT
 
 TOO_LARGE = {"max.message.bytes": "20"}
@@ -18,9 +18,9 @@ TOO_LARGE = {"max.message.bytes": "20"}
 
 @pytest.fixture
 def first_app(tmp_path: Path) -> list[str]:
-    """The command that runs the feeder of the first app, as its page has it."""
-    (tmp_path / "feed.py").write_text(program("docs/first-app.md", '"""Send made-up orders: '))
-    return [sys.executable, str(tmp_path / "feed.py")]
+    """The command that runs the feeder of a new project, which the page of the first app uses."""
+    write_project("shop", tmp_path / "shop")
+    return [sys.executable, str(tmp_path / "shop" / "feed.py")]
 
 
 EXAMPLE = [sys.executable, str(ROOT / "examples" / "feed.py")]

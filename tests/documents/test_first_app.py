@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.dev.jars import cache_folder
 
-from tests.documents.blocks import Command, blocks, commands, program
+from tests.documents.blocks import Command, blocks, commands
 from tests.support.running import SHORT_LIVED, SLACKWATER, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 
 PAGE = "docs/first-app.md"
-INSTALLED = ("python3 -m venv", ". .venv/bin", "pip install")
+INSTALLED = ("python3 -m venv", ". .venv/bin", "pip install", "cd ..")
 """Beginnings of the commands that are not typed: slackwater is installed here."""
 RUN = "slackwater run shop.py --max-records 5000"
 """The command that the page leaves running in another shell."""
@@ -72,6 +72,9 @@ class User:
         assert self.app.poll() is None, text
         return [int(rows.replace(",", "")) for rows in re.findall(r"  ([\d,]+) rows  ", text)]
 
+    def waits(self) -> bool:
+        return "waiting for records" in (self.folder / "run.txt").read_text()
+
     def stops(self) -> None:
         """Ctrl-C."""
         assert self.app is not None
@@ -95,15 +98,12 @@ def test_a_new_user_gets_from_the_page_what_it_says(user: User) -> None:
             continue
         if command.words == RUN:
             user.starts(command.words)
-            eventually(lambda: sum(user.commits()) == user.sent, "the app reads all orders")
+            eventually(lambda: sum(user.commits()) == user.sent and user.waits(), "the app reads all orders")
             assert_prints(command, (user.folder / "run.txt").read_text())
             continue
         if command.words.startswith("slackwater dev down"):
             user.stops()
         assert_prints(command, user.types(command.words))
-        if command.words.startswith("mkdir"):
-            (user.folder / "feed.py").write_text(program(PAGE, '"""Send made-up orders'))
-            (user.folder / "shop.py").write_text(program(PAGE))
         if command.words.startswith("python feed.py orders "):
             user.sent = int(command.words.split()[4])
             if user.app is not None:

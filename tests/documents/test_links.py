@@ -116,12 +116,3 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = page.read_text(encoding="utf-8")
     assert set(re.findall(r"(?:`|\$ )make ([a-z]+)", text)) <= targets
-
-
-def test_nothing_says_to_install_from_a_registry_what_is_not_there_yet() -> None:
-    sources = (path for part in (*PARTS, "examples", "deploy") for path in (ROOT / part).rglob("*") if path.is_file())
-    sources = (path for path in sources if "__pycache__" not in path.parts)
-    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in (*PAGES, *sources)}
-    # What is installed of its own folder is written with a point, or with a path.
-    named = re.compile(r"pip install [^\n`#]*(?<![/\w.-])slackwater(\[|\b(?!/))[^\n`]*")
-    assert {page_id(path): found[0] for path, text in texts.items() if (found := named.search(text))} == {}

@@ -13,6 +13,8 @@ from slackwater.common.whole_file import lock_file
 from slackwater.pipeline.dev.jars import cache_folder
 
 _MODULES = {
+    "actionlint": ("github.com/rhysd/actionlint/cmd/actionlint", "v1.7.12"),
+    "helm": ("helm.sh/helm/v3/cmd/helm", "v3.22.0"),
     "versitygw": ("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
     "vegeta": ("github.com/tsenart/vegeta/v12", "v12.12.0"),
     "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "v0.316.0"),

@@ -1,0 +1,25 @@
+"""Packages of the optional extras, and the refusal of what needs a missing one."""
+
+import importlib.util
+
+from ..errors import Refused
+from .install import install_hint
+
+_PACKAGES_BY_EXTRA = {
+    "agents": ("mcp",),
+    "registry": ("datafusion", "ptars", "grpc_tools"),
+    "serve": ("httptools", "pebble", "starlette", "uvicorn", "uvloop"),
+    "spark": ("pyspark", "pandas"),
+}
+
+
+def require_extras(extras: str, purpose: str) -> None:
+    """Raise `Refused` if a package of these extras, such as "serve,agents", is missing. `purpose` begins the message.
+
+    Import modules that need an extra only after this check, so that the base install imports without them.
+    """
+    packages = [name for extra in extras.split(",") for name in _PACKAGES_BY_EXTRA[extra]]
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        managed = "; on a managed Spark, run slackwater with the cluster's own pyspark" if "pyspark" in missing else ""
+        names = f"{' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed"
+        raise Refused(f"{purpose} needs {names}", hint=install_hint(extras) + managed)

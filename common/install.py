@@ -1,0 +1,48 @@
+"""The command that installs slackwater, for messages, templates and pages, and the repository of its releases.
+
+`python -m docs.install` writes what follows from `REPOSITORY` into pages, examples and `pyproject.toml`.
+"""
+
+import re
+
+REPOSITORY = ""
+"""`owner/name` of the GitHub repository whose releases are on PyPI; empty before the first release."""
+VENDORED = "vendor/slackwater"
+"""Folder of a project that has slackwater's repository as a submodule, before the first release."""
+
+
+def install_command(*extras: str, repository: str = REPOSITORY) -> str:
+    """Return the command that installs slackwater with these extras."""
+    target = ("slackwater" if repository else ".") + (f"[{','.join(extras)}]" if extras else "")
+    return f"pip install {'' if repository else '-c constraints.txt '}" + (f"'{target}'" if extras else target)
+
+
+def install_source(repository: str = REPOSITORY) -> str:
+    """Return the words that say from where `install_command` installs."""
+    return "from PyPI" if repository else "in a clone of the repository (no release is on PyPI yet)"
+
+
+def install_hint(extras: str) -> str:
+    """Return a hint on how to install these extras, comma-separated."""
+    return f"{install_source()}: {install_command(extras)}"
+
+
+def requirement(version: str, repository: str = REPOSITORY) -> str:
+    """Return the line of a project's requirements.txt that installs this version of slackwater, with Spark."""
+    if repository:
+        return f"slackwater[spark]=={version}"
+    return f"./{VENDORED}[spark]  # git submodule add URL {VENDORED}: no release is on PyPI yet"
+
+
+def action(version: str, repository: str = REPOSITORY) -> str:
+    """Return the GitHub action that tries a program in a project's workflow."""
+    return f"{repository}@v{version}" if repository else f"./{VENDORED}"
+
+
+def with_absolute_links(page: str, repository: str = REPOSITORY) -> str:
+    """Return a page whose links and pictures lead to the repository, for PyPI, which has no other file of it."""
+
+    def lead(match: re.Match[str]) -> str:
+        return f"{match[0]}https://github.com/{repository}/{'raw' if match[1] else 'blob'}/main/"
+
+    return re.sub(r"(!?)\[[^\]]*\]\((?!\w+:|#)", lead, page) if repository else page
