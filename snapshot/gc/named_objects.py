@@ -5,17 +5,16 @@ A collection that is no dry run stores new pages, so that the next one reads few
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from ...errors import ObjectNotFound
-from ...store.objects.many import map_concurrently
 from ...store.versions import forgotten
-from ...store.versions.pages.page import Page, VersionParts, build_page, concat_pages
+from ...store.versions.pages.page import Page, VersionParts, concat_pages
 from ...store.versions.pages.stored import (
     MAX_PAGE_BYTES,
     PAGE_SIZES,
     PageRef,
     StagePages,
+    add_pages,
     block_of,
     delete_pages,
     read_parts,
@@ -78,32 +77,27 @@ def _target_of(version: int, newest: int) -> range:
 def _pages_of_target(
     inventory: Inventory, stage: str, wanted: Sequence[int], refs: Sequence[PageRef], store_pages: bool
 ) -> Iterator[Page]:
-    stored: list[tuple[PageRef, Page]] = []
+    stored: list[Page] = []
+    covered: set[int] = set()
     for ref in refs:
         needed = _within(wanted, ref.first, ref.last)
         page = inventory.pages[stage].load(ref) if needed else None
         if page is not None and not set(needed).difference(page.numbers):
-            stored.append((ref, page))
-    covered = {version for ref, _ in stored for version in _within(wanted, ref.first, ref.last)}
-    rest = [version for version in wanted if version not in covered]
-    starts = [page.first for _, page in stored]
-    runs = groupby(rest, key=lambda version: bisect_left(starts, version))
-    pages = [page for _, page in stored] + [_new_page(inventory, stage, tuple(run)) for _, run in runs]
-    pages.sort(key=lambda page: page.first)
-    yield from pages
-    small = sum(ref.bytes for ref, _ in stored) <= MAX_PAGE_BYTES
-    if store_pages and small and (len(rest) >= _MIN_UNPAGED or len(stored) > 1):
-        replace_pages(inventory.store, refs, concat_pages(pages))
+            stored.append(page)
+            covered.update(needed)
+    others = [version for version in wanted if version not in covered]
 
-
-def _new_page(inventory: Inventory, stage: str, versions: Sequence[int]) -> Page:
     def read(version: int) -> VersionParts:
         try:
             return read_parts(inventory.store, inventory.app, stage, version)
         except ObjectNotFound:
             raise missing_versions(inventory.app, stage, (version,)) from None
 
-    return build_page(map_concurrently(read, versions))
+    pages = add_pages(stored, others, read)
+    yield from pages
+    is_small = sum(ref.bytes for ref in refs) <= MAX_PAGE_BYTES
+    if store_pages and is_small and (len(others) >= _MIN_UNPAGED or len(stored) > 1):
+        replace_pages(inventory.store, refs, concat_pages(pages))
 
 
 def _within(versions: Sequence[int], first: int, last: int) -> Sequence[int]:

@@ -7,9 +7,10 @@ describes the history before that version, too, and not that of a removed app of
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, groupby
 from threading import Lock
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,7 +24,7 @@ from ...objects.protocol import ObjectStore
 from .. import codec, keys, limits
 from ..leaves.objects import bind_ssts
 from ..manifest import Manifest
-from .page import BLOCK, Page, VersionParts, concat_pages, identity_of
+from .page import BLOCK, Page, VersionParts, build_page, concat_pages, identity_of
 
 PAGE_SIZES = (64, 512, BLOCK)
 """Numbers of versions of pages: a runner writes small ones, and merges eight into the next size."""
@@ -77,12 +78,40 @@ def put_page(store: ObjectStore, page: Page) -> None:
 
 
 def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
-    """Write one page in place of those of a block. Costs a listing, and two requests for each page not in memory."""
+    """Write one page in place of those of a block, with the versions between them that no page has.
+
+    Costs a listing, two requests for each page not in memory, and one for each of the other versions, at most 64.
+    """
     pages = StagePages(store, app, stage)
     refs = [ref for ref in pages.refs if ref.first >= block.start and ref.last < block.stop]
-    if len(refs) > 1 and sum(ref.bytes for ref in refs) <= MAX_PAGE_BYTES:
-        parts = [(ref, page) for ref in refs if (page := pages.load(ref)) is not None]
-        replace_pages(store, [ref for ref, _ in parts], concat_pages([page for _, page in parts]))
+    if len(refs) < 2 or sum(ref.bytes for ref in refs) > MAX_PAGE_BYTES:
+        return
+    loaded = [page for ref in refs if (page := pages.load(ref)) is not None]
+    others = set(range(refs[0].first, block.stop))
+    for page in loaded:
+        others.difference_update(range(page.first, page.numbers[-1] + 1))
+
+    def read(version: int) -> VersionParts | None:
+        with suppress(ObjectNotFound):  # collected
+            return read_parts(store, app, stage, version)
+        return None
+
+    if len(others) <= PAGE_SIZES[0]:
+        replace_pages(store, refs, concat_pages(add_pages(loaded, sorted(others), read)))
+
+
+def add_pages(pages: Sequence[Page], others: Sequence[int], read: Callable[[int], VersionParts | None]) -> list[Page]:
+    """Return these pages and new ones of other versions, ascending. Pages have no other version in their ranges.
+
+    `read` returns a version, or None if it does not exist; many are read at a time.
+    """
+    starts = [page.first for page in pages]
+    new = []
+    for _, run in groupby(others, key=lambda version: bisect_left(starts, version)):
+        versions = filter(None, map_concurrently(read, run))
+        if (first := next(versions, None)) is not None:
+            new.append(build_page(chain((first,), versions)))
+    return sorted((*pages, *new), key=lambda page: page.first)
 
 
 def replace_pages(store: ObjectStore, refs: Iterable[PageRef], page: Page) -> None:
