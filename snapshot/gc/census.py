@@ -88,7 +88,7 @@ OBJECT_KINDS = (
     _row(keys.clone_journal(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
     _row(keys.removal_journal(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
     SNAPSHOT,
-    _row(keys.snapshot_pack(_A), "copies of snapshots, which take fewer requests: kept as long as the app"),
+    _row(keys.snapshot_pack(_A), "copies of snapshots: kept as long as the app"),
     IN_FLIGHT,
     _row(
         _json(keys.requests(_A), _U),

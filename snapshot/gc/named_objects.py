@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ...errors import ObjectNotFound
 from ...store.versions import forgotten
-from ...store.versions.pages.page import Page, VersionParts, concat_pages
+from ...store.versions.pages.page import VersionPage, VersionParts, concat_pages
 from ...store.versions.pages.stored import (
     MAX_PAGE_BYTES,
     PAGE_SIZES,
@@ -55,7 +55,7 @@ def delete_unneeded_pages(inventory: Inventory, stage: str, versions: Sequence[i
     )
 
 
-def _pages_of(inventory: Inventory, stage: str, versions: Sequence[int], store_pages: bool) -> Iterator[Page]:
+def _pages_of(inventory: Inventory, stage: str, versions: Sequence[int], store_pages: bool) -> Iterator[VersionPage]:
     """Yield pages of a stage, in order, that together have all of these versions."""
     newest, refs = max(inventory.manifests.get(stage, (0,))), inventory.pages[stage].refs
     at = 0
@@ -76,8 +76,8 @@ def _target_of(version: int, newest: int) -> range:
 
 def _pages_of_target(
     inventory: Inventory, stage: str, wanted: Sequence[int], refs: Sequence[PageRef], store_pages: bool
-) -> Iterator[Page]:
-    stored: list[Page] = []
+) -> Iterator[VersionPage]:
+    stored: list[VersionPage] = []
     covered: set[int] = set()
     for ref in refs:
         needed = _within(wanted, ref.first, ref.last)

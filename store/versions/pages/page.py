@@ -103,7 +103,7 @@ class NamedObject(NamedTuple):
     last: int
 
 
-class Page(Struct, frozen=True, dict=True):
+class VersionPage(Struct, frozen=True, dict=True):
     """Outlines of versions of one stage, and the objects in the app's folder that they name. Versions may be left out.
 
     Objects have the names that the stored manifests have, before replacements by forgets.
@@ -163,7 +163,7 @@ class Page(Struct, frozen=True, dict=True):
 
 
 @checks.find_violations.register
-def _(value: Page) -> Iterator[Violation]:
+def _(value: VersionPage) -> Iterator[Violation]:
     if not value.rows or (value.rows[0].number, value.rows[0].ms) != (0, 0):
         yield Violation("rows", value.rows[:1], "rows, of which the first is at 0")
     for number, row in enumerate(value.rows):
@@ -188,7 +188,7 @@ def parts_of(manifest: Manifest) -> VersionParts:
     return VersionParts(**fields, side_tables={name: _Objects(s.ssts) for name, s in manifest.side_tables.items()})
 
 
-def build_page(versions: Iterable[VersionParts]) -> Page:
+def build_page(versions: Iterable[VersionParts]) -> VersionPage:
     """Return the page of these versions of a stage, at least one, ascending. Reads leaves that are not cached."""
     draft = None
     for parts in versions:
@@ -199,7 +199,7 @@ def build_page(versions: Iterable[VersionParts]) -> Page:
     return draft.page()
 
 
-def concat_pages(pages: Sequence[Page]) -> Page:
+def concat_pages(pages: Sequence[VersionPage]) -> VersionPage:
     """Return one page of all versions of these pages, at least one; ascending, and none within another's range."""
     draft = _Draft(pages[0].app, pages[0].stage)
     for page in pages:
@@ -249,7 +249,7 @@ class _Draft:
                 if (since := self._since.pop(named, at)) < at:
                     self._ended.append((named, since, at - 1))
 
-    def extend(self, page: Page) -> None:
+    def extend(self, page: VersionPage) -> None:
         start = len(self._rows)
         for number, time_ms, row in zip(page.numbers, page.times, page.rows, strict=True):
             self._rows.append((number, time_ms, page.shared[row.shared], row.consumed, row.rows))
@@ -266,7 +266,7 @@ class _Draft:
             else:
                 self._ended.append((named, since, start + end))
 
-    def page(self) -> Page:
+    def page(self) -> VersionPage:
         last = len(self._rows) - 1
         spans = sorted([*self._ended, *((named, since, last) for named, since in self._since.items())])
         folders: dict[_Folder, int] = {}
@@ -284,7 +284,7 @@ class _Draft:
             rows.append(_Row(number - earlier[0], time_ms - earlier[1], place, consumed, counts))
             earlier = number, time_ms
         first, first_ms = self._rows[0][:2]
-        return Page(
+        return VersionPage(
             self._app,
             self._stage,
             first,

@@ -24,7 +24,7 @@ from ...objects.protocol import ObjectStore
 from .. import codec, keys, limits
 from ..leaves.objects import bind_ssts
 from ..manifest import Manifest
-from .page import BLOCK, Page, VersionParts, build_page, concat_pages, identity_of
+from .page import BLOCK, VersionPage, VersionParts, build_page, concat_pages, identity_of
 
 PAGE_SIZES = (64, 512, BLOCK)
 """Numbers of versions of pages: a runner writes small ones, and merges eight into the next size."""
@@ -35,7 +35,7 @@ MAX_PAGE_BYTES = 16 << 20
 
 _NAME = re.compile(r"(\d{15})-(\d{20})-(\d{20})\.json")
 
-_cached: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[Page, int]]] = WeakKeyDictionary()
+_cached: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[VersionPage, int]]] = WeakKeyDictionary()
 """Pages that were written or checked by this process, by store and key, each with its stored size."""
 _lock = Lock()
 
@@ -68,7 +68,7 @@ def list_pages(store: ObjectStore, app: str, stage: str) -> tuple[PageRef, ...]:
     return tuple(sorted(refs, key=lambda ref: (ref.last, -ref.first)))
 
 
-def put_page(store: ObjectStore, page: Page) -> None:
+def put_page(store: ObjectStore, page: VersionPage) -> None:
     """Write a page. Costs one request. A page that is too large to be stored is left out."""
     with suppress(Unstorable):
         data = codec.encode(page)
@@ -100,7 +100,9 @@ def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
         replace_pages(store, refs, concat_pages(add_pages(loaded, sorted(others), read)))
 
 
-def add_pages(pages: Sequence[Page], others: Sequence[int], read: Callable[[int], VersionParts | None]) -> list[Page]:
+def add_pages(
+    pages: Sequence[VersionPage], others: Sequence[int], read: Callable[[int], VersionParts | None]
+) -> list[VersionPage]:
     """Return these pages and new ones of other versions, ascending. Pages have no other version in their ranges.
 
     `read` returns a version, or None if it does not exist; many are read at a time.
@@ -114,7 +116,7 @@ def add_pages(pages: Sequence[Page], others: Sequence[int], read: Callable[[int]
     return sorted((*pages, *new), key=lambda page: page.first)
 
 
-def replace_pages(store: ObjectStore, refs: Iterable[PageRef], page: Page) -> None:
+def replace_pages(store: ObjectStore, refs: Iterable[PageRef], page: VersionPage) -> None:
     put_page(store, page)
     own = keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1])
     delete_pages(store, (ref for ref in refs if ref.key != own))
@@ -170,7 +172,7 @@ class StagePages:
             self._refs = tuple(reversed(chosen))
         return self._refs
 
-    def load(self, ref: PageRef) -> Page | None:
+    def load(self, ref: PageRef) -> VersionPage | None:
         """Return a page, or None if it is missing, damaged or not of this history.
 
         Costs two requests side by side, unless this process has read or written the page. Raises `Unavailable`.
@@ -234,12 +236,12 @@ class _Identity(Struct, frozen=True):
     time_ms: limits.TimeMs
 
 
-def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, version: int) -> Page | None:
-    def read_page() -> Page:
+def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, version: int) -> VersionPage | None:
+    def read_page() -> VersionPage:
         return codec.read(
             store,
             ref.key,
-            Page,
+            VersionPage,
             key_of=lambda page: keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1]),
         )
 
@@ -251,23 +253,23 @@ def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, versio
             key_of=lambda of: keys.manifest(of.app, of.stage, of.version),
         )
 
-    reads: tuple[Callable[[], Page], Callable[[], _Identity]] = read_page, read_identity
+    reads: tuple[Callable[[], VersionPage], Callable[[], _Identity]] = read_page, read_identity
     try:
         page, stored = map_concurrently(lambda read: read(), reads, 2) if version else (None, None)
     except (Corruption, ObjectNotFound):
         return None
-    if not isinstance(page, Page) or not isinstance(stored, _Identity):
+    if not isinstance(page, VersionPage) or not isinstance(stored, _Identity):
         return None
     outline = page.outline(version)
     identity = stored.time_ms, stored.epoch, stored.writer
     return page if outline is not None and identity_of(outline) == identity else None
 
 
-def _remember(store: ObjectStore, key: str, page: Page, size: int) -> None:
+def _remember(store: ObjectStore, key: str, page: VersionPage, size: int) -> None:
     with _lock:
         if size <= _MAX_CACHED_BYTES:
             _cache(store)[key] = page, size
 
 
-def _cache(store: ObjectStore) -> LRUCache[str, tuple[Page, int]]:
+def _cache(store: ObjectStore) -> LRUCache[str, tuple[VersionPage, int]]:
     return _cached.setdefault(store, LRUCache(_MAX_CACHED_BYTES, getsizeof=lambda item: item[1]))

@@ -9,7 +9,7 @@ from slackwater.snapshot.gc.collect import Collected, collect
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
-from slackwater.store.versions.pages.page import BLOCK, Page, build_page
+from slackwater.store.versions.pages.page import BLOCK, VersionPage, build_page
 from slackwater.store.versions.pages.stored import list_pages, merge_pages, put_page, read_parts
 
 from tests.support.collecting import AgingStore, fresh, keys_of
@@ -38,11 +38,16 @@ def change_pages(data: st.DataObject, store: AgingStore, app: str, stage: str) -
         if change == "damage":
             store.put(key, stored[:-3])
         elif change == "foreign" and stored.endswith(b"}"):
-            page = codec.decode(stored, Page, key=key)
-            others = tuple(replace(shared, writer="of an app that is gone") for shared in page.shared)
-            store.put(key, codec.encode(replace(page, shared=others, spans=())))
+            replace_by_foreign_page(store, key)
         else:
             store.delete(key)
+
+
+def replace_by_foreign_page(store: AgingStore, key: str) -> None:
+    """Put what a runner of a removed app of this name may have written: the same versions, of which none names any."""
+    page = codec.decode(MemoryStore.get(store, key), VersionPage, key=key)
+    others = tuple(replace(shared, writer="of an app that is gone") for shared in page.shared)
+    store.put(key, codec.encode(replace(page, shared=others, spans=())))
 
 
 def collect_with_and_without(store: AgingStore, app: str, retention: Retention, **options: Any) -> Collected:
@@ -55,7 +60,7 @@ def collect_with_and_without(store: AgingStore, app: str, retention: Retention, 
         if census.object_kind_of(key) is census.PAGE or key == keys.snapshot_pack(app):
             plain.delete(key)
     expected = collect(plain, app, retention, by="test", **options)
-    actual = collect(store, app, retention, by="test", **options)
+    actual = collect(fresh(store), app, retention, by="test", **options)
     assert _compared(store, app) == _compared(plain, app)
     assert actual == expected
     return actual

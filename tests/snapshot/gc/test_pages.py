@@ -9,23 +9,28 @@ from msgspec.structs import replace
 from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.repair.rewind import rewind
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.line import Line
 from slackwater.snapshot.cut.refs import parse_ref
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, pack_snapshots
+from slackwater.snapshot.gc import census
 from slackwater.snapshot.gc.collect import collect, explain
 from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.query.timeline import timeline
 from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history, keys
-from slackwater.store.versions.pages.stored import list_pages
+from slackwater.store.versions.pages.page import build_page
+from slackwater.store.versions.pages.stored import list_pages, put_page, read_parts
 
-from tests.models.profiles import scaled
+from tests.models.profiles import SECONDS, scaled
 from tests.operations.failover import failover_app, failover_kafka
-from tests.snapshot.gc.paging import change_pages, collect_with_and_without
+from tests.snapshot.gc.paging import change_pages, collect_with_and_without, replace_by_foreign_page, write_page
 from tests.snapshot.wide import first_version, many_apps, pin_versions, repeat_version
-from tests.support.collecting import HOUR_MS, check_whole, fresh, old_app, store_of, wait
+from tests.support.collecting import FEW, HOUR_MS, check_whole, fresh, old_app, store_of, wait
 from tests.support.histories import STAGES, FlightsApp, flights
 
 CACHE = SstCache(Path("/nonexistent"), 0)
@@ -78,6 +83,7 @@ def change_app(data: st.DataObject, app: FlightsApp, number: int) -> None:
             change_pages(data, store_of(app), app.name, data.draw(st.sampled_from(STAGES), "stage"))
 
 
+@pytest.mark.timeout(SECONDS)
 @scaled(40, in_ci=150)
 @given(st.data())
 def test_a_collection_deletes_with_pages_what_it_deletes_without(data: st.DataObject) -> None:
@@ -92,6 +98,29 @@ def test_a_collection_deletes_with_pages_what_it_deletes_without(data: st.DataOb
             retention = Retention(versions=data.draw(st.integers(1, 20), "versions"))
             collect_with_and_without(store_of(app), app.name, retention, margin_ms=HOUR_MS)
             check_whole(app)
+
+
+@pytest.mark.parametrize("damage", ["foreign", "damaged", "missing", "sparse", "none"])
+def test_a_page_that_is_not_what_it_should_be_deletes_nothing(damage: str) -> None:
+    app = old_app()
+    store = store_of(app)
+    for stage in STAGES:
+        write_page(store, app.name, stage)
+        (ref,) = list_pages(store, app.name, stage)
+        if damage == "foreign":
+            replace_by_foreign_page(store, ref.key)
+        elif damage == "damaged":
+            store.put(ref.key, store.get(ref.key)[:-3])
+        elif damage == "missing":
+            store.delete(ref.key)
+        elif damage == "sparse":
+            versions = [
+                version for version in range(ref.first, ref.last + 1) if version % 3 != 0 or version == ref.last
+            ]
+            put_page(store, build_page(read_parts(store, app.name, stage, version) for version in versions))
+    collected = collect_with_and_without(store, app.name, FEW)
+    assert sum(stage.versions for stage in collected.stages) > 0
+    check_whole(app)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +147,32 @@ def test_a_second_collection_reads_pages_and_the_newest_manifests(long_history: 
     long_history.put(named, b"")
     reasons = explain(store, "app-0000", named, Retention()).reasons
     assert f"stage@v1 to v{VERSIONS} name it: no retention rule is set: everything is kept" in reasons
+
+
+def test_searches_by_time_and_time_lines_read_pages(long_history: MemoryStore) -> None:
+    head = history.head(long_history, "app-0000", "stage")
+    assert head is not None
+    first_ms = head.time_ms - 1_000 * (VERSIONS - 1)
+    store = CountingStore(long_history)
+    line = Line(store, Cut("app-0000", {"stage": head}))
+    for version in (77, 1_000, VERSIONS - 20):
+        assert line._up_to_time(first_ms + 1_000 * version - 1)["stage"].version == version
+    assert store.take_stats().gets <= 20
+    store = CountingStore(long_history)
+    from_ms, to_ms = first_ms + 99_000, first_ms + 1_299_000
+    shown = timeline(store, "app-0000", points=100, from_ms=from_ms, to_ms=to_ms)
+    assert (shown.commits, shown.points[0].version, shown.points[-1].version) == (1_201, 100, 1_300)
+    assert shown == timeline(without_pages(long_history), "app-0000", points=100, from_ms=from_ms, to_ms=to_ms)
+    # A hundred snapshots, each page with a manifest that proves it, and a few of the newest versions.
+    assert store.take_stats().gets <= SNAPSHOTS + 2 * 9 + 24
+
+
+def without_pages(store: MemoryStore) -> MemoryStore:
+    plain = MemoryStore()
+    for info in store.list(""):
+        if census.object_kind_of(info.key) is not census.PAGE:
+            plain.put(info.key, store.get(info.key))
+    return plain
 
 
 def test_packed_snapshots_take_few_requests(long_history: MemoryStore) -> None:

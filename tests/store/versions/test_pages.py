@@ -14,7 +14,7 @@ from slackwater.store.versions.entries.ssts import Sst, Ssts, name_of
 from slackwater.store.versions.leaves.fold import apply_fold, plan_fold, write_fold
 from slackwater.store.versions.leaves.objects import bind_reader
 from slackwater.store.versions.manifest import Column, Input, Manifest, Program, SideTable, Table
-from slackwater.store.versions.pages.page import Page, build_page, concat_pages, parts_of
+from slackwater.store.versions.pages.page import VersionPage, build_page, concat_pages, parts_of
 from slackwater.store.versions.pages.stored import (
     StagePages,
     block_of,
@@ -81,7 +81,7 @@ def random_history(data: st.DataObject, store: MemoryStore) -> list[Manifest]:
     return versions
 
 
-def named_by(page: Page, version: int) -> set[tuple[str, str]]:
+def named_by(page: VersionPage, version: int) -> set[tuple[str, str]]:
     at = page.numbers.index(version)
     return {(each.root, each.key) for each in page.objects() if each.first <= at <= each.last}
 
@@ -97,7 +97,7 @@ def test_a_page_names_what_each_of_its_versions_names_in_the_folder_of_its_app(d
     for version in chosen:
         expected = {(root, key) for root, key in named_objects(version) if key.startswith("app/")}
         assert named_by(whole, version.version) == expected
-    assert codec.decode(codec.encode(whole), Page, key="k") == whole
+    assert codec.decode(codec.encode(whole), VersionPage, key="k") == whole
     assert build_page(read_parts(store, "app", "stage", version.version) for version in chosen) == whole
     cuts = sorted(data.draw(st.sets(st.integers(1, len(chosen))), "cuts"))
     parts = [chosen[start:end] for start, end in pairwise((0, *cuts, len(chosen))) if start < end]
