@@ -37,6 +37,7 @@ from ..spark.placement import Homes
 from ..telemetry.logs import committing_version
 from ..telemetry.spans import BatchSpan
 from ..upkeep.executors import Executors, MergeSlots
+from ..upkeep.pages import PageWriter
 from ..upkeep.upkeep import Upkeep
 from .committer import CommittedVersion, Committer, OutdatedBatch, PendingVersion, StageMeter, batch_report
 from .job import Batch, StageConfig, StageJob, start_query
@@ -96,6 +97,7 @@ class StageRunner:
         self._job = StageJob(
             config, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query
         )
+        self._pages = PageWriter(store)
         self._upkeep: Upkeep | None = None
         if has_table:
             executors = None
@@ -162,6 +164,7 @@ class StageRunner:
         self._committer.close()
         if self._upkeep is not None:
             self._upkeep.close()
+        self._pages.close()
         if self._homes is not None:
             self._homes.close()
 
@@ -354,6 +357,7 @@ class StageRunner:
 
         def on_commit(committed: CommittedVersion) -> None:
             self._on_move(self.head, self.tip)
+            self._pages.record(committed.manifest)
             report = batch_report(committed, results, due, stall_seconds)
             versions = (committed.previous, committed.manifest)
             with (

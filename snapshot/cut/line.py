@@ -19,6 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
 from ...store.versions.manifest import Manifest
+from ...store.versions.pages.stored import PAGE_SIZES, StagePages
 from .graph import Cut, consumed_versions, raise_senders, topological_order
 
 
@@ -46,6 +47,7 @@ class Line:
     floor: Mapping[str, int] = field(default_factory=dict)
     """Versions of a prefix, by stage; only commits after this prefix may be queried."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
+    _pages: dict[str, StagePages] = field(default_factory=dict, init=False, compare=False)
 
     def above(self, low: Cut) -> "Line":
         return replace(self, floor=low.versions)
@@ -56,6 +58,13 @@ class Line:
 
     def read(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.heads.app, stage, version)
+
+    def outline(self, stage: str, version: int) -> Manifest:
+        """Return the outline of a version, or the version itself if no page has it."""
+        if self.heads.stages[stage].version - self._lowest(stage) <= PAGE_SIZES[0]:
+            return self.read(stage, version)
+        pages = self._pages.setdefault(stage, StagePages(self.store, self.heads.app, stage))
+        return pages.outline(version) or self.read(stage, version)
 
     def first_version(self, stage: str) -> int:
         if stage not in self._firsts:
@@ -171,7 +180,9 @@ class Line:
 
         for stage in self.ranks:
             head = self.heads.stages[stage]
-            last = history.newest_where(self.read, self._lowest, head, independent) if stage != commit.stage else head
+            last = (
+                history.newest_where(self.outline, self._lowest, head, independent) if stage != commit.stage else head
+            )
             if last is not head:
                 first = last.version + 1 if last else min(self._lowest(stage), head.version)
                 earliest[stage] = self.read(stage, first)
@@ -181,7 +192,7 @@ class Line:
     def _up_to_time(self, time_ms: int) -> dict[str, Manifest]:
         newest_by_stage = {}
         for stage, head in self.heads.stages.items():
-            newest = history.newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
+            newest = history.newest_at(self.store, head, self._lowest(stage), time_ms)
             if newest is None and stage in self.floor:
                 newest = self.read(stage, self.floor[stage])
             if newest is not None:
@@ -197,7 +208,7 @@ class Line:
         for stage, head in self.heads.stages.items() if number else ():
             if head.migration >= number and (stage not in present or present[stage].migration < number):
                 done = history.first_where(
-                    self.read, self.first_version, head, lambda manifest: manifest.migration >= number
+                    self.outline, self.first_version, head, lambda manifest: manifest.migration >= number
                 )
                 present[stage] = self.read(stage, done)
         return Cut(self.heads.app, present)

@@ -4,15 +4,16 @@ A request is one object. A running app looks for requests when the object `Notic
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...errors import NotFound, ObjectNotFound, Refused
+from ...errors import Corruption, NotFound, ObjectNotFound, Refused
 from ...state.records import difference
-from ...store.objects.protocol import ObjectStore
+from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, checks, codec, column_types, forgotten, history, keys, limits
 from ...store.versions.checks import Violation
 from ...store.versions.codec import JsonFolder
@@ -188,16 +189,68 @@ def _(value: Snapshot) -> Iterator[Violation]:
 SNAPSHOTS = JsonFolder(Snapshot, keys.snapshots, lambda snapshot: snapshot.name, owner_of=lambda snapshot: snapshot.app)
 
 
+class _PackedSnapshot(Struct, frozen=True, array_like=True):
+    """A snapshot as it was stored, with the size and the time of its object, which tell if it was replaced since."""
+
+    bytes: limits.Bytes
+    modified_ms: limits.TimeMs
+    snapshot: Snapshot
+
+
+class SnapshotPack(Struct, frozen=True):
+    """Copies of an app's snapshots in one object, so that a list of many takes few requests. A cache."""
+
+    app: limits.Name
+    snapshots: tuple[_PackedSnapshot, ...] = ()
+
+
+_MIN_PACKED = 16
+"""Number of snapshots from which a pack is read, and number of new ones from which it is written."""
+_SETTLED_MS = 10_000
+"""Age of packed snapshots, by storage's clock: a later one of the same name then has another time."""
+
+
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
     """Return the app's snapshots, oldest first; with `since_ms`, only snapshots written at that time or later.
 
-    Makes one list request, and one read for each snapshot. Raises `NotFound` if the app does not exist.
+    Makes one list request, and one read for each snapshot; of many, one read and one for each that is not packed.
+    Raises `NotFound` if the app does not exist.
     """
-    snapshots = SNAPSHOTS.all(store, app, since_ms=since_ms)
+    listed = [info for info in SNAPSHOTS.listed(store, app) if info.modified_ms >= since_ms]
+    snapshots = tuple(_read_listed(store, app, listed).values())
     if not snapshots:
         apps.read_app(store, app)
         return ()
     return tuple(sorted(_resolved(store, app, snapshots), key=lambda snapshot: (snapshot.completed_ms, snapshot.name)))
+
+
+def pack_snapshots(store: ObjectStore, app: str, now_ms: int) -> None:
+    """Write the app's pack if many snapshots are not in it. `now_ms` is a recent time of storage's clock."""
+    settled = [info for info in SNAPSHOTS.listed(store, app) if info.modified_ms <= now_ms - _SETTLED_MS]
+    if len(set(settled).difference(_find_pack(store, app, settled))) >= _MIN_PACKED:
+        read = _read_listed(store, app, settled).items()
+        entries = (_PackedSnapshot(info.size_bytes, info.modified_ms, snapshot) for info, snapshot in read)
+        codec.put(store, keys.snapshot_pack(app), SnapshotPack(app, tuple(entries)))
+
+
+def _read_listed(store: ObjectStore, app: str, listed: Sequence[ObjectInfo]) -> dict[ObjectInfo, Snapshot]:
+    packed = _find_pack(store, app, listed)
+    others = [info for info in listed if info not in packed]
+    read = zip(others, SNAPSHOTS.read_concurrently(store, others, app), strict=True)
+    existing = packed | {info: snapshot for info, snapshot in read if snapshot is not None}
+    return {info: existing[info] for info in listed if info in existing}
+
+
+def _find_pack(store: ObjectStore, app: str, listed: Sequence[ObjectInfo]) -> dict[ObjectInfo, Snapshot]:
+    if len(listed) < _MIN_PACKED:
+        return {}
+    with suppress(Corruption):  # it is written again
+        pack = codec.find(store, keys.snapshot_pack(app), SnapshotPack) or SnapshotPack(app)
+        return {
+            ObjectInfo(SNAPSHOTS.key(entry.snapshot), entry.bytes, entry.modified_ms): entry.snapshot
+            for entry in pack.snapshots
+        }
+    return {}
 
 
 def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:

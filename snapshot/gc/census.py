@@ -24,8 +24,8 @@ class ObjectKind:
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
     """Objects of this kind that garbage collection deletes; empty for none.
 
-    `unreachable`: versions that nothing keeps. `unnamed`: objects that no other object names. `replaced`: all objects
-    but the one with the highest number.
+    `unreachable`: versions that nothing keeps, and pages without other versions. `unnamed`: objects that no other
+    object names. `replaced`: all objects but the one with the highest number.
     """
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
     """Effect of `forget` on the objects: `rewrites` them without the keys, `masks` text in them, or `refuses`.
@@ -60,6 +60,7 @@ LEAF = _row(
     keys.leaf(_A, _S, _U), "entries of a table's SSTs", "a version", "unnamed", "", "versions", "then", "cut", "rows"
 )
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
+PAGE = _row(_json(keys.pages(_A, _S), "<span>"), "times of versions, and the objects they name", "", "unreachable")
 SNAPSHOT = _row(_json(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
 _CAPTURED = keys.captured_records(_A, "<name>", _U)
 IN_FLIGHT = _row(_CAPTURED, _SENT, "a snapshot", "unnamed", "rewrites", "snapshots", "first", "cut", "rows")
@@ -82,10 +83,12 @@ OBJECT_KINDS = (
     MANIFEST,
     SST,
     LEAF,
+    PAGE,
     _row(_json(keys.published_positions(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
     _row(keys.clone_journal(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
     _row(keys.removal_journal(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
     SNAPSHOT,
+    _row(keys.snapshot_pack(_A), "copies of snapshots: kept as long as the app"),
     IN_FLIGHT,
     _row(
         _json(keys.requests(_A), _U),

@@ -2,8 +2,8 @@
 
 The order of steps makes it safe next to a running app and any command, and safe to be killed at any point:
 
-1. Take an `inventory` and compute what is reachable. All manifests to keep are read. If one is missing or unreadable,
-   the collection ends before anything is written.
+1. Take an `inventory` and compute what is reachable. All versions to keep are read, from pages (`store.versions.pages`)
+   or manifests. If a manifest is missing, or is unreadable and in no page, nothing is deleted.
 2. Propose a boundary, list snapshots once more, and make the boundary final (`store.versions.horizon` explains the two
    phases). Code that pins a cut checks the boundary afterwards (`take.snapshots`). A writer that has paused checks the
    boundary before it commits.
@@ -24,12 +24,13 @@ from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import HasUnfinishedWrites, ObjectInfo, ObjectStore, exists
 from ...store.versions import forgotten, horizon
 from ...store.versions.horizon import MIN_AGE_MS
-from ..cut.stored import list_snapshots
+from ..cut.stored import list_snapshots, pack_snapshots
 from ..take.audit_log import record_operation
 from ..under_way.exclusion import Intent, check_exclusion
 from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
-from .inventory import Inventory, last_commit_ms, named_ssts, note_end, take_inventory, total_bytes, unnamed_records
+from .inventory import Inventory, last_commit_ms, note_end, take_inventory, total_bytes, unnamed_records
+from .named_objects import delete_unneeded_pages, named_objects
 from .reachable import MissingVersion, Reachable, Retention, find_reachable
 
 MARGIN_MS = MIN_AGE_MS
@@ -101,9 +102,9 @@ def collect(
 ) -> Collected:
     """Delete all unreachable objects. Idempotent; safe beside a running app, and after a collection was killed.
 
-    Reads every manifest to keep. Ages count from storage's clock; a dry run, which writes and deletes nothing, uses
-    this machine's. Objects that nothing names are kept for `margin_ms`: at least `MARGIN_MS` next to a running app. The
-    app's log of operations gets an entry.
+    Reads a page or the manifest of every version to keep. Ages count from storage's clock; a dry run, which writes and
+    deletes nothing, uses this machine's. Objects that nothing names are kept for `margin_ms`: at least `MARGIN_MS` next
+    to a running app. The app's log of operations gets an entry.
 
     Raises `NotFound` (no such app), `Corruption` (a manifest is missing or unreadable; nothing was deleted), `Refused`
     (another collection or a forget is running) and `Unavailable` (the next collection continues from there).
@@ -125,6 +126,9 @@ def collect(
             for_each_concurrently(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, HasUnfinishedWrites):
             for_each_concurrently(store.discard, writes)
+        pack_snapshots(store, app, inventory.state.now_ms)
+        for stage in plan.gapless_starts:
+            delete_unneeded_pages(inventory, stage, tuple(plan.versions(stage)))
         forgotten.delete_replaced(store, app, old_ms)
     archives = []
     for archive_plan in planned:
@@ -154,7 +158,7 @@ def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool)
     names: set[str] = set()
     try:
         plan = find_reachable(inventory.state, retention, inventory.read)
-        _read_names(inventory, names, plan)
+        _read_names(inventory, names, plan, store_pages=not dry_run)
         return plan if dry_run else _finalise(inventory, names, plan, retention, by), names
     except Corruption:
         finals = [boundary for boundary in horizon.read_all(inventory.store, inventory.app) if boundary.final]
@@ -180,14 +184,19 @@ def _unreachable(
     return versions, leaves, ssts
 
 
-def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
+def _read_names(
+    inventory: Inventory,
+    names: set[str],
+    plan: Reachable,
+    previous: Reachable | None = None,
+    *,
+    store_pages: bool = False,
+) -> None:
     """Add to `names` the SSTs and leaves of the plan's versions, except versions that `previous` also has."""
     for stage in plan.gapless_starts:
         done = set(previous.versions(stage)) if previous is not None else set()
-        for _, objects in named_ssts(
-            inventory, stage, (version for version in plan.versions(stage) if version not in done)
-        ):
-            names.update(objects)
+        versions = tuple(version for version in plan.versions(stage) if version not in done)
+        names.update(key for key, _ in named_objects(inventory, stage, versions, store_pages=store_pages))
 
 
 def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
@@ -298,8 +307,9 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
 def _explain_named(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
     versions_by_reason: dict[str, list[int]] = {}
     if stage in plan.gapless_starts:
-        for version, names in named_ssts(inventory, stage, plan.versions(stage)):
-            if info.key in names:
+        kept = tuple(plan.versions(stage))
+        for key, positions in named_objects(inventory, stage, kept):
+            for version in kept[positions.start : positions.stop] if key == info.key else ():
                 for reason in plan.reasons(stage, version):
                     versions_by_reason.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
     if versions_by_reason:

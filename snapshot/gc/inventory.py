@@ -11,22 +11,20 @@ has not committed since, its SSTs are kept, however old. Versions of kind "compa
 committed during a batch. A retired stage names no new SSTs.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ...common import instants
 from ...errors import Corruption, ObjectNotFound
-from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, codec, forgotten, history, horizon, keys, limits, published
-from ...store.versions.entries.ssts import Ssts
+from ...store.versions import apps, history, horizon, keys, published
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
-from ...store.versions.leaves.objects import bind_ssts
 from ...store.versions.manifest import Manifest
+from ...store.versions.pages.stored import PageRef, StagePages
 from ..cut.stored import list_snapshots, open_requests
 from . import census
 from .reachable import AppState, StageState
@@ -44,14 +42,19 @@ class Inventory:
     ssts: dict[str, tuple[ObjectInfo, ...]]
     leaves: dict[str, tuple[ObjectInfo, ...]]
     manifests: dict[str, dict[int, ObjectInfo]]
+    pages: dict[str, StagePages]
     boundaries: tuple[Boundary, ...]
     state: AppState
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
-        """Return a version without its SSTs and table, which are the largest parts; cached. Raises `Corruption`."""
+        """Return the outline of a version from a page, or else a version without its SSTs and table; cached.
+
+        Raises `Corruption`.
+        """
         if (stage, version) not in self._read:
-            self._read[stage, version] = _read_existing(self.store, self.app, stage, version)
+            outline = self.pages[stage].outline(version)
+            self._read[stage, version] = outline or _read_existing(self.store, self.app, stage, version)
         return self._read[stage, version]
 
     def with_later_snapshots(self) -> AppState:
@@ -122,54 +125,26 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     # Kept versions from before the gapless history.
     for stage, kept_versions in last.kept.items():
         if missing := [version for version in kept_versions if version not in manifests.get(stage, ())]:
-            raise _missing(app, stage, missing)
-    return Inventory(store, app, ssts, leaves, manifests, boundaries, state, seen)
+            raise missing_versions(app, stage, missing)
+    pages = {stage: _pages(store, app, stage, manifests.get(stage, {})) for stage in stages}
+    return Inventory(store, app, ssts, leaves, manifests, pages, boundaries, state, seen)
 
 
-def named_ssts(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield each version with the keys of its SSTs and leaves under the app's root. Reads many manifests concurrently.
+def _pages(store: ObjectStore, app: str, stage: str, manifests: Iterable[int]) -> StagePages:
+    existing = tuple(manifests)
 
-    Raises `Corruption` (a manifest or a leaf is missing or unreadable).
-    """
-    store, app = inventory.store, inventory.app
-    forgotten_objects = forgotten.newest(store, app)
+    def newest_existing(ref: PageRef) -> int:
+        at = bisect_right(existing, ref.last)
+        return existing[at - 1] if at and existing[at - 1] >= ref.first else 0
 
-    def read(version: int) -> tuple[int, tuple[str, ...]]:
-        key = keys.manifest(app, stage, version)
-        try:
-            named = codec.read(
-                store, key, _Names, key_of=lambda named: keys.manifest(named.app, named.stage, named.version)
-            )
-        except ObjectNotFound:
-            raise _missing(app, stage, (version,)) from None
-        tables = (named.ssts, *(side.ssts for side in named.side_tables.values()))
-        for ssts in tables:
-            bind_ssts(store, ssts)
-        own = ("", store.url)
-        objects = (sst.object for ssts in tables for sst in ssts if sst.root in own)
-        leaves = (leaf.object for ssts in tables for leaf in ssts.leaves if leaf.root in own)
-        return version, (*forgotten_objects.current_keys(objects), *leaves)
-
-    return map_concurrently(read, versions)
-
-
-class _SideTable(Struct, frozen=True):
-    ssts: Ssts = Ssts()
-
-
-class _Names(Struct, frozen=True):
-    app: limits.Name
-    stage: limits.Name
-    version: limits.Version
-    ssts: Ssts = Ssts()
-    side_tables: dict[limits.Name, _SideTable] = {}
+    return StagePages(store, app, stage, newest_existing)
 
 
 def _read_existing(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     try:
         return replace(history.read_stored(store, app, stage, version), ssts=(), table=None, side_tables={})
     except ObjectNotFound:
-        raise _missing(app, stage, (version,)) from None
+        raise missing_versions(app, stage, (version,)) from None
 
 
 def _first_of_history(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary) -> int:
@@ -178,15 +153,15 @@ def _first_of_history(store: ObjectStore, app: str, stage: str, versions: dict[i
     if not first:
         first = min(versions)
         if first > 1 and not _read_existing(store, app, stage, first).starts_history:
-            raise _missing(app, stage, range(1, first))
+            raise missing_versions(app, stage, range(1, first))
     whole = [version for version in versions if version >= first] or [first + 1]
     for version, following in pairwise((first - 1, *whole)):
         if following != version + 1:
-            raise _missing(app, stage, range(version + 1, following))
+            raise missing_versions(app, stage, range(version + 1, following))
     return first
 
 
-def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
+def missing_versions(app: str, stage: str, versions: Iterable[int]) -> Corruption:
     missing = list(versions)
     span = f"v{missing[0]}" if len(missing) == 1 else f"v{missing[0]} to v{missing[-1]}"
     return Corruption(

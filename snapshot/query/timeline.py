@@ -1,15 +1,14 @@
 """Time line of an app: a limited number of its commits as points, and annotations for notable events.
 
-For each stage every 2^n-th version is read, so that the set of read versions stays stable as the history grows, and can
-be cached. A deploy or a migration shows as a difference between two points, and is located by binary search. Operations
-come from the audit log, and snapshots from a listing. So the cost follows the number of points, not the history: 50,000
-versions take as many reads as 500.
+For each stage every 2^n-th version is shown, so that the set stays stable as the history grows, and can be cached.
+Versions come from pages where these have them. A deploy or a migration shows as a difference between two points, and is
+located by binary search. Operations come from the audit log, and snapshots from a listing. So the cost follows the
+number of points, or of pages, not the history.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, pairwise
 from threading import Lock
 from typing import Any, Literal, TypeVar
@@ -25,6 +24,7 @@ from ...store.versions import apps, history
 from ...store.versions.codec import JsonFolder
 from ...store.versions.kinds import VersionKind
 from ...store.versions.manifest import Manifest
+from ...store.versions.pages.stored import PAGE_SIZES, StagePages
 from ..cut.graph import topological_order
 from ..cut.moments import heads_of, stages_of
 from ..cut.replicas import REPLICA_SNAPSHOT_PREFIX as REPLICA_CUT
@@ -34,6 +34,8 @@ from ..take.audit_log import OPERATIONS, Operation
 T = TypeVar("T", bound=Struct)
 AnnotationKind = Literal["snapshot", "deploy", "migration", "operation"]
 _MAX_CONCURRENT_READS = 16
+_POINTS_PER_PAGE = 4
+"""Smallest number of points for which a page is read: a page takes more bytes than a few manifests."""
 _MAX_ANNOTATIONS = 100
 _MAX_SEARCHES = 60
 _MAX_CACHED_POINTS, _MAX_CACHED_OBJECTS = 100_000, 2_000
@@ -95,7 +97,7 @@ _lock = Lock()
 def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
     """Return the commits from `from_ms` (0: the first commit) to `to_ms` (0: the newest commit), both inclusive.
 
-    One read per point that is not cached, a few per stage, one per annotation, and a binary search per deploy. Leaves
+    One read per page, or per point that no page has, a few per stage, and one per annotation. Leaves
     out old versions that garbage collection kept from before the gapless history. Raises `NotFound` (no such app) and
     `Corruption` (of a newest version).
     """
@@ -105,6 +107,16 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     heads = heads_of(store, app, stages_of(store, app))
     spans = {stage: _version_range(store, head, from_ms, to_ms) for stage, head in heads.items()}
     commits = sum(map(len, spans.values()))
+    versions_by_stage = {
+        stage: _sample_versions(span, max(2, points * len(span) // commits) if commits > points else len(span))
+        for stage, span in spans.items()
+    }
+    pages = {
+        stage: pages
+        for stage, versions in versions_by_stage.items()
+        if len(spans[stage]) > PAGE_SIZES[0]
+        and (pages := StagePages(store, app, stage)).preload(versions, len(versions) // _POINTS_PER_PAGE)
+    }
 
     def read(stage: str, version: int) -> CommitPoint | None:
         key = (app, created_ms, stage, version)
@@ -113,17 +125,14 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
         if point is not None:
             return point
         with suppress(Corruption):  # left out of the points
-            if (manifest := history.find(store, app, stage, version)) is not None:
+            outline = pages[stage].outline(version) if stage in pages else None
+            if (manifest := outline or history.find(store, app, stage, version)) is not None:
                 point = _point_of(manifest)
                 with _lock:
                     cache[key] = point
         return point
 
     ranks = {stage: rank for rank, stage in enumerate(topological_order(heads))}
-    versions_by_stage = {
-        stage: _sample_versions(span, max(2, points * len(span) // commits) if commits > points else len(span))
-        for stage, span in spans.items()
-    }
     keys = [(stage, version) for stage, versions in versions_by_stage.items() for version in versions]
     commits_read = [
         point for point in map_concurrently(lambda at: read(*at), keys, _MAX_CONCURRENT_READS) if point is not None
@@ -142,13 +151,12 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
 
 
 def _version_range(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range:
-    read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
-    low, high = first(head.stage), head.version
-    if to_ms and to_ms < head.time_ms:
-        last = history.newest_where(read, first, head, lambda manifest: manifest.time_ms <= to_ms)
+    low, high = history.first_version(store, head.app, head.stage), head.version
+    if to_ms:
+        last = history.newest_at(store, head, low, to_ms)
         high = last.version if last is not None else low - 1
     if from_ms and high >= low:
-        last_before = history.newest_where(read, first, head, lambda manifest: manifest.time_ms < from_ms)
+        last_before = history.newest_at(store, head, low, from_ms - 1)
         low = last_before.version + 1 if last_before is not None else low
     return range(low, high + 1)
 

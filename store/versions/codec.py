@@ -16,7 +16,7 @@ key is reported as corrupt.
 import json
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -114,6 +114,13 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T]
         Corruption: see `decode`; or the object is too large, or belongs at another key.
         Unavailable: storage did not answer.
     """
+    return read_sized(store, key, as_type, key_of=key_of)[0]
+
+
+def read_sized(
+    store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T], str] | None = None
+) -> tuple[T, int]:
+    """Return the value stored under a key, as `read` does, and its stored size in bytes."""
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
     if len(data) > MAX_OBJECT_BYTES or _count_values(data) > MAX_OBJECT_VALUES:
         raise corruption_error(
@@ -122,7 +129,7 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T]
     value = decode(data, as_type, key=key)
     if key_of is not None and (its_own := key_of(value)) != key:
         raise corruption_error(key, f"has the content of another object, {its_own!r}")
-    return value
+    return value, len(data)
 
 
 def corruption_error(key: str, reason: str) -> Corruption:
@@ -311,9 +318,12 @@ class JsonFolder(Generic[T]):
         Costs a listing, and one request for each, many at a time.
         """
         listed = [info for info in self.listed(store, *of) if info.modified_ms >= since_ms]
-        if len(listed) <= 1:
-            return tuple(self.read(store, listed, *of))
-        return tuple(filter(None, map_concurrently(self._find_listed(store, *of), listed, _READS_AT_ONCE)))
+        return tuple(filter(None, self.read_concurrently(store, listed, *of)))
+
+    def read_concurrently(self, store: ObjectStore, listed: Sequence[ObjectInfo], *of: str) -> Iterator[T | None]:
+        """Yield the listed objects in order; None for those deleted since the listing. Many requests at a time."""
+        read = self._find_listed(store, *of)
+        return map(read, listed) if len(listed) <= 1 else map_concurrently(read, listed, _READS_AT_ONCE)
 
     def _find_listed(self, store: ObjectStore, *of: str) -> Callable[[ObjectInfo], T | None]:
         return lambda info: find(store, info.key, self.kind, key_of=lambda note: self.key(note, *of))

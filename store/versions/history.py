@@ -2,12 +2,13 @@
 
 Manifests are immutable, and their numbers have no gaps from some version on, where the complete history begins; before
 it, garbage collection may have kept single versions (`horizon`). So the newest is found by asking which numbers exist:
-by a listing for few versions, by a galloping search over the numbers (Bentley and Yao 1976) for many. A few hundred
-decoded manifests are cached for each store, because searches by time often read the same manifests.
+by a listing for few versions, by a galloping search over the numbers (Bentley and Yao 1976) for many. A version of a
+time is found by pages (`pages`), and by a binary search where no page has it. Decoded manifests are cached by store.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +24,18 @@ from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from . import apps, codec, forgotten, horizon, keys
 from .leaves.objects import bind_reader
 from .manifest import Manifest
+from .pages.stored import PAGE_SIZES, StagePages
+from .pages.stored import drop_cached as drop_cached_pages
 from .side_tables import has_ssts
 
 _KEYS_PER_PAGE = 1000
 _MAX_STEPS = 4
-_MAX_CACHED = 256
+_MAX_CACHED_BYTES = 16 << 20
+"""Largest stored size of the manifests in memory: 256 of the largest roots (64 kB), thousands of usual ones."""
 
 # Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
-_recent: WeakKeyDictionary[ObjectStore, LRUCache[str, Manifest]] = WeakKeyDictionary()
+_recent: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[Manifest, int]]] = WeakKeyDictionary()
+"""Manifests by key, each with its stored size."""
 _lock = Lock()
 
 
@@ -81,9 +86,9 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
     """Return one version, or None. Costs at most one request. Raises `Corruption`."""
     with _lock:
         recent = _recent.get(store)
-        manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
+        known = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
-        manifest = manifest or read_stored(store, app, stage, version)
+        manifest = known[0] if known is not None else read_stored(store, app, stage, version)
         index = forgotten.cached_index(store, app, manifest.forgotten) if has_ssts(manifest) else None
         return manifest if index is None else index.apply_to(manifest)
     return None
@@ -95,14 +100,17 @@ def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manif
     Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or is another version.
     """
     key = keys.manifest(app, stage, version)
-    manifest = bind_reader(store, codec.read(store, key, Manifest))
+    manifest, size = codec.read_sized(store, key, Manifest)
+    bind_reader(store, manifest)
     actual = (manifest.app, manifest.stage, manifest.version)
     if actual != (app, stage, version):
         raise codec.corruption_error(
             key, f"holds the manifest of {actual[0]}/{actual[1]} v{actual[2]}; expected {app}/{stage} v{version}"
         )
     with _lock:
-        _recent.setdefault(store, LRUCache(_MAX_CACHED))[key] = manifest
+        cache = _recent.setdefault(store, LRUCache(_MAX_CACHED_BYTES, getsizeof=lambda item: item[1]))
+        if size <= _MAX_CACHED_BYTES:
+            cache[key] = manifest, size
     return manifest
 
 
@@ -113,6 +121,7 @@ def drop_cached(store: ObjectStore, app: str) -> None:
             for key in [key for key in recent if key.startswith(f"{app}/")]:
                 del recent[key]
     forgotten.drop_cached(store, app)
+    drop_cached_pages(store, app)
 
 
 def iter_after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
@@ -156,14 +165,40 @@ def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
     """Return the newest version that was committed at or before `time_ms`, or None.
 
-    A binary search, because commit times increase with versions. Costs the requests of `head`, and one for each step.
-    Only the complete history is searched; a boundary's `moments` tell which of the older kept versions form a cut.
+    With a page of that time, costs three rounds of requests: listings, the page, and the version. Without, costs the
+    requests of `head` and a binary search. Only the complete history is searched; a boundary's `moments` tell which of
+    the older kept versions form a cut.
     """
-    newest = head(store, app, stage)
-    if newest is None:
-        return None
-    read, first = partial(find, store, app), partial(first_version, store, app)
-    return newest_where(read, first, newest, lambda manifest: manifest.time_ms <= time_ms)
+    pages = StagePages(store, app, stage)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(horizon.newest, store, app)
+        _, later = pages.around(time_ms)
+        first = reading.result().first.get(stage, 0)
+    newest = later or head(store, app, stage)
+    return newest_at(store, newest, first, time_ms, pages) if newest is not None else None
+
+
+def newest_at(
+    store: ObjectStore, newest: Manifest, first: int, time_ms: int, pages: StagePages | None = None
+) -> Manifest | None:
+    """Return the newest version from `first` to `newest` that was committed at or before `time_ms`, or None.
+
+    `first` is where the complete history begins; 0 if no version was collected. Commit times increase with versions.
+    Pages are searched if they may save requests, and then by a binary search over the versions that no page has.
+    """
+    if newest.time_ms <= time_ms:
+        return newest
+    low = 0
+    if pages is not None or newest.version - first > PAGE_SIZES[0]:
+        pages = pages or StagePages(store, newest.app, newest.stage)
+        low, later = pages.around(time_ms)
+        if later is None:
+            low = pages.last_before(time_ms)
+        elif later.version < newest.version:
+            newest = later
+    begin = max(low, first) or _first_existing(store, newest.app, newest.stage)
+    read = partial(find, store, newest.app)
+    return newest_where(read, lambda _stage: begin, newest, lambda manifest: manifest.time_ms <= time_ms)
 
 
 def newest_where(

@@ -97,6 +97,7 @@ requests = _in_app("requests/")
 retries = _in_app("retries/")
 runners = _in_app("runners/")
 snapshots = _in_app("snapshots/")
+snapshot_pack = _in_app("snapshots.json")
 stages = _in_app("stages/")
 
 
@@ -144,6 +145,15 @@ def leaves(app: str, stage: str) -> str:
 
 def leaf(app: str, stage: str, ulid: str) -> str:
     return json_object(leaves(app, stage), ulid)
+
+
+def pages(app: str, stage: str) -> str:
+    return f"{app}/stages/{stage}/pages/"
+
+
+def page(app: str, stage: str, last_ms: int, first: int, last: int) -> str:
+    """Return the key of a page of versions. Keys sort by the time and the number of the last version."""
+    return json_object(pages(app, stage), f"{last_ms:015}-{first:020}-{last:020}")
 
 
 LEAF = re.compile(rf"{NAME}/stages/{NAME}/leaves/[0-9A-Z]{{26}}\.json")

@@ -17,6 +17,7 @@ from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.versions import history, keys
 
 from tests.models.profiles import scaled
+from tests.snapshot.gc.paging import change_pages, collect_with_and_without
 from tests.support.collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from tests.support.histories import STAGES, FlightsApp, Totals, flights, rows_of
 
@@ -115,6 +116,11 @@ class Collection(RuleBasedStateMachine):
         self.attempts += 1
         self.store.put(keys.sst(app.name, "carriers", f"01FAILED{self.attempts}"), b"litter")
 
+    @rule(data=st.data(), stage=st.sampled_from(STAGES), changes=st.integers(1, 3))
+    def change_pages(self, data: st.DataObject, stage: str, changes: int) -> None:
+        for _ in range(changes):
+            change_pages(data, self.store, self.any_app(data).name, stage)
+
     @rule(data=st.data(), number=st.integers(0, 3), back=st.integers(0, 5))
     def snapshot(self, data: st.DataObject, number: int, back: int) -> None:
         app, name = self.any_app(data), f"s{number}"
@@ -162,7 +168,7 @@ class Collection(RuleBasedStateMachine):
                     self.remember(app, stage)
             self.wait(70)
         before = {stage: history.list_versions(self.store, app.name, stage) for stage in STAGES}
-        collect(self.store, app.name, retention, by="test")
+        collect_with_and_without(self.store, app.name, retention)
         self.check_grace(app)
         after = {stage: history.list_versions(self.store, app.name, stage) for stage in STAGES}
         if retention.keeps_everything and not self.pinned:

@@ -19,6 +19,8 @@ import urllib3
 from slackwater.client import Client
 from slackwater.client.status import status
 from slackwater.serve.service import ServeOptions
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -49,6 +51,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
     yield from _many(memory, folder, APPS // part)
     _long_app(memory := MemoryStore(), folder, VERSIONS // part, SNAPSHOTS // part)
     yield from _long(memory, folder, SNAPSHOTS // part)
+    yield from _collection(memory, VERSIONS // part)
 
 
 def far(memory: MemoryStore) -> CountingStore:
@@ -109,6 +112,16 @@ def _long(memory: MemoryStore, folder: Path, count: int) -> Iterator[Row]:
         note = f"limit: 2 s; {store.requests:,} requests"
         what = f"page: the answers of an app's first paint, {count:,} snapshots"
         yield Row.at_most(what, f"{took_s:.2f} s", note, took_s / 2, 1)
+
+
+def _collection(memory: MemoryStore, versions: int) -> Iterator[Row]:
+    """A dry run an hour after a collection; the one before it finds no pages, and makes them."""
+    retention = Retention(all_ms=versions * 1_000)
+    collect(memory, APP, retention, by="bench")
+    store = far(memory)
+    took_s = _seconds(lambda: collect(store, APP, retention, by="bench", dry_run=True))
+    gets, note = store.take_stats().gets, f"limit: 500; {took_s:.1f} s, {store.bytes_read / 1e6:.1f} MB"
+    yield Row.at_most(f"gc --dry-run of {versions:,} versions: GETs", f"{gets:,}", note, gets / 500, 1)
 
 
 def _history(client: Client) -> None:

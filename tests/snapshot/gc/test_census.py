@@ -16,7 +16,7 @@ from slackwater.snapshot.change.stages import RetryRequest
 from slackwater.snapshot.cut.migrations import MigratedStage
 from slackwater.snapshot.cut.replicas import KnownReplica, Recovery, Replica, ReplicaCut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import SnapshotRequest, notify_runners, read_snapshot
+from slackwater.snapshot.cut.stored import SnapshotPack, SnapshotRequest, notify_runners, read_snapshot
 from slackwater.snapshot.gc import census
 from slackwater.snapshot.gc.census import OBJECT_KINDS, ObjectKind, object_kind_of
 from slackwater.snapshot.gc.reachable import Retention
@@ -36,6 +36,7 @@ from ulid import ULID
 
 from tests.operations.erasure.everything import archive_of, occurrences
 from tests.operations.failover import failover_app, failover_kafka
+from tests.snapshot.gc.paging import write_page
 from tests.store.archive.small_archives import BY, TOPIC
 from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, store_of, wait
 from tests.support.histories import STAGES, FlightsApp, flights
@@ -70,6 +71,7 @@ NOTES = {
     keys.recovered_root(APP): Replica(APP, "/srv/replica", 1, "left", by=BY, time_ms=1),
     keys.refresh_journal(APP): RefreshJournal(apps.AppInfo(APP, 1), BY, 1),
     keys.removed(APP): Removal(ID, APP, 1, BY, {}, ()),
+    keys.snapshot_pack(APP): SnapshotPack(APP),
 }
 
 
@@ -102,6 +104,7 @@ def whole_app() -> FlightsApp:
     notify_runners(app.store, APP)
     for key, note in NOTES.items():
         app.store.put(key, codec.encode(note))
+    write_page(store_of(app), APP, "carriers", app.heads["carriers"].version)
     return app
 
 

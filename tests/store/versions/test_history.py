@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -13,7 +14,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.apps import create_app
-from slackwater.store.versions.manifest import AppInfo, Manifest
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.support.manifests import manifest
 
@@ -199,7 +200,20 @@ def test_of_30000_versions_a_moment_takes_a_search_by_halves(long_history: Memor
     assert head is not None
     to_head = store.requests
     assert history.latest_at(store, "app", "stage", 123_456) == manifest(12_345)
-    assert store.requests - to_head <= to_head + 16
+    assert store.requests - to_head <= to_head + 17
+
+
+def test_manifests_in_memory_are_bounded_in_bytes() -> None:
+    store = CountingStore(MemoryStore())
+    large = Input("topic", (10**18,) * 60_000)
+    write(store, *(replace(manifest(version), inputs={"topic": large}) for version in range(1, 21)))
+    store.reset()
+    for version in (*range(1, 21), 20, 19, 18):
+        history.read(store, "app", "stage", version)
+    assert store.counts == {"get_range": 20}
+    assert store.bytes_read > 20 << 20
+    history.read(store, "app", "stage", 1)
+    assert store.counts == {"get_range": 21}
 
 
 def test_stages_are_listed_in_order() -> None:

@@ -1,0 +1,67 @@
+"""Writes pages of the versions that a runner commits, beside the batches."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from ...errors import ObjectNotFound, SlackwaterError
+from ...store.objects.protocol import ObjectStore
+from ...store.versions.manifest import Manifest
+from ...store.versions.pages.page import VersionParts, build_page, parts_of
+from ...store.versions.pages.stored import PAGE_SIZES, block_of, merge_pages, put_page, read_parts
+from .upkeep import lower_priority
+
+_log = logging.getLogger("slackwater")
+
+
+class PageWriter:
+    """Writes a page of one stage for each 64 versions, and merges pages. Failures are logged: pages are a cache."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._versions: dict[int, VersionParts] = {}
+        """Committed versions of one block that no page has yet."""
+        self._next = 0
+        """First version that no page has yet; 0 before the first recorded version."""
+        self._pool: ThreadPoolExecutor | None = None
+
+    def record(self, manifest: Manifest) -> None:
+        """Record a version that was just committed, as it was stored. Call it for one version after another."""
+        block = block_of(manifest.version, PAGE_SIZES[0])
+        self._next = self._next or manifest.version
+        if self._versions and self._next < block.start:
+            self._flush(block_of(self._next, PAGE_SIZES[0])[-1])
+        self._versions[manifest.version] = parts_of(manifest)
+        if manifest.version == block[-1]:
+            self._flush(manifest.version)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _flush(self, last: int) -> None:
+        self._pool = self._pool or ThreadPoolExecutor(1, "pages", initializer=lower_priority)
+        self._pool.submit(self._write, self._versions, range(self._next, last + 1))
+        self._versions, self._next = {}, last + 1
+
+    def _write(self, own: dict[int, VersionParts], numbers: range) -> None:
+        version = next(iter(own.values()))
+        name = f"{version.app}/{version.stage}"
+        try:
+            put_page(self._store, build_page(_with_others(self._store, own, numbers)))
+            for size in PAGE_SIZES[1:]:
+                if numbers.start > 1 and (numbers.start - 1) % size == 0:
+                    merge_pages(self._store, version.app, version.stage, block_of(numbers.start - 1, size))
+        except SlackwaterError as error:
+            _log.info("no page was written for %s@v%d: %s", name, numbers.start, error)
+        except Exception:
+            _log.exception("writing a page for %s@v%d failed", name, numbers.start)
+
+
+def _with_others(store: ObjectStore, own: dict[int, VersionParts], numbers: range) -> Iterator[VersionParts]:
+    """Yield all versions of these numbers. Costs a request for each that another process committed."""
+    version = next(iter(own.values()))
+    for number in numbers:
+        with suppress(ObjectNotFound):
+            yield own.get(number) or read_parts(store, version.app, version.stage, number)

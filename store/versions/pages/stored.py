@@ -1,0 +1,275 @@
+"""Pages in the store: listing, reading with a check against a manifest, writing and merging.
+
+A page is used only if the stored manifest of one of its versions has the time, the epoch and the writer that the page
+gives. These occur once in all stores, and versions are numbered without gaps by compare-and-swap, so the page then
+describes the history before that version, too, and not that of a removed app of the same name.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, groupby
+from threading import Lock
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from cachetools import LRUCache
+from msgspec import Struct
+
+from ....errors import Corruption, ObjectNotFound, Unstorable
+from ...objects.many import for_each_concurrently, map_concurrently
+from ...objects.protocol import ObjectStore
+from .. import codec, keys, limits
+from ..leaves.objects import bind_ssts
+from ..manifest import Manifest
+from .page import BLOCK, VersionPage, VersionParts, build_page, concat_pages, identity_of
+
+PAGE_SIZES = (64, 512, BLOCK)
+"""Numbers of versions of pages: a runner writes small ones, and merges eight into the next size."""
+_MAX_CACHED_BYTES = 16 << 20
+"""Largest stored size of the pages in memory, which take about six times as much."""
+MAX_PAGE_BYTES = 16 << 20
+"""Largest stored size of pages that are merged: a page of a wide table stays small."""
+
+_NAME = re.compile(r"(\d{15})-(\d{20})-(\d{20})\.json")
+
+_cached: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[VersionPage, int]]] = WeakKeyDictionary()
+"""Pages that were written or checked by this process, by store and key, each with its stored size."""
+_lock = Lock()
+
+
+class PageRef(NamedTuple):
+    """Listed page. The name of its object has the range of its versions, and the time of the last one."""
+
+    last_ms: int
+    first: int
+    last: int
+    key: str
+    bytes: int
+
+
+def block_of(version: int, size: int) -> range:
+    """Return the block of `size` versions that has this one."""
+    first = (version - 1) // size * size + 1
+    return range(first, first + size)
+
+
+def list_pages(store: ObjectStore, app: str, stage: str) -> tuple[PageRef, ...]:
+    """Return a stage's pages by the number of the last version. Costs one request for each 1,000 pages."""
+    folder = keys.pages(app, stage)
+    refs = []
+    for info in store.list(folder):
+        if match := _NAME.fullmatch(info.key, len(folder)):
+            last_ms, first, last = map(int, match.groups())
+            if first <= last < block_of(first, BLOCK).stop:
+                refs.append(PageRef(last_ms, first, last, info.key, info.size_bytes))
+    return tuple(sorted(refs, key=lambda ref: (ref.last, -ref.first)))
+
+
+def put_page(store: ObjectStore, page: VersionPage) -> None:
+    """Write a page. Costs one request. A page that is too large to be stored is left out."""
+    with suppress(Unstorable):
+        data = codec.encode(page)
+        key = keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1])
+        store.put(key, data)
+        _remember(store, key, page, len(data))
+
+
+def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
+    """Write one page in place of those of a block, with the versions between them that no page has.
+
+    Costs a listing, two requests for each page not in memory, and one for each of the other versions, at most 64.
+    """
+    pages = StagePages(store, app, stage)
+    refs = [ref for ref in pages.refs if ref.first >= block.start and ref.last < block.stop]
+    if len(refs) < 2 or sum(ref.bytes for ref in refs) > MAX_PAGE_BYTES:
+        return
+    loaded = [page for ref in refs if (page := pages.load(ref)) is not None]
+    others = set(range(refs[0].first, block.stop))
+    for page in loaded:
+        others.difference_update(range(page.first, page.numbers[-1] + 1))
+
+    def read(version: int) -> VersionParts | None:
+        with suppress(ObjectNotFound):  # collected
+            return read_parts(store, app, stage, version)
+        return None
+
+    if len(others) <= PAGE_SIZES[0]:
+        replace_pages(store, refs, concat_pages(add_pages(loaded, sorted(others), read)))
+
+
+def add_pages(
+    pages: Sequence[VersionPage], others: Sequence[int], read: Callable[[int], VersionParts | None]
+) -> list[VersionPage]:
+    """Return these pages and new ones of other versions, ascending. Pages have no other version in their ranges.
+
+    `read` returns a version, or None if it does not exist; many are read at a time.
+    """
+    starts = [page.first for page in pages]
+    new = []
+    for _, run in groupby(others, key=lambda version: bisect_left(starts, version)):
+        versions = filter(None, map_concurrently(read, run))
+        if (first := next(versions, None)) is not None:
+            new.append(build_page(chain((first,), versions)))
+    return sorted((*pages, *new), key=lambda page: page.first)
+
+
+def replace_pages(store: ObjectStore, refs: Iterable[PageRef], page: VersionPage) -> None:
+    put_page(store, page)
+    own = keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1])
+    delete_pages(store, (ref for ref in refs if ref.key != own))
+
+
+def delete_pages(store: ObjectStore, refs: Iterable[PageRef]) -> None:
+    for_each_concurrently(lambda ref: store.delete(ref.key), refs)
+
+
+def drop_cached(store: ObjectStore, app: str) -> None:
+    with _lock:
+        cache = _cache(store)
+        for key in [key for key in cache if key.startswith(f"{app}/")]:
+            del cache[key]
+
+
+def read_parts(store: ObjectStore, app: str, stage: str, version: int) -> VersionParts:
+    """Return what a page has of one version. Raises `ObjectNotFound` and `Corruption`."""
+    parts = codec.read(
+        store,
+        keys.manifest(app, stage, version),
+        VersionParts,
+        key_of=lambda parts: keys.manifest(parts.app, parts.stage, parts.version),
+    )
+    for ssts in parts.tables:
+        bind_ssts(store, ssts, f"{app}/{stage}@v{version}")
+    return parts
+
+
+@dataclass(slots=True)
+class StagePages:
+    """Pages of one stage, listed when they are first needed and read when one of their versions is."""
+
+    store: ObjectStore
+    app: str
+    stage: str
+    check_at: Callable[[PageRef], int] = lambda ref: ref.last
+    """Returns the version of a page whose manifest proves the page; 0 if no manifest is left."""
+    listed: tuple[PageRef, ...] = ()
+    """All listed pages; none before the first use of `refs`."""
+    _refs: tuple[PageRef, ...] | None = None
+
+    @property
+    def refs(self) -> tuple[PageRef, ...]:
+        """The usable pages that do not overlap, ascending."""
+        if self._refs is None:
+            self.listed = list_pages(self.store, self.app, self.stage)
+            chosen: list[PageRef] = []
+            for ref in reversed(self.listed):
+                # A page that overlaps a later one was merged by two processes at once, or is about to be deleted.
+                if not chosen or ref.last < chosen[-1].first:
+                    chosen.append(ref)
+            self._refs = tuple(reversed(chosen))
+        return self._refs
+
+    def load(self, ref: PageRef) -> VersionPage | None:
+        """Return a page, or None if it is missing, damaged or not of this history.
+
+        Costs two requests side by side, unless this process has read or written the page. Raises `Unavailable`.
+        """
+        with _lock:
+            known = _cache(self.store).get(ref.key)
+        if known is not None:
+            return known[0]
+        page = _read_checked(self.store, self.app, self.stage, ref, self.check_at(ref))
+        if page is None:
+            self._refs = tuple(other for other in self.refs if other is not ref)
+        else:
+            _remember(self.store, ref.key, page, ref.bytes)
+        return page
+
+    def outline(self, version: int) -> Manifest | None:
+        """Return the outline of a version, or None if no page has it."""
+        refs = self.refs
+        at = bisect_left(refs, version, key=lambda ref: ref.last)
+        page = self.load(refs[at]) if at < len(refs) and refs[at].first <= version else None
+        return page.outline(version) if page is not None else None
+
+    def preload(self, versions: Iterable[int], most: int) -> bool:
+        """Load the pages of these versions side by side if they are at most `most`; return True if they are."""
+        places = {bisect_left(self.refs, version, key=lambda ref: ref.last) for version in versions}
+        refs = [self.refs[at] for at in places if at < len(self.refs)]
+        if len(refs) <= most:
+            for_each_concurrently(self.load, refs)
+        return len(refs) <= most
+
+    def around(self, time_ms: int) -> tuple[int, Manifest | None]:
+        """Return a version from before or at a time (0 if unknown), and the outline of a later one (None if unknown).
+
+        Where a page has both, they are neighbours. Costs a listing, and two requests side by side for a page.
+        """
+        while True:
+            refs = self.refs
+            at = bisect_right(refs, time_ms, key=lambda ref: ref.last_ms)
+            if at == len(refs):
+                return 0, None
+            if (page := self.load(refs[at])) is None:
+                continue  # it is rejected from here on
+            row = bisect_right(page.times, time_ms)
+            low = page.numbers[row - 1] if row else self.last_before(time_ms)
+            return low, page.outline(page.numbers[row])
+
+    def last_before(self, time_ms: int) -> int:
+        """Return the last version of the newest page that ends at or before a time; 0 if there is none."""
+        while ended := [ref for ref in self.refs if ref.last_ms <= time_ms]:
+            if (page := self.load(ended[-1])) is not None:
+                return page.numbers[-1]
+        return 0
+
+
+class _Identity(Struct, frozen=True):
+    app: limits.Name
+    stage: limits.Name
+    version: limits.Version
+    epoch: limits.Epoch
+    writer: limits.ShortText
+    time_ms: limits.TimeMs
+
+
+def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, version: int) -> VersionPage | None:
+    def read_page() -> VersionPage:
+        return codec.read(
+            store,
+            ref.key,
+            VersionPage,
+            key_of=lambda page: keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1]),
+        )
+
+    def read_identity() -> _Identity:
+        return codec.read(
+            store,
+            keys.manifest(app, stage, version),
+            _Identity,
+            key_of=lambda of: keys.manifest(of.app, of.stage, of.version),
+        )
+
+    reads: tuple[Callable[[], VersionPage], Callable[[], _Identity]] = read_page, read_identity
+    try:
+        page, stored = map_concurrently(lambda read: read(), reads, 2) if version else (None, None)
+    except (Corruption, ObjectNotFound):
+        return None
+    if not isinstance(page, VersionPage) or not isinstance(stored, _Identity):
+        return None
+    outline = page.outline(version)
+    identity = stored.time_ms, stored.epoch, stored.writer
+    return page if outline is not None and identity_of(outline) == identity else None
+
+
+def _remember(store: ObjectStore, key: str, page: VersionPage, size: int) -> None:
+    with _lock:
+        if size <= _MAX_CACHED_BYTES:
+            _cache(store)[key] = page, size
+
+
+def _cache(store: ObjectStore) -> LRUCache[str, tuple[VersionPage, int]]:
+    return _cached.setdefault(store, LRUCache(_MAX_CACHED_BYTES, getsizeof=lambda item: item[1]))

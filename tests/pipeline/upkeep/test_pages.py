@@ -1,0 +1,64 @@
+"""A runner's pages: what the stored versions say, also of versions by other processes, and without reading its own."""
+
+from collections.abc import Collection
+
+import pytest
+from msgspec.structs import replace
+from slackwater.pipeline.upkeep.pages import PageWriter
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import codec, keys
+from slackwater.store.versions.entries.ssts import Ssts
+from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.pages.page import build_page
+from slackwater.store.versions.pages.stored import StagePages, list_pages, read_parts
+
+from tests.store.versions.test_pages import TABLE, sst
+from tests.support.manifests import manifest
+
+
+def run(store: MemoryStore | CountingStore, first: int, last: int, others: Collection[int] = ()) -> None:
+    """Commit versions, those of `others` by other processes, and let a runner's writer write pages."""
+    writer = PageWriter(store)
+    for number in range(first, last + 1):
+        version = version_of(number)
+        store.put_if_absent(keys.manifest("app", "stage", number), codec.encode(version))
+        if number not in others:
+            writer.record(version)
+    writer.close()
+
+
+def version_of(number: int) -> Manifest:
+    ssts = Ssts(sst(each, each) for each in range(max(1, number - 7), number + 1))
+    return replace(manifest(number), table=TABLE, ssts=ssts)
+
+
+def pages_of(store: MemoryStore) -> list[tuple[int, int]]:
+    """Ranges of the pages, each of which has what the manifests of its versions have."""
+    for ref in list_pages(store, "app", "stage"):
+        page = StagePages(CountingStore(store), "app", "stage").load(ref)
+        assert page == build_page(read_parts(store, "app", "stage", n) for n in range(ref.first, ref.last + 1))
+    return [(ref.first, ref.last) for ref in list_pages(store, "app", "stage")]
+
+
+def test_a_page_is_written_for_64_versions_and_pages_are_merged_without_a_read() -> None:
+    memory = MemoryStore()
+    store = CountingStore(memory)
+    run(store, 1, 640)
+    assert pages_of(memory) == [(1, 512), (513, 576), (577, 640)]
+    assert store.counts == {"put_if_absent": 640, "put": 11, "list": 1, "delete": 8}
+
+
+@pytest.mark.parametrize("others", [range(2, 64, 3), range(60, 80), (64, 65, 128), range(64, 1_000, 64)])
+def test_versions_of_other_processes_are_read_for_the_page(others: Collection[int]) -> None:
+    store = MemoryStore()
+    run(store, 1, 640, others)
+    assert pages_of(store) == [(1, 512), (513, 576), (577, 640)][: 2 if 640 in others else 3]
+
+
+def test_a_second_runner_merges_pages_of_the_first() -> None:
+    store = MemoryStore()
+    run(store, 1, 300)
+    assert pages_of(store) == [(1, 64), (65, 128), (129, 192), (193, 256)]
+    run(store, 301, 600)
+    assert pages_of(store) == [(1, 512), (513, 576)]

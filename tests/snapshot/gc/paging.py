@@ -1,0 +1,72 @@
+"""Pages of an app's versions by chance, some damaged or foreign, and a collection that must not depend on them."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.snapshot.gc import census
+from slackwater.snapshot.gc.collect import Collected, collect
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import codec, keys
+from slackwater.store.versions.pages.page import BLOCK, VersionPage, build_page
+from slackwater.store.versions.pages.stored import list_pages, merge_pages, put_page, read_parts
+
+from tests.support.collecting import AgingStore, fresh, keys_of
+
+
+def write_page(store: AgingStore, app: str, stage: str, first: int = 1, last: int = BLOCK) -> None:
+    """Put a page of the versions in this range that there are."""
+    versions = [keys.version_of(key) for key in keys_of(store, keys.manifests(app, stage))]
+    inside = [version for version in sorted(versions) if first <= version <= last]
+    if inside:
+        put_page(store, build_page(read_parts(fresh(store), app, stage, version) for version in inside))
+
+
+def change_pages(data: st.DataObject, store: AgingStore, app: str, stage: str) -> None:
+    """Write, merge, damage, replace or delete a page."""
+    refs = list_pages(store, app, stage)
+    change = data.draw(st.sampled_from(["write", "write", "merge", "damage", "foreign", "delete"]), "page")
+    if change == "merge":
+        merge_pages(fresh(store), app, stage, range(1, BLOCK + 1))
+    elif change == "write" or not refs:
+        ends = sorted(data.draw(st.tuples(*[st.integers(1, 60)] * 2), "versions"))
+        write_page(store, app, stage, *ends)
+    else:
+        key = data.draw(st.sampled_from(refs), "which").key
+        stored = MemoryStore.get(store, key)
+        if change == "damage":
+            store.put(key, stored[:-3])
+        elif change == "foreign" and stored.endswith(b"}"):
+            replace_by_foreign_page(store, key)
+        else:
+            store.delete(key)
+
+
+def replace_by_foreign_page(store: AgingStore, key: str) -> None:
+    """Put what a runner of a removed app of this name may have written: the same versions, of which none names any."""
+    page = codec.decode(MemoryStore.get(store, key), VersionPage, key=key)
+    others = tuple(replace(shared, writer="of an app that is gone") for shared in page.shared)
+    store.put(key, codec.encode(replace(page, shared=others, spans=())))
+
+
+def collect_with_and_without(store: AgingStore, app: str, retention: Retention, **options: Any) -> Collected:
+    """Collect an app, after a check on a copy of the store that its pages change nothing."""
+    plain = AgingStore()
+    plain.clock_ms = store.clock_ms
+    plain._objects, plain._keys = dict(store._objects), list(store._keys)
+    plain._written_ms = dict(store._written_ms)
+    for key in keys_of(plain):
+        if census.object_kind_of(key) is census.PAGE or key == keys.snapshot_pack(app):
+            plain.delete(key)
+    expected = collect(plain, app, retention, by="test", **options)
+    actual = collect(fresh(store), app, retention, by="test", **options)
+    assert _compared(store, app) == _compared(plain, app)
+    assert actual == expected
+    return actual
+
+
+def _compared(store: AgingStore, app: str) -> list[str]:
+    left_out = (keys.operations(app), keys.snapshot_pack(app))
+    listed = (key for key in keys_of(store, f"{app}/") if census.object_kind_of(key) is not census.PAGE)
+    return sorted(key for key in listed if not key.startswith(left_out))
