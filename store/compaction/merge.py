@@ -1,8 +1,8 @@
 """Runs compactions out of core: inputs are read, merged and written one slice of the hash range at a time.
 
-Memory holds one slice of all inputs and one encoded SST, however large the runs are. A sorted run is written as several
-SSTs with disjoint hash ranges. Also rewrites a single SST with other values, or without some rows; the other rows keep
-their order and their `_seq`.
+Memory holds the keys of one slice of all inputs, a few megabytes of its rows or a single larger row, and one encoded
+SST, however large the runs are. A sorted run is written as several SSTs with disjoint hash ranges. Also rewrites a
+single SST with other values, or without some rows; the other rows keep their order and their `_seq`.
 """
 
 import time
@@ -16,12 +16,10 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..read.decode import Block, check_columns, decode
 from ..read.fetch import fetch
-from ..read.remote_sst import RangedSst
 from ..sst.hashing import sort_keys
 from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, add_missing_columns, expired_mask, sst_schema
 from ..sst.sorted_runs import estimate_within, overlapping, sorted_runs
@@ -30,9 +28,12 @@ from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
+from .cursors import Cursor, Part, take_rows
 from .plan import Compaction, CompactionResult
 
 _SLICE_ROWS = 1 << 16
+_SLICE_BYTES = 8 << 20
+"""Limit on the stored bytes of a slice; a single interval may exceed it."""
 _INTERVALS_PER_SST = 8
 _READ_BYTES = 32 << 20
 _MAX_MERGE_S = 1800.0
@@ -74,28 +75,30 @@ def run_compaction(
     if not to_read:
         return CompactionResult(compaction, ())
     began_s = time.monotonic()
-    row_bytes = sum(sst.bytes for sst in to_read) / sum(sst.rows for sst in to_read)
+    row_bytes = _row_bytes(to_read)
     interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _INTERVALS_PER_SST)))
-    no_rows = sst_schema(table).empty_table()
-
     finish = partial(_put, store=store, cache=cache, app=app, stage=stage, compaction=compaction)
     rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
     slots = compaction.slots or compaction.partitions
     for intervals, parts in _read_slices(store, cache, to_read, table, compaction.hash_range, slots, interval_rows):
         check_time(compaction, began_s)
         drop, clock_ms = compaction.drops_tombstones, compaction.clock_ms
-        rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=clock_ms) if parts else no_rows
-        for interval, part in _split_by_interval(rows, intervals):
+        chunks = _merge_parts(parts, table, drop_tombstones=drop, clock_ms=clock_ms)
+        for rows, interval in _split_by_interval(chunks, intervals):
             # One slice may fill many small SSTs, each with a put.
             if should_stop():
                 raise MergeStopped
-            if part.num_rows:
-                rolling.append(part)
-            if interval.ends_slot:
+            if rows is not None:
+                rolling.append(rows)
+            elif interval.ends_slot:
                 rolling.end_slot(guard=compaction.cuts or interval.high + 1 in compaction.guards)
             else:
                 rolling.may_cut()
     return CompactionResult(compaction, rolling.finish())
+
+
+def _row_bytes(ssts: Collection[Sst]) -> float:
+    return sum(sst.bytes for sst in ssts) / sum(sst.rows for sst in ssts)
 
 
 def _put(
@@ -129,7 +132,7 @@ def iter_visible_rows(
     table: Table,
     partition: int,
     clock_ms: int,
-    columns: Iterable[str] | None = None,
+    columns: Collection[str] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the visible rows of a state partition in batches, in SST order. Batches have the columns of an SST.
@@ -140,11 +143,9 @@ def iter_visible_rows(
     """
     window = window or hash_bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
-    names = None if columns is None else {HASH, OP, EXPIRES, *columns, *(column.name for column in table.key)}
-    slices = _read_slices(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS, names) if inputs else ()
+    slices = _read_slices(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS, columns) if inputs else ()
     for _, parts in slices:
-        if parts and (rows := merge_rows(parts, table, drop_tombstones=True, clock_ms=clock_ms, names=names)).num_rows:
-            yield rows
+        yield from _merge_parts(parts, table, drop_tombstones=True, clock_ms=clock_ms)
 
 
 def _read_slices(
@@ -155,83 +156,47 @@ def _read_slices(
     window: tuple[int, int],
     slots: int,
     interval_rows: int,
-    names: Collection[str] | None = None,
-) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
+    columns: Collection[str] | None = None,
+) -> Iterator[tuple[list["_Interval"], list[Part]]]:
     read_bytes = _READ_BYTES // len(sorted_runs(inputs))
-    cursors = [_Cursor(sst, _read_window(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
-    for intervals in _group_into_slices(_intervals(inputs, window, slots, interval_rows)):
+    cursors = [Cursor(store, cache, sst, table, window, read_bytes, columns) for sst in inputs]
+    slice_rows = min(_SLICE_ROWS, int(_SLICE_BYTES / _row_bytes(inputs)))
+    for intervals in _group_into_slices(_intervals(inputs, window, slots, interval_rows), slice_rows):
         yield intervals, [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
 
 
-def merge_rows(
-    parts: Sequence[pa.Table],
-    table: Table,
-    *,
-    drop_tombstones: bool,
-    clock_ms: int | None = None,
-    names: Collection[str] | None = None,
-) -> pa.Table:
-    """Merge rows of several SSTs: return the newest row of each key, in SST order.
+def merge_rows(parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool) -> pa.Table:
+    """Merge rows of several SSTs: return the newest row of each key, in SST order, with all columns of an SST.
 
-    Each part has rows of one SST, all from one range of hashes. The part of the newest SST is first, and keys are
-    unique within a part. With `drop_tombstones`, a key is dropped if its newest row is a tombstone or has expired by
-    `clock_ms` (None if no row expires). `names` are the columns of the parts; None for all columns of an SST.
+    Each part has rows of one SST. The part of the newest SST is first, and keys are unique within a part. With
+    `drop_tombstones`, a key is dropped if its newest row is a tombstone.
     """
     schema = sst_schema(table)
-    if names is not None:
-        schema = pa.schema([field for field in schema if field.name in names])
-    # SSTs from before the table got a ttl lack `_expires_at`; merged rows always have the column.
-    rows = pa.concat_tables([add_missing_columns(part, schema) for part in parts]).combine_chunks()
-    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
+    complete = [Part(add_missing_columns(part, schema)) for part in parts]
+    return pa.concat_tables([schema.empty_table(), *_merge_parts(complete, table, drop_tombstones=drop_tombstones)])
+
+
+def _merge_parts(
+    parts: Sequence[Part], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
+) -> Iterator[pa.Table]:
+    """Yield the newest row of each key, in SST order, as `take_rows` does. The newest SST's part is first.
+
+    With `drop_tombstones`, a key is dropped if its newest row is a tombstone or has expired by `clock_ms` (None if no
+    row expires).
+    """
+    if not parts:
+        return
+    key = [column.name for column in table.key]
+    names = [name for name in (HASH, OP, EXPIRES, *key) if name in parts[0].keys.column_names]
+    keys = pa.concat_tables([part.keys.select(names) for part in parts]).combine_chunks()
+    order, repeats = sort_keys(keys.column(HASH).to_numpy(), keys.select(key))
     # The first row of equal keys is from the newest input.
     keep = order[~repeats]
     if drop_tombstones:
-        keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
-        is_expired = expired_mask(rows, clock_ms)
+        keep = keep[keys.column(OP).to_numpy()[keep] != TOMBSTONE]
+        is_expired = expired_mask(keys, clock_ms)
         keep = keep if is_expired is None else keep[~is_expired[keep]]
-    return rows.take(pa.array(keep))
-
-
-def _read_window(
-    store: ObjectStore,
-    cache: SstCache | None,
-    sst: Sst,
-    table: Table,
-    window: tuple[int, int],
-    read_bytes: int,
-    names: Collection[str] | None,
-) -> Iterator[Block]:
-    mapped = cache.cached_rows(sst, table) if cache is not None else None
-    if mapped is not None:
-        yield from mapped.blocks
-        return
-    ranged = RangedSst(store, sst, table, ReadCounters())
-    some = None if names is None else [*names]
-    yield from ranged.read(ranged.find_values(HASH, *window), some, window_bytes=read_bytes)
-
-
-class _Cursor:
-    """Reads one SST in hash order, with one block in memory."""
-
-    def __init__(self, sst: Sst, blocks: Iterator[Block], names: Collection[str] | None) -> None:
-        self._sst, self._blocks, self._names = sst, blocks, names
-        self._block: Block | None = None
-
-    def read(self, low: int, high: int) -> list[pa.Table]:
-        parts: list[pa.Table] = []
-        if low > self._sst.hash_max or high < self._sst.hash_min:
-            return parts
-        while block := self._block or next(self._blocks, None):
-            start = int(np.searchsorted(block.hashes, low))
-            end = int(np.searchsorted(block.hashes, high, side="right"))
-            if start < end:
-                names = (block.stored.schema if block.conversion is None else block.conversion.schema).names
-                names = [name for name in names if self._names is None or name in self._names]
-                parts.append(pa.Table.from_batches([block.rows(names, start, end - start)]))
-            self._block = block if end < len(block.hashes) else None
-            if self._block:
-                break
-        return parts
+    yield from take_rows(parts, keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +209,24 @@ class _Interval:
     num_rows: int
 
 
-def _split_by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tuple[_Interval, pa.Table]]:
-    highs = np.array([interval.high for interval in intervals])
-    ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
-    for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
-        yield interval, rows.slice(start, end - start)
+def _split_by_interval(
+    chunks: Iterable[pa.Table], intervals: Sequence[_Interval]
+) -> Iterator[tuple[pa.Table | None, _Interval]]:
+    """Yield the rows of each interval, in parts, and None at its end."""
+    number = 0
+    for rows in chunks:
+        hashes, start = rows.column(HASH).to_numpy(), 0
+        while start < rows.num_rows:
+            interval = intervals[number]
+            end = int(np.searchsorted(hashes, interval.high, side="right"))
+            if start < end:
+                yield rows.slice(start, end - start), interval
+                start = end
+            if start < rows.num_rows:
+                yield None, interval
+                number += 1
+    for interval in intervals[number:]:
+        yield None, interval
 
 
 def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
@@ -262,11 +240,11 @@ def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interva
             yield _Interval(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
 
 
-def _group_into_slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
+def _group_into_slices(intervals: Iterable[_Interval], slice_rows: int) -> Iterator[list[_Interval]]:
     slice_: list[_Interval] = []
     num_rows = 0
     for interval in intervals:
-        if slice_ and num_rows + interval.num_rows > _SLICE_ROWS:
+        if slice_ and num_rows + interval.num_rows > slice_rows:
             yield slice_
             slice_, num_rows = [], 0
         slice_.append(interval)
@@ -294,7 +272,7 @@ class _RollingWriter:
         self._slots, self._before_slot, self._began_inside = 0, 0.0, False
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows. All rows with one hash must come in one call."""
+        """Append rows, in SST order."""
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
         self._waiting_bytes += rows.nbytes

@@ -26,7 +26,7 @@ from .fetch import corruption_error
 _SPARSE_STEP = 64
 _CACHED_ROWS = 1 << 17
 _SMALL_SEARCH = 16
-BLOCK_ROWS = 1 << 20
+BLOCK_ROWS, _BLOCK_BYTES = 1 << 20, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,17 @@ def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Colum
 
 
 def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a whole SST, in order and with the SST's columns, at most `BLOCK_ROWS` at a time.
+    """Yield the rows of a whole SST, in order and with the SST's columns, a block at a time.
 
     Raises `Corruption` if the bytes are not Parquet, or if the table never had the SST's columns.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         check_columns(sst, table, file.schema_arrow, file.metadata.num_rows)
-        yield from file.iter_batches(batch_size=BLOCK_ROWS)
+        groups = range(file.num_row_groups)
+        num_bytes = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+        block_rows = int(_BLOCK_BYTES * sst.rows / max(num_bytes, 1))
+        yield from file.iter_batches(batch_size=max(1, min(BLOCK_ROWS, block_rows)))
     except (pa.ArrowException, OSError) as error:
         raise corruption_error(sst, f"it cannot be decoded ({error})") from error
 

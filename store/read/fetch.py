@@ -96,8 +96,12 @@ class ByteRanges:
     ranges: Sequence[tuple[int, bytes]]
 
     def bytes_at(self, start: int, end: int) -> bytes:
+        return bytes(self.view_at(start, end))
+
+    def view_at(self, start: int, end: int) -> memoryview:
+        """Return the bytes without a copy."""
         at, data = self.ranges[bisect_right(self.ranges, start, key=itemgetter(0)) - 1]
-        return data[start - at : end - at]
+        return memoryview(data)[start - at : end - at]
 
 
 def read_ranges(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[ByteRanges]:

@@ -9,7 +9,7 @@ are read whole, without index and filter.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..sst.parquet_index import DECODE_ERRORS, MAX_INT64, MIN_INT64, build_file_of_pages, probe_filter, probed_chunks
 from ..sst.schema import HASH
-from ..sst.writer import PAGE_ROWS
+from ..sst.writer import PAGE_ROWS, release_unused_memory
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
 from .decode import Block, read_groups
@@ -92,6 +92,20 @@ class RangedSst:
     def _positions_by_group(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         first = np.searchsorted(hashes, self._footer.hash_min, side="left")
         return first, np.searchsorted(hashes, self._footer.hash_max, side="right")
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean size of a row, before compression."""
+        return sum(group.total_byte_size for group in self._footer.groups) / self._sst.rows
+
+    @property
+    def max_group_bytes(self) -> int:
+        """Size of the largest row group, before compression."""
+        return max(group.total_byte_size for group in self._footer.groups)
+
+    def compression_ratio(self, group: int) -> float:
+        columns = [column.meta_data for column in self._footer.groups[group].columns]
+        return self._footer.groups[group].total_byte_size / sum(column.total_compressed_size for column in columns)
 
     def touched_bytes(self, hashes: npt.NDArray[np.int64]) -> int:
         first, end = self._positions_by_group(hashes)
@@ -209,7 +223,8 @@ class RangedSst:
             for part, (num_rows, _, _) in zip(parts, counts, strict=True)
         ]
         try:
-            data = build_file_of_pages(self._footer.schema, chosen, pieces.bytes_at, nested)
+            data = build_file_of_pages(self._footer.schema, chosen, pieces.view_at, nested)
+            del pieces
             file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             rows = read_groups(file, range(len(parts)), None if names is None else self._stored_names(names))
         except DECODE_ERRORS as error:
@@ -230,6 +245,50 @@ class RangedSst:
         index = self._indexes.indexes[group]
         least, most = index.ranges[HASH]
         return np.diff(index.first_row)[part.pages], least[part.pages], most[part.pages]
+
+
+class SelectedRows:
+    """Rows of selected pages of one SST, which are read by their position among these pages' rows."""
+
+    def __init__(
+        self,
+        ranged: RangedSst,
+        parts: Sequence[PageSelection],
+        names: Sequence[str],
+        rows: Callable[[Block], pa.Table],
+    ) -> None:
+        """`parts` are from `find_hashes` or `find_values`. `rows` returns the rows of a block with columns `names`."""
+        self._ranged, self._names, self._rows = ranged, names, rows
+        _load_parts([(ranged, {part.group: [] for part in parts})])
+        pages, counts, sizes = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+        for part in parts:
+            index = ranged._indexes.indexes[part.group]
+            num_rows = np.diff(index.first_row)
+            numbers = np.arange(len(num_rows)) if part.pages is None else part.pages
+            pages.append(np.column_stack([np.full(len(numbers), part.group), numbers]))
+            counts.append(num_rows[numbers])
+            sizes.append((index.end - index.start).sum(axis=0)[numbers] * ranged.compression_ratio(part.group))
+        self._pages, self._counts = np.concatenate(pages), np.concatenate(counts)
+        self._bytes = np.concatenate(sizes)
+        self._ends = self._counts.cumsum()
+
+    def num_bytes(self, first: int, last: int) -> int:
+        """Estimate the size of the pages that have the rows from `first` to `last` (inclusive)."""
+        begin, end = np.searchsorted(self._ends, [first, last], side="right")
+        return int(self._bytes[begin : end + 1].sum())
+
+    def read(self, at: npt.NDArray[np.int64]) -> pa.Table:
+        """Return the rows at these ascending positions, in one round trip. Raises `Corruption`."""
+        page_of_row = np.searchsorted(self._ends, at, side="right")
+        pages, within = np.unique(page_of_row, return_inverse=True)
+        groups, numbers = self._pages[pages].T
+        parts = [PageSelection(group, numbers[groups == group]) for group in np.unique(groups).tolist()]
+        (blocks,) = read_together([(self._ranged, parts)], self._names)
+        rows = pa.concat_tables([self._rows(block) for block in blocks])
+        release_unused_memory()
+        starts = np.concatenate(([0], self._counts[pages].cumsum()))[within]
+        positions = starts + at - (self._ends - self._counts)[page_of_row]
+        return rows if len(positions) == rows.num_rows else rows.take(pa.array(positions))
 
 
 def load_indexes(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
@@ -264,6 +323,5 @@ def read_together(
         for ranged, parts in requests
     ]
     pieces_by_sst = read_ranges([(ranged._reader, spans) for (ranged, _), spans in zip(requests, ranges, strict=True)])
-    return [
-        ranged._decode(parts, names, pieces) for (ranged, parts), pieces in zip(requests, pieces_by_sst, strict=True)
-    ]
+    # The pieces of each SST are freed when they are decoded.
+    return [ranged._decode(parts, names, pieces_by_sst.pop(0)) for ranged, parts in requests]

@@ -184,7 +184,7 @@ def page_value_ranges(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.ND
 def build_file_of_pages(
     schema: pa.Schema,
     parts: Sequence[tuple[RowGroup, int, Sequence[Sequence[tuple[int, int]]]]],
-    read: Callable[[int, int], bytes],
+    read: Callable[[int, int], memoryview],
     nested: Sequence[bool],
 ) -> bytes:
     """Build a Parquet file from some pages of another file, and return its bytes.
@@ -196,7 +196,8 @@ def build_file_of_pages(
         read: returns the bytes between two offsets of the other file.
         nested: for each leaf column, True if a row may have several values or none.
     """
-    body, at, groups = [b"PAR1"], 4, []
+    body: list[bytes | memoryview] = [b"PAR1"]
+    at, groups = 4, []
     for group, num_rows, columns in parts:
         chunks = []
         for chunk, pages, several in zip(group.columns, columns, nested, strict=True):
@@ -228,8 +229,11 @@ def build_file_of_pages(
     return b"".join((*body, footer, len(footer).to_bytes(4, "little"), b"PAR1"))
 
 
-def _num_values(page: bytes) -> int:
-    header = decode_struct(PageHeader, page)
+_MAX_HEADER_BYTES = 16 << 10
+
+
+def _num_values(page: memoryview) -> int:
+    header = decode_struct(PageHeader, bytes(page[:_MAX_HEADER_BYTES]))
     data = header.data or header.data_v2
     if data is None:
         raise ValueError("expected a page of values; found another")

@@ -12,6 +12,7 @@ big-endian. They are our addition, in a place that Parquet readers ignore: Parqu
 and a lost bit in either would hide a row.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -48,10 +49,12 @@ PAGE_ROWS = 2_176
 _SMALL_SST_PAGES = 14
 _MIN_NARROW_PAGE_ROWS = 512
 _PAGE_BYTES = 128 << 10
-_MIN_WIDE_PAGE_ROWS = 64
+_MIN_WIDE_PAGE_ROWS, _MAX_WIDE_PAGE_BYTES = 64, 1 << 20
 _DICTIONARY_BYTES = 64 << 10
-_SAMPLE_ROWS = 4_096
+_SAMPLE_ROWS, _SAMPLE_VALUES = 4_096, 16_384
 _NO_LIMIT = 1 << 30
+_NESTED_BATCH_VALUES = 1 << 26
+"""Number of values that Arrow writes at a time from a nested column. Arrow allocates a bit for each beforehand."""
 
 
 def page_rows(rows: int) -> int:
@@ -92,6 +95,8 @@ class SstWriter:
         self._writer = self._writer or self._create_writer(rows)
         # With several chunks, Arrow would end pages at chunk ends, which differ by column.
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
+        if rows.nbytes > ROW_GROUP_BYTES:
+            release_unused_memory()
 
     def _create_writer(self, rows: pa.Table) -> pq.ParquetWriter:
         row_bytes = rows.nbytes / rows.num_rows
@@ -100,10 +105,12 @@ class SstWriter:
         self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
         # Arrow ends pages between its write batches.
         narrow = page_rows(rows.num_rows)
-        wide = max(min(_MIN_WIDE_PAGE_ROWS, narrow), min(narrow, int(_PAGE_BYTES / max(widest, 1))))
+        fewest = max(1, min(_MIN_WIDE_PAGE_ROWS, narrow, int(_MAX_WIDE_PAGE_BYTES / max(widest, 1))))
+        wide = max(fewest, min(narrow, int(_PAGE_BYTES / max(widest, 1))))
         sample = rows.slice(0, _SAMPLE_ROWS)
-        text = (field.name for field in sample.schema if _is_text(field.type))
-        repeating = (name for name in text if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows)
+        text = (leaf for name in sample.column_names for leaf in _text_leaves(name, sample[name].combine_chunks()))
+        samples = ((path, values.slice(0, _SAMPLE_VALUES)) for path, values in text)
+        repeating = (path for path, values in samples if 2 * pc.count_distinct(values).as_py() <= len(values))
         return pq.ParquetWriter(
             self._sink,
             self._schema,
@@ -116,7 +123,7 @@ class SstWriter:
             max_rows_per_page=wide,
             data_page_size=_NO_LIMIT,
             # A dictionary that grows too large ends a page after a batch, whose size counts values, not rows.
-            write_batch_size=_NO_LIMIT if any(pa.types.is_nested(kind) for kind in self._schema.types) else wide,
+            write_batch_size=_NESTED_BATCH_VALUES if any(map(pa.types.is_nested, self._schema.types)) else wide,
             # Sized for a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVE_RATE}},
         )
@@ -172,6 +179,11 @@ class SstWriter:
             unshowable=not self._is_sql_safe,
         )
         return sst, data
+
+
+def release_unused_memory() -> None:
+    """Return Arrow's unused memory to the system. Arrow keeps what a large row took, some four times its size."""
+    pa.default_memory_pool().release_unused()
 
 
 def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
@@ -273,7 +285,7 @@ def write_partitions(
 def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
     """Return the encoding and compression of each column, as keyword arguments of `pq.ParquetWriter`.
 
-    `repeating` are the text or binary columns whose values repeat in a sample.
+    `repeating` are the paths of text or binary columns, also nested ones, whose values repeat in a sample.
 
     Measured on 5 M rows of a string key and two numbers: 105 MB with zstd for all columns, and DuckDB sums the numbers
     in 111 ms; with lz4 for the numbers 103 MB and 43 ms; with hashes and the key encoded as here, 88 MB and 43 ms.
@@ -283,9 +295,10 @@ def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
     parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
     # Parquet's leaf columns, including those of nested columns.
     plain = {parquet.column(number).path: parquet.column(number).physical_type for number in range(len(parquet))}
-    # A dictionary pays off for repeating values; other text is faster to read with separate lengths.
-    apart = [field.name for field in schema if _is_text(field.type) and field.name not in repeating]
-    text = [path for path, kind in plain.items() if kind == "BYTE_ARRAY" and path not in apart]
+    # A dictionary pays off for repeating values; other text is faster to read with separate lengths. A dictionary of
+    # the text in lists would not be limited (`_NESTED_BATCH_VALUES`), and each look-up would read it.
+    text = [path for path, kind in plain.items() if kind == "BYTE_ARRAY" and path in repeating]
+    apart = [path for path, kind in plain.items() if kind == "BYTE_ARRAY" and path not in repeating]
     # lz4 is the fastest to read, and compresses byte-split numbers as well as zstd. DuckDB reads this encoding only
     # for these types.
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)
@@ -301,6 +314,21 @@ def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
         | dict.fromkeys(numbers, "BYTE_STREAM_SPLIT")
         | dict.fromkeys(apart, "DELTA_LENGTH_BYTE_ARRAY"),
     }
+
+
+def _text_leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """Yield the paths in Parquet of a column's text and binary values, and these values."""
+    types, kind = pa.types, column.type
+    if types.is_struct(kind):
+        for number, child in enumerate(column.flatten()):
+            yield from _text_leaves(f"{path}.{kind.field(number).name}", child)
+    elif types.is_map(kind):
+        yield from _text_leaves(f"{path}.key_value.key", column.keys)
+        yield from _text_leaves(f"{path}.key_value.value", column.items)
+    elif types.is_list(kind):
+        yield from _text_leaves(f"{path}.list.element", column.flatten())
+    elif _is_text(kind):
+        yield path, column
 
 
 def _is_text(kind: pa.DataType) -> bool:

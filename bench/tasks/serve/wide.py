@@ -1,4 +1,4 @@
-"""A store of 1,000 apps, and an app of 100,000 versions and 1,000 snapshots: what people see, 20 ms from the store.
+"""A store of 1,000 apps; an app of 100,000 versions and 1,000 snapshots, 20 ms from the store; and one large row.
 
 `python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` takes a tenth of each. The objects are in
 memory; each request takes 20 ms more. The page's first paint is measured by its requests, six at a time as a browser
@@ -29,6 +29,7 @@ from slackwater.store.versions.manifest import AppInfo
 
 from tests.serve.conftest import serving_client
 from tests.snapshot.wide import client_over, many_apps, pin_versions, repeat_version
+from tests.store.compaction.test_large_rows import measure_merge
 
 from ...multi_get import TABLE
 from ...support.row import Row
@@ -39,6 +40,7 @@ APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
 """The newest versions, each of which changes every key of a few; those before have the rows of the first."""
 KEYS = 1_000
+LIST_BYTES, MERGE_BYTES = 100_000_000, 400_000_000
 DELAY_S, REST_S = 0.02, 10.0
 _BROWSER_REQUESTS = 6
 
@@ -52,6 +54,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
     _long_app(memory := MemoryStore(), folder, VERSIONS // part, SNAPSHOTS // part)
     yield from _long(memory, folder, SNAPSHOTS // part)
     yield from _collection(memory, VERSIONS // part)
+    yield _large_row(folder, LIST_BYTES // part)
 
 
 def far(memory: MemoryStore) -> CountingStore:
@@ -122,6 +125,13 @@ def _collection(memory: MemoryStore, versions: int) -> Iterator[Row]:
     took_s = _seconds(lambda: collect(store, APP, retention, by="bench", dry_run=True))
     gets, note = store.take_stats().gets, f"limit: 500; {took_s:.1f} s, {store.bytes_read / 1e6:.1f} MB"
     yield Row.at_most(f"gc --dry-run of {versions:,} versions: GETs", f"{gets:,}", note, gets / 500, 1)
+
+
+def _large_row(folder: Path, row_bytes: int) -> Row:
+    grown, bytes_read, sst = measure_merge(folder, 1, row_bytes)
+    note = f"limit: {MERGE_BYTES:,}; it read {bytes_read:,} of {8 * sst.bytes:,} bytes"
+    what = f"a merge of eight versions of a row of {row_bytes:,} bytes: memory"
+    return Row.at_most(what, f"{grown:,} bytes", note, grown / MERGE_BYTES, 1)
 
 
 def _history(client: Client) -> None:

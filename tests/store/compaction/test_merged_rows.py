@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store.compaction import merge
+from slackwater.store.compaction import cursors, merge
 from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.objects.counting import CountingStore
@@ -77,27 +77,41 @@ histories = st.lists(
 
 
 @scaled(40)
-@given(histories, st.sampled_from([0, 1, 5]), st.booleans(), st.sampled_from([4, 1 << 18]))
+@given(
+    histories,
+    st.sampled_from([0, 1, 5]),
+    st.booleans(),
+    st.sampled_from([4, 1 << 18]),
+    st.sampled_from([1, 200, 1 << 20]),
+    st.sampled_from(["in the cache", "in the store", "large, in the store"]),
+)
 def test_merging_changes_nothing_but_the_number_of_rows(
     tmp_path_factory: pytest.TempPathFactory,
     history: list[dict[int, int | None]],
     modulus: int,
     drop: bool,
     slice_rows: int,
+    chunk_bytes: int,
+    inputs: str,
 ) -> None:
-    store, cache = CountingStore(MemoryStore()), SstCache(tmp_path_factory.mktemp("cache"), LARGE)
+    store = CountingStore(MemoryStore())
+    cache = SstCache(tmp_path_factory.mktemp("cache"), LARGE if inputs == "in the cache" else 0)
     expected: dict[Key, tuple[Values | None, int]] = {}
     ssts: tuple[Sst, ...] = ()
-    for seq, changes in enumerate(history, start=1):
-        rows: dict[Key, Values | None] = {
-            (None if k == 0 else str(k), "x"): None if v is None else (v, None, None) for k, v in changes.items()
-        }
-        ssts = (*write_version(store, cache, ROUTES, rows, seq, Hashes(modulus)), *ssts)
-        expected |= {key: (values, seq) for key, values in rows.items()}
-    if drop:
-        expected = {key: found for key, found in expected.items() if found[0] is not None}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slackwater.store.sst.writer.PAGE_ROWS", 3)
+        patch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 8)
+        for seq, changes in enumerate(history, start=1):
+            rows: dict[Key, Values | None] = {
+                (None if k == 0 else str(k), "x"): None if v is None else (v, None, None) for k, v in changes.items()
+            }
+            ssts = (*write_version(store, cache, ROUTES, rows, seq, Hashes(modulus)), *ssts)
+            expected |= {key: (values, seq) for key, values in rows.items()}
+        if drop:
+            expected = {key: found for key, found in expected.items() if found[0] is not None}
         patch.setattr(merge, "_SLICE_ROWS", slice_rows)
+        patch.setattr(cursors, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(cursors, "_LARGE_ROW_BYTES", 0 if inputs.startswith("large") else LARGE)
         patch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 7)
         done = run_compaction(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
     if not done.outputs:

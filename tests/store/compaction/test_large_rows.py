@@ -1,0 +1,76 @@
+"""Merges of large rows: what they hold in memory, and what they read."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.plan import Compaction, newest_first
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst import writer
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions.codec import register_type
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
+
+TABLE = Table((Column("n", "int64"),), (Column("events", "list<struct<text: string>>"),), partitions=1)
+RUNS = 8
+WORD_BYTES = 100
+
+
+def write_run(store: LocalStore, keys: int, row_bytes: int, seq: int) -> Sst:
+    """An SST of level 0 in which each key has a list of random text."""
+    count = row_bytes // WORD_BYTES
+    ends = np.arange(keys * count + 1, dtype=np.int32) * WORD_BYTES
+    text = np.random.default_rng(seq).bytes(keys * count * WORD_BYTES // 2).hex().encode()
+    words = pa.StringArray.from_buffers(keys * count, pa.py_buffer(ends), pa.py_buffer(text))
+    starts = pa.array(np.arange(keys + 1) * count, pa.int32())
+    events = pa.ListArray.from_arrays(starts, pa.StructArray.from_arrays([words], ["text"]))
+    rows = pa.table({"n": np.arange(keys), "events": events})
+    rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
+    rows = rows.append_column("_seq", pa.array(np.full(keys, seq)))
+    rows = rows.append_column("_op", pa.array(np.zeros(keys, np.int8)))
+    return writer.write_sst(store, None, app="a", stage="s", table=TABLE, partition=0, rows=rows)
+
+
+def peak_kib() -> int:
+    """The largest memory that this program has had. `getrusage` counts that of the program which started it, too."""
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(peak)
+
+
+def merge_and_measure(folder: Path) -> None:
+    """Write to stdout by how many MiB a merge raises the peak of memory, its rows, and the bytes that it read."""
+    ssts = msgspec.msgpack.decode((folder / "ssts").read_bytes(), type=register_type(tuple[Sst, ...]))
+    store, cache = CountingStore(LocalStore(folder / "store")), SstCache(folder / "cache", 0)
+    before = peak_kib()
+    done = run_compaction(store, cache, "a", "s", TABLE, Compaction(0, 1, newest_first(ssts), drops_tombstones=True))
+    sys.stdout.write(f"{(peak_kib() - before) >> 10} {sum(sst.rows for sst in done.outputs)} {store.bytes_read}")
+
+
+def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Sst]:
+    """Merge eight versions of large rows in a process of its own: its growth in bytes, bytes read, an input."""
+    store = LocalStore(folder / "store")
+    ssts = tuple(write_run(store, keys, row_bytes, seq) for seq in range(1, RUNS + 1))
+    (folder / "ssts").write_bytes(msgspec.msgpack.encode(ssts))
+    code = f"from pathlib import Path; from {__name__} import merge_and_measure as f; f(Path({str(folder)!r}))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    grown_mib, rows, bytes_read = map(int, shown.split())
+    assert rows == keys
+    return grown_mib << 20, bytes_read, ssts[0]
+
+
+@pytest.mark.parametrize(("keys", "row_bytes"), [(1, 24_000_000), (6, 8_000_000)])
+def test_a_merge_of_large_rows_holds_few_of_them(tmp_path: Path, keys: int, row_bytes: int) -> None:
+    grown, bytes_read, sst = measure_merge(tmp_path, keys, row_bytes)
+    # Of the older versions of a row, the merge reads the keys.
+    assert bytes_read < 1.1 * sst.bytes
+    # 100 MB are libraries. With all versions of the rows in memory, it was 690 and 1,110 MB.
+    assert grown < 450e6
