@@ -54,6 +54,7 @@ from .schemas import StageSchemas
 from .task import IS_PROBE, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
 from .task_count import TaskCount
 from .transform import apply_to_streams, select_batch_columns, union_tagged
+from .turns import Turns
 
 _LONG_MIN = -(1 << 63)
 _START_S = 60.0
@@ -83,6 +84,8 @@ class StageConfig:
     limits: BatchLimits
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
+    turns: Turns | None = None
+    """Turns of the runner's stages; None if batches start at once."""
     compaction_threads: int = 1
     """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False

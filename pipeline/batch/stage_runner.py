@@ -204,9 +204,11 @@ class StageRunner:
         stall_seconds = 0.0
         if self._upkeep is not None and (with_rows or self._job.batch_times(tip).pending):
             stall_seconds = self._upkeep.stall.wait(self._batch_s, lambda: self._stopping)
-        if self._stopping:
-            return
-        self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
+        turns = self._config.turns
+        with turns.turn(self.stage.name) if turns is not None else nullcontext():
+            if self._stopping:
+                return
+            self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
         """Call `make` to commit a version, and again if a promotion or a forget made the batch outdated.

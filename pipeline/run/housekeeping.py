@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec.structs import replace
 from py4j.protocol import Py4JError
@@ -38,6 +37,7 @@ from ..listener import Listener
 from ..publish.sinks import recreated_internal_topic_hint
 from .claim import Claimer
 from .start_positions import recreated_channel_hint, recreated_user_topic_hint
+from .waiting import LongWaits, Wait, queued_job_groups
 
 _log = logging.getLogger("slackwater")
 
@@ -94,8 +94,10 @@ class LagReporter:
     runners: Sequence[StageRunner]
     listener: Listener
     sink_positions: Callable[[str], Mapping[str, PublishedPosition | None]]
-    wait_reason: Callable[[StageLag], str] = lambda _stage: ""
-    _wait_reasons: dict[str, str] = field(default_factory=dict)
+    find_wait: Callable[[StageLag, Collection[str]], Wait | None] = lambda _stage, _not_run: None
+    """Returns what a stage waits for, given the stages without a runner."""
+    _waits: dict[str, Wait] = field(default_factory=dict)
+    _long_waits: LongWaits = field(default_factory=LongWaits)
     _other_heads: dict[str, Manifest] = field(default_factory=dict)
     _live_runners: tuple[Heartbeat, ...] | None = None
 
@@ -104,13 +106,15 @@ class LagReporter:
         beat, heart = Heartbeat(self.claimer.writer, self.claimer.by, epochs), HeartbeatWriter(self.store, app)
         others_due = 0.0
         while not stopping.is_set():
-            heart.write_if_due(lambda: replace(beat, waits=self._wait_reasons))
+            heart.write_if_due(lambda: replace(beat, waits={name: at.reason for name, at in self._waits.items()}))
             if time.monotonic() >= others_due:
                 others_due = time.monotonic() + _OTHERS_EVERY_S
                 self._refresh_others(app)
             lags = self._lags(app)
+            not_run = [lag.stage for lag in lags if lag.running is False]
             own = (lag for lag in lags if lag.stage in epochs)
-            self._wait_reasons = {lag.stage: reason for lag in own if (reason := self.wait_reason(lag))}
+            self._waits = {lag.stage: wait for lag in own if (wait := self.find_wait(lag, not_run)) is not None}
+            self._long_waits.record(self._waits)
             self.listener.on_lags(lags)
             stopping.wait(_REPORT_EVERY_S)
         heart.delete(beat.writer)
@@ -205,40 +209,6 @@ class Collector:
             (name for name in topological_order(heads) if name in epochs or runner_of(heads[name], alive)), None
         )
         return first is not None and epochs.get(first) == heads[first].epoch
-
-
-def wait_reason(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
-    """Return the reason why a stage waits, as a phrase; empty if the stage works or the reason is unknown.
-
-    `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
-    promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
-    """
-    if busy:
-        return "a free core" if queued else ""
-    if on_hold:
-        return "the end of a promotion"
-    if readers_lag:
-        return "its readers to catch up"
-    if stage.records == 0:
-        return f"new records of {', '.join(dict.fromkeys(source.upstream or source.topic for source in stage.inputs))}"
-    return ""
-
-
-def queued_job_groups(spark: SparkSession) -> Collection[str]:
-    """Return the Spark job groups without a running task, if any other group has running tasks.
-
-    The jobs of a streaming query are in the group named by its run id. Costs a few JVM calls for each active job.
-    """
-    jvm: Any = spark.sparkContext._jvm
-    statuses = jvm.java.util.ArrayList()
-    statuses.add(jvm.org.apache.spark.JobExecutionStatus.RUNNING)
-    jobs: Any = spark.sparkContext._jsc.sc().statusStore().jobsList(statuses)
-    active: dict[str, int] = {}
-    for number in range(jobs.size()):
-        job = jobs.apply(number)
-        if (group := job.jobGroup()).isDefined():
-            active[group.get()] = active.get(group.get(), 0) + job.numActiveTasks()
-    return {group for group, tasks in active.items() if not tasks} if any(active.values()) else ()
 
 
 _TOPIC_CHECK_S = 5.0

@@ -24,6 +24,7 @@ from ..batch.committer import StageMeter, spool_root
 from ..batch.job import StageConfig
 from ..batch.schemas import StageSchemas, derive_schemas
 from ..batch.stage_runner import StageRunner
+from ..batch.turns import Turns
 from ..kafka.channels import GroupOffsetCommitter, KafkaChannels
 from ..kafka.open import open_kafka, served_to_workers
 from ..listener import BatchReport, Listener, Listeners
@@ -39,14 +40,18 @@ from ..telemetry.logs import running_app
 from ..telemetry.spans import Tracing, configured_tracing
 from ..upkeep.archiver import Archiver
 from ..upkeep.executors import MergeSlots, count_slots
-from .housekeeping import Collector, LagReporter, TopicWatch, background_thread, poll_spark, wait_reason
+from .housekeeping import Collector, LagReporter, TopicWatch, background_thread, poll_spark
 from .options import Options
 from .preflight import PreflightResult, check_kafka_reachable, check_unflushed, preflight
 from .stopping import StopEvent, StopRequested, stop_signals
 from .supervisor import CatchUp, RequestExecutor, SnapshotCompleter, Supervisor, snapshot_names
+from .waiting import Wait, find_wait, input_behind
 
 _MAX_DRAIN_S = 10.0
 """Maximum seconds for archiving the last records when a run ends. The next run archives the rest."""
+
+_BATCHES_PER_CORE = 2
+"""Maximum number of batches at the same time per core: while one waits for the store, another has the core."""
 
 
 def run(
@@ -142,6 +147,8 @@ class _RunComponents:
     archiver: Archiver | None = None
     input_spool: InputSpool | None = None
     """Spool that readers fill for the archiver; None without an archiver, or if tasks run on other machines."""
+    turns: Turns = field(init=False)
+    backpressure: Backpressure = field(init=False)
     runners: tuple[StageRunner, ...] = ()
     _snapshot_names: dict[str, str] = field(default_factory=dict)
 
@@ -155,8 +162,10 @@ class _RunComponents:
         bounded = {
             name: limit.max_records for name, limit in self.start.limits.items() if limit.max_records is not None
         }
+        self.turns = self._new_turns()
         # Listeners that act on commits get them before the caller's listener.
-        acting = Backpressure(self.planners, bounded), self.publishers, self.archiver, self._new_lineage()
+        self.backpressure = Backpressure(self.planners, bounded)
+        acting = self.backpressure, self.publishers, self.archiver, self._new_lineage()
         self.listener = Listeners(*acting, self.listener)
         self._add_runners()
         self.publishers.start()
@@ -179,12 +188,15 @@ class _RunComponents:
         self._in_background("health", partial(poll_spark, self.spark, listener, queued))
         triggers = {stage: limits.trigger_ms / 1_000 for stage, limits in self.start.limits.items()}
         listener.on_running(
-            triggers, self.options.patience_s, lambda stage: watch.is_held or self.planners.is_held(stage)
+            triggers,
+            self.options.patience_s,
+            lambda stage: watch.is_held or stage in self.backpressure.slow_readers or stage in self.turns.waiting,
         )
         channels = KafkaChannels(claimer.kafka, patience_s=self.options.patience_s)
         return Supervisor(
             self.spark,
             self.runners,
+            self.turns,
             watch,
             SnapshotCompleter(store, self._app, channels, claimer.by),
             RequestExecutor(store, self._app),
@@ -209,6 +221,16 @@ class _RunComponents:
 
     def _epochs(self) -> dict[str, int]:
         return {runner.stage.name: runner.head.epoch for runner in self.runners}
+
+    def _new_turns(self) -> Turns:
+        stages, writer_of = self.start.stages, self.start.claimer.app.writer_of
+        readers: dict[str, set[str]] = {}
+        for stage in stages:
+            for channel in stage.channels:
+                readers.setdefault(writer_of(channel).name, set()).add(stage.name)
+        # On a cluster, the driver has few of the cores.
+        at_once = _BATCHES_PER_CORE * self.spark.sparkContext.defaultParallelism if self._is_local else len(stages)
+        return Turns(at_once, readers)
 
     def _new_publishers(self) -> Publishers:
         # A clone's sinks are published once it is promoted.
@@ -257,10 +279,18 @@ class _RunComponents:
     def _new_reporter(self, watch: RequestWatch, queued: Collection[str]) -> LagReporter:
         by_name = {runner.stage.name: runner for runner in self.runners}
 
-        def waiting(lag: StageLag) -> str:
-            runner, is_held = by_name[lag.stage], self.planners.is_held(lag.stage)
-            is_queued = runner.job_group in queued
-            return wait_reason(lag, busy=runner.is_busy, queued=is_queued, on_hold=watch.is_held, readers_lag=is_held)
+        def waiting(lag: StageLag, not_run: Collection[str]) -> Wait | None:
+            runner = by_name[lag.stage]
+            return find_wait(
+                lag,
+                busy=runner.is_busy,
+                queued=runner.job_group in queued,
+                on_hold=watch.is_held,
+                ahead=self.turns.stages_ahead(lag.stage),
+                slow_readers=self.backpressure.slow_readers.get(lag.stage, ()),
+                not_run=not_run,
+                behind=input_behind(runner.head, self.shapes[lag.stage].inputs_with_watermark),
+            )
 
         heartbeats, places = self.start.heartbeats, self.publishers.positions
         return LagReporter(heartbeats, self.start.claimer, self.runners, self.listener, places, waiting)
@@ -331,6 +361,7 @@ class _RunComponents:
             limits,
             ScratchCheckpoint(self.run_folder / "checkpoints" / stage.name),
             planners=self.planners,
+            turns=self.turns,
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and self._is_local,
             rescue=rejecter.rescue if rejecter and stage.on_error == "reject" else None,

@@ -33,6 +33,7 @@ from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import rejected_counts
 from ..batch.stage_runner import StageRunner
+from ..batch.turns import Turns
 from ..kafka.channels import GroupOffsetCommitter
 from ..listener import Listener
 from ..publish.publishers import Publishers
@@ -215,6 +216,7 @@ class Supervisor:
 
     spark: SparkSession
     runners: tuple[StageRunner, ...]
+    turns: Turns
     watch: RequestWatch
     completer: SnapshotCompleter
     request_executor: RequestExecutor
@@ -263,6 +265,7 @@ class Supervisor:
             if self.stop.is_set():
                 return
             self._queries.append(runner.start(self.spark))
+        self.turns.open()
 
     def _watch_queries(self) -> None:
         housekeeping = epochs = 0.0
@@ -271,8 +274,10 @@ class Supervisor:
         while not self.stop.wait(_POLL_S):
             self._raise_failures()
             self.listener.on_loop()
+            waiting = self.turns.waiting
             for runner in self.runners:
-                self.listener.on_stage_polled(runner.stage.name, busy=runner.is_busy, version=runner.head.version)
+                name, is_busy = runner.stage.name, runner.is_busy and runner.stage.name not in waiting
+                self.listener.on_stage_polled(name, busy=is_busy, version=runner.head.version)
             now, previous = time.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.poll(busy=versions != previous)
@@ -314,6 +319,7 @@ class Supervisor:
         """Wait a while until running batches are committed, then drop uncommitted versions and stop the queries."""
         for runner in self.runners:
             runner.stop()
+        self.turns.end()
         deadline = time.monotonic() + _BATCH_END_TIMEOUT_S
         while busy := [runner.stage.name for runner in self.runners if runner.is_busy]:
             left_s = deadline - time.monotonic()

@@ -1,12 +1,14 @@
 """Readers of Structured Streaming's Python sources, which plan batches and read them.
 
-One driver process for each source plans its batches. Spark's Python workers read the records.
+A process or thread on the driver plans the batches of one source (`spark/planner_server.py`). Spark's Python workers
+read the records.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -113,11 +115,14 @@ class _SourceReader(DataSourceStreamReader):
     def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
     def stop(self) -> None:
-        """End the planner process without output if Spark closed the connection when the query ended.
+        """End a planner's process without output if Spark closed the connection when the query ended.
 
-        Otherwise pyspark would try to send the error over the closed connection, and would print a second error.
+        Otherwise pyspark would try to send the error over the closed connection, and would print a second error. The
+        end of a planner's thread prints nothing.
         """
         error = sys.exception()
+        if threading.current_thread() is not threading.main_thread():
+            return
         if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
             # An error raised in our own methods is of another connection: Kafka's, or the store's.
             frame.f_code.co_filename == __file__
@@ -260,7 +265,9 @@ class ChannelSourceReader(_SourceReader):
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
         options, files, store = self._options, self._files, self._store()
         if options.counts_folder:
-            store = CountingStore(store, SharedCounts(Path(options.counts_folder) / str(os.getpid())).add)
+            # Planners of several inputs share a process.
+            file = Path(options.counts_folder) / f"{os.getpid()}-{options.input}"
+            store = CountingStore(store, SharedCounts(file).add)
         return ChannelPlanner(
             store,
             options.app,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,8 @@ class Backpressure(Listener):
     planners: PlannerFiles
     max_records: Mapping[str, int]
     """Maximum records of each input per batch, by stage; only for stages of this runner that have a limit."""
+    slow_readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    """Stages that lag, by the stage that is held for them."""
     _heads: dict[str, Manifest] = field(default_factory=dict)
     _tips: dict[str, Manifest] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -139,12 +141,13 @@ class Backpressure(Listener):
         """
         with self._lock:
             self._heads[head.stage], self._tips[tip.stage] = head, tip
-            waiting = set(self._stages_to_hold())
+            self.slow_readers = self._find_slow_readers()
             for stage in self._heads:
-                self.planners.set_held(stage, held=stage in waiting)
+                self.planners.set_held(stage, held=stage in self.slow_readers)
         self.planners.write_committed(head.stage, head.version)
 
-    def _stages_to_hold(self) -> Iterator[str]:
+    def _find_slow_readers(self) -> dict[str, tuple[str, ...]]:
+        slow: dict[str, tuple[str, ...]] = {}
         for reader, max_records in self.max_records.items():
             inputs = self._tips[reader].inputs if reader in self._tips else {}
             for name, at in inputs.items():
@@ -152,7 +155,8 @@ class Backpressure(Listener):
                 # A stage may no longer write a channel that it wrote before.
                 output = writer.outputs.get(name) if writer is not None else None
                 if output is not None and (count_unread(output, at) or 0) > max_records:
-                    yield at.upstream
+                    slow[at.upstream] = (*slow.get(at.upstream, ()), reader)
+        return slow
 
 
 @dataclass(slots=True)

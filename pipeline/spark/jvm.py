@@ -7,8 +7,9 @@ do its children. The JVM ends when its standard input breaks, that is, when this
 
 Python processes import pyspark from its installation. Otherwise Spark would put its own `pyspark.zip` and a jar first
 on their path, and modules in a zip are never cached as bytecode. That costs half a second of a core for each process,
-and the first batch of every source starts four, one after the other. Planners are forked (`planner_server.py`) and get
-one numpy thread, like Spark's workers, not one for each core. Terminal output of all these processes is filtered.
+and the first batch of every source starts four, one after the other. A server forks them, and runs planners as threads
+of one process (`planner_server.py`). They get one numpy thread, like Spark's workers, not one for each core. Terminal
+output of all these processes is filtered.
 """
 
 import os
@@ -64,11 +65,12 @@ done
 export OPENBLAS_NUM_THREADS="${{OPENBLAS_NUM_THREADS:-${{OMP_NUM_THREADS:-1}}}}"
 export PYTHONPATH="$path"
 case "$2 $3" in
-    "{runner} " | "{daemon} {once}"*) exec {python} -IS {client} {planners} {python} "$@" ;;
+    "{runner} ") socket={planners} ;;
+    "{daemon} {once}"*) socket={daemons} ;;
     *) exec {python} "$@" ;;
 esac
+exec {python} -IS {client} "$socket" {python} "$@"
 """
-_PLANNER_SOCKET = "planners"
 _REAP_S = 1.0
 
 
@@ -123,8 +125,8 @@ def python_interpreter(*, on_this_machine: bool, configured: str = "", starts_se
 
     The value is this process's Python, which has slackwater and its dependencies, or the `configured` Python. With
     `on_this_machine`, Spark starts Python only on this machine, so the value can be a script that removes Spark's zips
-    from the module path. With `starts_session`, a session starts in the block, and planners are forked from a server
-    that has imported their modules.
+    from the module path. With `starts_session`, a session starts in the block, and a server that has imported the
+    planners' modules runs them.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
@@ -132,7 +134,8 @@ def python_interpreter(*, on_this_machine: bool, configured: str = "", starts_se
     with temporary_folder() as folder, ExitStack() as stack:
         python = configured or (_script(folder) if on_this_machine else sys.executable)
         if starts_session and Path(python).parent == folder:
-            stack.enter_context(planner_server.run_server(folder / _PLANNER_SOCKET, python))
+            with filter_stderr():
+                stack.enter_context(planner_server.run_server(folder, python))
         os.environ["PYSPARK_PYTHON"] = python
         try:
             yield
@@ -152,7 +155,8 @@ def _script(folder: Path) -> str:
         daemon=planner_server.DAEMON,
         once=planner_server.QUESTION_PREFIX,
         client=shlex.quote(str(planner_server.CLIENT)),
-        planners=shlex.quote(str(folder / _PLANNER_SOCKET)),
+        planners=shlex.quote(str(folder / planner_server.PLANNERS)),
+        daemons=shlex.quote(str(folder / planner_server.DAEMONS)),
     )
     return _executable(folder / "python", script)
 

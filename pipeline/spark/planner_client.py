@@ -1,4 +1,4 @@
-"""Script that Spark runs in place of a planner: asks a server to fork the planner, or executes the planner itself.
+"""Script that Spark runs in place of a planner: asks a server to run the planner, or executes the planner itself.
 
 The server is `planner_server.py`. A script with minimal imports: `python -IS planner_client.py SOCKET PYTHON -m MODULE
 WORD...`.
@@ -10,9 +10,10 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Let the server at `address` fork a process for the given command, and wait for the end of that process.
+    """Let the server at `address` run the given command, and wait for the end of the process that it has forked.
 
-    Without a server, execute the command in this process.
+    A planner gets a thread, not a process, so there is nothing to wait for. Without a server, execute the command in
+    this process.
     """
     arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]
@@ -22,11 +23,11 @@ def main(address: str, *command: str) -> None:
             socket.send_fds(server, [b"\0".join(arguments) + b"\0\0"], [0, 1, 2])
             server.sendall(b"\0".join(environment))
             server.shutdown(socket.SHUT_WR)
-            is_forked = server.recv(1)
+            is_served = server.recv(1)
         except OSError:
-            is_forked = b""
-        if is_forked:
-            # Wait for its end; the exit code is not used.
+            is_served = b""
+        if is_served:
+            # The exit code is not used.
             server.recv(1)
             return
     os.execv(command[0], command)  # noqa: S606  the command that Spark runs

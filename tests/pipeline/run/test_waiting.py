@@ -1,13 +1,16 @@
-"""What a stage waits for, as its runner says: only what it knows."""
+"""What a stage waits for, as its runner says: only what it knows, and other stages by name."""
 
+import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import InheritableThread, SparkStageInfo
 from pyspark.sql import SparkSession
-from slackwater.pipeline.run.housekeeping import queued_job_groups, wait_reason
+from slackwater.pipeline.run.waiting import LongWaits, find_wait, input_behind, queued_job_groups
 from slackwater.snapshot.status.overview import InputLag, StageLag
+from slackwater.store.versions.manifest import EventTime, Input, Manifest
 
 PATIENCE_S = 60.0
 
@@ -31,13 +34,60 @@ def stage(*records: int | None, upstream: str = "") -> StageLag:
         (stage(0), {}, "new records of orders"),
         (stage(0, upstream="parse"), {}, "new records of parse"),
         (stage(0), {"on_hold": True}, "the end of a promotion"),
-        (stage(5), {"readers_lag": True}, "its readers to catch up"),
+        (stage(5), {"slow_readers": ("bills", "stock")}, "bills, stock to catch up"),
         (stage(0), {"queued": True}, "new records of orders"),
+        (
+            stage(5),
+            {"busy": True, "ahead": {"bills": 2.4, "stock": 71.0}},
+            "a free core, after stock (71 s), bills (2 s)",
+        ),
+        (stage(0, upstream="parse"), {"not_run": ["parse"]}, "new records of parse; no runner has parse"),
+        (stage(5, upstream="parse"), {"not_run": ["parse"]}, ""),
+        (stage(0, 0), {"behind": "returns"}, "the watermark of returns"),
     ],
 )
-def test_a_stage_says_what_it_waits_for_where_its_runner_knows(at: StageLag, state: dict[str, bool], said: str) -> None:
-    flags = dict.fromkeys(("busy", "queued", "on_hold", "readers_lag"), False) | state
-    assert wait_reason(at, **flags) == said
+def test_a_stage_says_what_it_waits_for_where_its_runner_knows(at: StageLag, state: dict[str, Any], said: str) -> None:
+    wait = find_wait(at, **state)
+    assert (wait.reason if wait is not None else "") == said
+
+
+def joined(orders_ms: int | None, returns_ms: int | None, **times: Any) -> Manifest:
+    inputs = {
+        "orders": Input("orders", (0,), watermark_ms=orders_ms),
+        "sent-back": Input("shop-sent-back", (0,), "returns", watermark_ms=returns_ms),
+    }
+    return Manifest("shop", "totals", 1, 1, "w", 1, "batch", inputs=inputs, event_time=EventTime(**times))
+
+
+@pytest.mark.parametrize(
+    ("head", "source"),
+    [
+        (joined(9_000, 5_000, watermark_ms=5_000, next_due_ms=7_000), "returns"),
+        (joined(9_000, None, next_due_ms=7_000), "returns"),
+        (joined(None, 5_000, next_due_ms=7_000), "orders"),
+        (joined(9_000, 9_000, watermark_ms=9_000, next_due_ms=9_500), ""),
+        (joined(9_000, 5_000, watermark_ms=5_000), ""),
+        (joined(9_000, 5_000, watermark_ms=5_000, next_due_ms=4_000), ""),
+        (joined(9_000, 5_000, watermark_ms=5_000, next_due_ms=7_000, by_clock=True), ""),
+    ],
+)
+def test_rows_that_are_not_due_wait_for_the_input_whose_watermark_is_the_lowest(head: Manifest, source: str) -> None:
+    assert input_behind(head, head.inputs) == source
+    assert input_behind(head, ["orders"]) == ""
+
+
+def test_a_long_wait_for_another_stage_is_logged_once_and_again_after_it_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = [0.0]
+    waits = LongWaits(lambda: now_s[0])
+    blocked = {"totals": find_wait(stage(0, upstream="parse"), not_run=["parse"]), "bills": find_wait(stage(0))}
+    blocked = {name: wait for name, wait in blocked.items() if wait is not None}
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        for now_s[0] in range(0, 400, 5):
+            waits.record({} if now_s[0] == 200 else blocked)
+    said = "stage totals has waited 60 s for new records of parse; no runner has parse"
+    assert caplog.messages == [said, said]
 
 
 @pytest.mark.spark

@@ -39,6 +39,7 @@ def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
     backpressure = Backpressure(PlannerFiles(tmp_path), {"r": 100, "s": 100})
     look(backpressure, {"w": writer(300), "r": reader(300), "s": reader(0, "s")})
     assert backpressure.planners.is_held("w")
+    assert backpressure.slow_readers == {"w": ("s",)}
     assert not backpressure.planners.is_held("r")
 
 

@@ -1,10 +1,12 @@
 """The Python processes that Spark starts on this machine."""
 
 import os
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -15,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from slackwater.pipeline.spark.jvm import python_interpreter
-from slackwater.pipeline.spark.planner_server import run_server
+from slackwater.pipeline.spark.planner_server import RUNNER, run_server
 
 from tests.support.running import eventually
 
@@ -109,6 +111,45 @@ def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and
     assert psutil.Process().children() == before
 
 
+def planner(spark: socket.socket) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    """A planner that Spark starts: the process that Spark knows, the connection, and the id of its own process."""
+    environment = {
+        **os.environ,
+        "PYTHON_WORKER_FACTORY_PORT": str(spark.getsockname()[1]),
+        "PYTHON_WORKER_FACTORY_SECRET": "secret",
+    }
+    client = subprocess.Popen([os.environ["PYSPARK_PYTHON"], "-m", RUNNER], env=environment)
+    connection, _ = spark.accept()
+    assert connection.recv(100) == struct.pack("!i", 6) + b"secret"
+    connection.sendall(struct.pack("!i", 2) + b"ok")
+    (pid,) = struct.unpack("!i", connection.recv(4))
+    return client, connection, pid
+
+
+def test_planners_share_a_process_which_spark_does_not_see_and_end_with_their_connections() -> None:
+    before = psutil.Process().children()
+    with ExitStack() as stack:
+        spark = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        with python_interpreter(on_this_machine=True, starts_session=True):
+            planners = [planner(spark) for _ in range(3)]
+            for client, connection, _ in planners:
+                stack.enter_context(connection)
+                assert client.wait(30) == 0
+            (pid,) = {pid for *_, pid in planners}
+            host = psutil.Process(pid)
+            planners[0][1].close()
+            eventually(lambda: host.num_threads() == 3, "the first has ended, two and the main thread are left")
+        # The session is gone, but a query may still stop.
+        assert not has_ended(pid)
+        _, connection, _ = planners[1]
+        connection.sendall(struct.pack("!i", 3) + b"3.9")
+        connection.shutdown(socket.SHUT_WR)
+        assert b"PYTHON_VERSION_MISMATCH" in b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        planners[2][1].close()
+        eventually(lambda: has_ended(pid), "it ends with its last planner")
+    assert psutil.Process().children() == before
+
+
 def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, pathlib, psutil\n"
@@ -117,7 +158,7 @@ def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_starte
         "    print(psutil.Process().children()[0].pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     eventually(lambda: has_ended(int(done.stdout)), "it ends")
 
 
