@@ -18,6 +18,7 @@ from ..snapshot.bisect.causes import (
     guess_deploy_cause,
     unknown_cause,
 )
+from ..snapshot.bisect.queried_records import find_queried_records
 from ..snapshot.bisect.verdict import Hop, RecordPath, Verdict
 from ..snapshot.diff.key_history import RowChange, RowHistory
 from ..snapshot.query.columns import parse_key
@@ -57,6 +58,8 @@ def explain_verdict(
     unknown. A note says what is missing for a replay. If `codes` is None, nothing is replayed.
     """
     try:
+        if (queried := find_queried_records(verdict)) is not None:
+            return queried
         cause = cause_without_replay(client, verdict)
         if cause.proved or verdict.candidates or codes is None:
             return TracedCause(cause)

@@ -10,12 +10,13 @@ import asyncio
 import errno
 import os
 import resource
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -131,8 +132,17 @@ class SqlProcessPool:
         """Start the processes if needed: loading the modules takes a second or two."""
         async with self._starting:
             if not self._is_started:
-                await asyncio.get_running_loop().run_in_executor(None, self._pool.schedule, _nothing)
+                await asyncio.get_running_loop().run_in_executor(None, self._start)
                 self._is_started = True
+
+    def _start(self) -> None:
+        # A terminal's Ctrl-C reaches all processes; a fork server that is loading modules would end with a traceback.
+        resource_tracker.ensure_running()  # which unblocks the signal
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if self._reuses_processes else ())
+        try:
+            self._pool.schedule(_nothing)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     async def execute(self, statement: SqlStatement, who: str = "") -> StatementResult:
         return await self.run(_execute, statement, statement.bounds.seconds, who)

@@ -39,7 +39,8 @@ class SearchRange:
     range has only the remaining moments.
 
     Two moments differ if the tables of a stage in `watched` have different content. With `watches_channels`, two
-    moments also differ if the consumed or sent offsets of such a stage differ.
+    moments also differ if the consumed or sent offsets of such a stage differ. The same holds for the offsets of an
+    input in `watched_inputs`, by its own name or its topic's.
     """
 
     full_line: Line
@@ -47,6 +48,7 @@ class SearchRange:
     high: Cut
     watched: frozenset[str]
     watches_channels: bool = False
+    watched_inputs: frozenset[str] = frozenset()
 
     @cached_property
     def line(self) -> Line:
@@ -128,7 +130,7 @@ class SearchRange:
         return self.low.stages[stage].version if stage in self.low.stages else self.full_line.first_version(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """Return the SSTs and schema of a stage's tables; with `watches_channels`, also the stage's offsets.
+        """Return the SSTs and schema of a stage's tables, and the stage's offsets as far as they are watched.
 
         Equal results mean equal rows. Different results may also have equal rows, for example after a compaction.
         """
@@ -139,8 +141,12 @@ class SearchRange:
         content |= {sst.object for side_manifest in side_manifests(manifest) for sst in side_manifest.ssts}
         if manifest.table is not None and manifest.table.schema:
             content.add(manifest.table.schema)
+        content |= {
+            (name, read.offsets)
+            for name, read in manifest.inputs.items()
+            if self.watches_channels or not self.watched_inputs.isdisjoint((name, read.topic))
+        }
         if self.watches_channels:
-            content |= {(name, read.offsets) for name, read in manifest.inputs.items()}
             content |= {(name, written.ends) for name, written in manifest.outputs.items()}
         return frozenset(content)
 

@@ -152,7 +152,8 @@ def find_ends(
                 f"the predicate names the table {stage}, whose stage is retired at {bad or app}",
                 hint=f"search up to its last version: --bad {app}/{stage}@v{last.version - 1}",
             )
-    between = SearchRange(line, begin, high, _watched_stages(predicate, line), predicate.reads_channels)
+    inputs = predicate.inputs
+    between = SearchRange(line, begin, high, _watched_stages(predicate, line), predicate.reads_channels, inputs)
     low = _good_end(between, resolved[good] if good else None)
     if is_late or line.is_whole(low):
         begin = low
@@ -207,6 +208,12 @@ def _watched_stages(predicate: Predicate, line: Line) -> frozenset[str]:
     heads = line.heads.stages
     named = frozenset(heads) if predicate.reads_channels else predicate.tables(line.heads)
     stages = {find_owner(table, heads) for table in named}
+    stages |= {
+        name
+        for name, head in heads.items()
+        for source, read in head.inputs.items()
+        if not predicate.inputs.isdisjoint((source, read.topic))
+    }
     return frozenset(stages | {former.stage for name in stages for former in heads[name].formerly})
 
 

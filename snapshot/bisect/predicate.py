@@ -18,7 +18,7 @@ from ..cut.graph import Cut
 from ..cut.kafka_topics import KafkaTopics
 from ..cut.moments import read_line
 from ..query.answers import run_statement
-from ..query.clauses import strip_comments
+from ..query.clauses import InputClause, parse_statement, strip_comments
 from ..query.columns import visible_schema
 from ..query.hidden import pseudonyms_for
 from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_channels, sandboxed_database
@@ -53,6 +53,11 @@ class Predicate(Protocol):
 
     @property
     def reads_channels(self) -> bool: ...
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Topics, or inputs of stages, whose archived records the predicate reads."""
+        ...
 
     def tables(self, cut: Cut) -> frozenset[str]: ...
 
@@ -98,6 +103,7 @@ class AnyTablePredicate:
     text: str
     sql: ClassVar[str] = ""
     reads_channels: ClassVar[bool] = False
+    inputs: ClassVar[frozenset[str]] = frozenset()
 
     def tables(self, cut: Cut) -> frozenset[str]:
         return frozenset(cut.tables)
@@ -134,8 +140,15 @@ class SqlPredicate:
     def reads_channels(self) -> bool:
         return names_channels(self.sql)
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        clauses = parse_statement(self.sql).clauses
+        return frozenset(clause.topic for clause in clauses if isinstance(clause, InputClause))
+
     def tables(self, cut: Cut) -> frozenset[str]:
-        return named_tables(self.sql, cut)
+        # The name of a topic may also be that of a table.
+        text = parse_statement(self.sql).text_without_clauses if self.inputs else self.sql
+        return named_tables(text, cut, or_all=not self.inputs)
 
     def names_table(self, table: str) -> bool:
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None

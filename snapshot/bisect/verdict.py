@@ -204,6 +204,24 @@ class RecordlessBatch:
     keys: KeyChanges | None = None
 
 
+BAD_RECORDS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("row", pa.int32()),
+        ("time", pa.timestamp("ms", "UTC")),
+        ("key", pa.binary()),
+        ("alone", pa.bool_()),
+    ]
+)
+"""Schema of `RecordPath.records`.
+
+`row` is null for a message. `alone` is True for records that are bad by themselves, and False for records that are bad
+only in combination.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordPath:
     """Path from a bad commit upstream to the record that caused it, as far as it could be proved."""
@@ -227,11 +245,7 @@ class RecordPath:
     tied: tuple[RecordLocation, ...] = ()
     """Records of other partitions with an equal time, any of which may be the first bad record instead."""
     records: pa.Table | None = None
-    """Bad records of the batch, in the order in which the app processes them; None if unknown.
-
-    Columns: `topic`, `partition`, `offset`, `time`, `key`, and `alone`. `alone` is True for records that are bad by
-    themselves, and False for records that are bad only in combination.
-    """
+    """Bad records of the batch, in the order in which the app processes them (`BAD_RECORDS`); None if unknown."""
     is_complete: bool = False
     """True if `records` contains all records that are bad by themselves."""
     recordless_batch: RecordlessBatch | None = None

@@ -57,20 +57,24 @@ def register_input(
     clause: InputClause,
     on_failure: Callable[[Exception], None],
     views: PseudonymViews,
+    later: Mapping[str, Manifest] = MappingProxyType({}),
 ) -> None:
     """Create the view of an `input()` clause: the archived records that the cut had read from a topic.
 
-    The columns are those of `archive.columns.SCHEMA`. `on_failure` is called with the error if an object turns out to
-    be missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no archive
-    of it).
+    The columns are those of `archive.columns.SCHEMA`. The view is empty if only the `later` versions read the topic.
+    `on_failure` is called with the error if an object turns out to be missing or damaged while the view is read. Raises
+    `NotFound` (the app does not read the topic, or has no archive of it).
     """
     schema, name = clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_identifier(schema)}")
-    read = _inputs_of(cut, clause.topic)
+    read = _inputs_of(cut.stages, clause.topic)
+    if not read and not _inputs_of(later, clause.topic):
+        names = {name for stage in cut.stages.values() for name in stage.inputs}
+        raise NotFound("input", clause.topic, names)
     archives_of = Archives(lambda: store, cut.app, at_ms=cut.time_ms).for_topic
     topics = {source.topic: source.topic_id if is_kafka_id(source.topic_id) else "" for source in read}
     archives_by_topic = [(topic, archives_of(topic, topic_id).archives) for topic, topic_id in topics.items()]
-    if not any(archives for _, archives in archives_by_topic):
+    if read and not any(archives for _, archives in archives_by_topic):
         raise NotFound(
             "input archive",
             clause.topic,
@@ -108,12 +112,9 @@ def _archive_corruption(app: str, error: SlackwaterError) -> Corruption:
     )
 
 
-def _inputs_of(cut: Cut, topic: str) -> list[Input]:
-    inputs = [(name, source) for stage in cut.stages.values() for name, source in stage.inputs.items()]
-    matches = [source for name, source in inputs if topic in (name, source.topic)]
-    if not matches:
-        raise NotFound("input", topic, {name for name, _ in inputs})
-    return matches
+def _inputs_of(stages: Mapping[str, Manifest], topic: str) -> list[Input]:
+    inputs = (item for stage in stages.values() for item in stage.inputs.items())
+    return [source for name, source in inputs if topic in (name, source.topic)]
 
 
 def _extents_before(offsets: Sequence[tuple[int, ...]]) -> Extents:
@@ -273,7 +274,7 @@ def run_statement(
             failed: list[Exception] = []
             for clause in clauses:
                 if isinstance(clause, InputClause):
-                    register_input(con, store, at, clause, failed.append, pseudonym_views(con, bounds))
+                    register_input(con, store, at, clause, failed.append, pseudonym_views(con, bounds), later)
             try:
                 return run_query(con, statement.sql, max_rows=max_rows, bounds=bounds)
             except SlackwaterError as error:

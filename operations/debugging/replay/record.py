@@ -23,7 +23,15 @@ from ....pipeline.batch.rerun import RecordNumbers
 from ....pipeline.kafka.protocol import Kafka
 from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.predicate import AnyTablePredicate, Context, Predicate
-from ....snapshot.bisect.verdict import Hop, RecordLocation, RecordPath, SourceRecord, UnprovedRecord, Verdict
+from ....snapshot.bisect.verdict import (
+    BAD_RECORDS,
+    Hop,
+    RecordLocation,
+    RecordPath,
+    SourceRecord,
+    UnprovedRecord,
+    Verdict,
+)
 from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.lineage import Window, direct_windows, skipped_windows
 from ....snapshot.diff.candidates import changed_keys
@@ -335,7 +343,7 @@ def _search_by_groups(search: RecordSearch, chosen: Mapping[InputPart, RecordNum
 def _table(search: RecordSearch, items: Mapping[PartRecord, bool]) -> pa.Table:
     chosen, alone = group_by_part(items), group_by_part(item for item, is_alone in items.items() if is_alone)
     ordered = [part for cluster in search.batches.cluster_parts(tuple(chosen)) for part in cluster]
-    tables = [_RECORD_SCHEMA.empty_table()]
+    tables = [BAD_RECORDS.empty_table()]
     for batch in dict.fromkeys(part.batch for part in ordered):
         parts = [part for part in ordered if part.batch is batch]
         queue = RecordQueue.from_parts(parts)
@@ -344,7 +352,7 @@ def _table(search: RecordSearch, items: Mapping[PartRecord, bool]) -> pa.Table:
 
 
 def _queue_rows(queue: RecordQueue, positions: RecordNumbers, alone: Mapping[InputPart, RecordNumbers]) -> pa.Table:
-    of, numbers, tables = queue.part_indexes[positions], queue.numbers[positions], [_RECORD_SCHEMA.empty_table()]
+    of, numbers, tables = queue.part_indexes[positions], queue.numbers[positions], [BAD_RECORDS.empty_table()]
     for at, part in enumerate(queue.parts):
         part_numbers = numbers[of == at]
         partition, offset, row, time = (part.batch.origin.take(pa.array(part_numbers)).columns)[:4]
@@ -355,23 +363,10 @@ def _queue_rows(queue: RecordQueue, positions: RecordNumbers, alone: Mapping[Inp
             key = part.received["key"].take(pa.array(np.searchsorted(part.numbers, part_numbers)))
             row = pa.nulls(len(part_numbers), pa.int32())
         is_alone = pa.array(np.isin(part_numbers, alone.get(part, part_numbers[:0])))
-        columns = [topic, partition, offset, row, time.cast(_RECORD_SCHEMA.field("time").type), key, is_alone]
-        tables.append(pa.Table.from_arrays(columns, schema=_RECORD_SCHEMA))
+        columns = [topic, partition, offset, row, time.cast(BAD_RECORDS.field("time").type), key, is_alone]
+        tables.append(pa.Table.from_arrays(columns, schema=BAD_RECORDS))
     back = np.argsort(np.concatenate([np.flatnonzero(of == at) for at in range(len(queue.parts))]))
     return pa.concat_tables(tables).take(pa.array(back))
-
-
-_RECORD_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("row", pa.int32()),
-        ("time", pa.timestamp("ms", "UTC")),
-        ("key", pa.binary()),
-        ("alone", pa.bool_()),
-    ]
-)
 
 
 def read_message(kafka: Kafka, address: RecordLocation, topic_id: str, patience_s: float) -> SourceRecord:

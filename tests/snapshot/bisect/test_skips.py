@@ -35,6 +35,7 @@ class Oracle:
     text: str = "the oracle"
     sql: str = ""
     reads_channels: bool = True
+    inputs: frozenset[str] = frozenset()
 
     def tables(self, cut: Cut) -> frozenset[str]:
         return frozenset(cut.tables)
