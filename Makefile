@@ -39,8 +39,8 @@ tour: $(TOUR)/.ready ## a recorded app to try the product on, in a minute (FOLDE
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[serve]'
 	@touch $@
 
-demo: $(READY) ## the whole story on real data, in four to seven minutes
-	@$(BIN)/python examples/demo.py
+demo: $(READY) ## the whole story on real data, in four minutes; ACTS=2,5: with the acts before them that they need
+	@$(BIN)/python examples/demo.py $(ACTS)
 
 docs: $(READY) ## the documentation as a site, in build/docs/site: a dead link fails it (seconds)
 	@$(BIN)/python -m docs.site build --strict
@@ -127,11 +127,9 @@ clean: ## remove what the targets made (not .slackwater)
 # Most of what is installed is never imported; Python compiles the rest when it is.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slackwater needs Python 3.11 or later; say make PYTHON=python3.11")'
-	@command -v java >/dev/null || { echo "slackwater needs Java 17 or later on PATH (Spark, Kafka)"; exit 1; }
-	@command -v mvn >/dev/null || { echo "slackwater needs Maven on PATH (it brings Kafka's jars)"; exit 1; }
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,demo,dev,iceberg,openlineage,otel,registry,serve,spark]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,demo,dev,iceberg,local,openlineage,otel,registry,serve]'
 	@touch $@
 
 # What only the benchmark compares with.

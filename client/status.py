@@ -6,6 +6,7 @@ from pathlib import Path
 from ..common import instants
 from ..common.durations import format_ms
 from ..errors import Refused, Unavailable
+from ..settings import Settings
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.stored import SnapshotRequest, open_requests
 from ..snapshot.query.log import LogEntry, log_entries
@@ -16,6 +17,7 @@ from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 from .show import history
 from .show import status as shown
+from .show.document import TableBlock
 from .show.shown import Result, attributes
 
 _ANSWER_EXPECTED_MS = 10_000
@@ -116,3 +118,15 @@ def _empty_store_line(client: Backends) -> str:
     if client.root.startswith("/") and not Path(client.root).exists():
         return f"no app in this store yet, and no folder {client.root}; `slackwater run FILE` makes both"
     return "no app in this store yet; `slackwater run FILE` makes one"
+
+
+def examination(settings: Settings, requested: Sequence[str], *, writes: bool) -> Result:
+    """Return what slackwater finds on this machine; failed if something requested or configured is not there."""
+    from ..operations.maintenance.doctor import Configuration, examine
+
+    kafka = settings.kafka() if settings.brokers else None
+    diagnoses = tuple(examine(Configuration(settings.store, kafka, settings.s3), requested, writes=writes))
+    rows = ((diagnosis.name, diagnosis.state, diagnosis.detail) for diagnosis in diagnoses)
+    steps = (f"{diagnosis.name}: {diagnosis.next_step}" for diagnosis in diagnoses if diagnosis.next_step)
+    failed = any(diagnosis.state in ("missing", "failed") for diagnosis in diagnoses)
+    return Result(diagnoses, TableBlock.from_rows(("", "state", "detail"), rows), *steps, failed=failed)

@@ -28,10 +28,10 @@ def install_hint(extras: str) -> str:
 
 
 def requirement(version: str, repository: str = REPOSITORY) -> str:
-    """Return the line of a project's requirements.txt that installs this version of slackwater, with Spark."""
+    """Return the line of a project's requirements.txt that installs this version of slackwater, with Spark and Java."""
     if repository:
-        return f"slackwater[spark]=={version}"
-    return f"./{VENDORED}[spark]  # git submodule add URL {VENDORED}: no release is on PyPI yet"
+        return f"slackwater[local]=={version}"
+    return f"./{VENDORED}[local]  # git submodule add URL {VENDORED}: no release is on PyPI yet"
 
 
 def action(version: str, repository: str = REPOSITORY) -> str:

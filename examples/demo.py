@@ -15,12 +15,16 @@ import time
 import urllib.request
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Annotated
 
 import duckdb
+import pandas as pd
 import slackwater as sw
+import typer
 from feed import events
 from rich.console import Console
 from rich.markdown import Markdown
@@ -28,6 +32,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from slackwater.client import Client
+from slackwater.pipeline.dev.java import find_java
 
 HERE = Path(__file__).parent
 FOLDER = Path(".slackwater/demo")
@@ -129,15 +134,35 @@ def rejected(app: str) -> int:
     return sum(store().app(app).rejected().total.values())
 
 
-def main() -> None:
-    """Tell the story."""
-    began = time.monotonic()
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    flights = events()
-    arrived = flights[flights.arr_delay.notna() & flights.tailnum.notna()]
-    before_fault = int((arrived.index < FAULT_FROM).sum())
+@dataclass
+class Story:
+    """State that acts share: the flights, the folder of logs, and the programs that run in the background."""
 
-    console.rule("[bold]slackwater: a time machine for streaming state")
+    app: ExitStack = field(default_factory=ExitStack)
+    """The running app and its feeder, which several acts watch."""
+    running: subprocess.Popen[bytes] | None = None
+    logs: Path = FOLDER / "logs"
+
+    @cached_property
+    def arrived(self) -> pd.DataFrame:
+        flights = events()
+        return flights[flights.arr_delay.notna() & flights.tailnum.notna()]
+
+    def await_flights(self, what: str, number: int) -> None:
+        """Wait until so many flights are in production's totals."""
+        assert self.running is not None  # noqa: S101  an act before it started the app
+        follow(what, self.running, self.logs / "flights.log", lambda: (consumed("flights", "carriers"), number))
+
+
+def feed(*words: str) -> tuple[str, ...]:
+    return ("python", str(HERE / "feed.py"), *words)
+
+
+def run_words(*words: str) -> tuple[str, ...]:
+    return ("slackwater", "run", str(HERE / "flights.py"), *words)
+
+
+def servers(story: Story) -> None:
     say(
         "1  A Kafka broker and an object store",
         "Both are real and run on this machine only, with their data under `.slackwater/demo`. "
@@ -151,9 +176,10 @@ def main() -> None:
     run("slackwater", "dev", "up", "--folder", str(FOLDER))
     environment = slackwater_json("dev", "up", "--folder", str(FOLDER))
     os.environ.update(environment["environment"])  # type: ignore[index,call-overload]
-    logs = FOLDER / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    story.logs.mkdir(parents=True, exist_ok=True)
 
+
+def app(story: Story) -> None:
     say(
         "2  An app on real events",
         f"The {EVENTS:,} flights that left New York in 2013, as JSON, in order of time. `examples/flights.py` is plain "
@@ -161,79 +187,84 @@ def main() -> None:
         "aircraft's last leg, **carriers** sums up by carrier. Others read the topic `knock-on`: it gets each leg that "
         "is an hour late for its aircraft's sake. We start it and let the first 200,000 flights come.",
     )
-    python = shutil.which("python") or sys.executable
-    feed = (python, str(HERE / "feed.py"))
-    app = ("slackwater", "run", str(HERE / "flights.py"), "--max-records", "20000")
-    run("python", *feed[1:], "--end", "80000", quiet=True)
-    with background(*app, log=logs / "flights.log") as running:
-        log = logs / "flights.log"
-        with background(
-            "python", *feed[1:], "--start", "80000", "--end", str(FAULT_FROM), "--rate", "8000", log=logs / "feed.log"
-        ):
-            follow(
-                "the first flights arrive in the totals",
-                running,
-                log,
-                lambda: (consumed("flights", "carriers"), 30_000),
-            )
-            say(
-                "3  A snapshot of the running app",
-                "Markers travel through the topics behind the records; each stage writes down its version when they "
-                "pass. Nobody stops, nothing is copied, and all stages reflect the same flights.",
-            )
-            run("slackwater", "snapshot", "take", "flights", "before-release")
-            follow("200,000 flights", running, log, lambda: (consumed("flights", "carriers"), before_fault))
-        run("slackwater", "status", "flights")
+    run(*feed("--end", "80000"), quiet=True)
+    command = run_words("--max-records", "20000")
+    story.running = story.app.enter_context(background(*command, log=story.logs / "flights.log"))
+    more = feed("--start", "80000", "--end", str(FAULT_FROM), "--rate", "8000")
+    story.app.enter_context(background(*more, log=story.logs / "feed.log"))
+    story.await_flights("the first flights arrive in the totals", 30_000)
 
-        say(
-            "4  A fault comes in",
-            "A new release of the feeder sends United's delays in seconds instead of minutes. The events are valid; "
-            "nothing fails. The totals are just wrong.",
-        )
-        run("python", *feed[1:], "--start", str(FAULT_FROM), "--fault-from", str(FAULT_FROM), quiet=True)
-        follow("the rest of the year", running, log, lambda: (consumed("flights", "carriers"), len(arrived)))
-        worst = (
-            "SELECT carrier, flights, round(mean_delay, 1) AS mean_delay, worst FROM carriers "
-            "ORDER BY mean_delay DESC LIMIT 4"
-        )
-        run("slackwater", "query", "flights", worst)
-        console.print("\nUnited, more than two weeks late? The snapshot remembers other totals:")
-        run("slackwater", "query", "flights@before-release", worst)
 
-        say(
-            "5  When did it go wrong, and by which records?",
-            "No flight is a day late: where one is, something is wrong. That is the predicate; bisect evaluates it on "
-            "consistent cuts of all stages, in a logarithmic number of them. Then the batch is replayed on a Spark of "
-            "its own, and those upstream that it came from, down to the event.",
-        )
-        run("slackwater", "bisect", "flights", "--where", DAY_LATE, "--code", str(HERE / "flights.py"))
+def snapshot(_story: Story) -> None:
+    say(
+        "3  A snapshot of the running app",
+        "Markers travel through the topics behind the records; each stage writes down its version when they "
+        "pass. Nobody stops, nothing is copied, and all stages reflect the same flights.",
+    )
+    run("slackwater", "snapshot", "take", "flights", "before-release")
 
-        say(
-            "6  A record that nobody can read",
-            'An event comes that breaks off in its middle. **legs** says `on_error="reject"`: it goes on without the '
-            "record, which is in a table of its own, with its bytes and its error, until it is put through again.",
-        )
-        run("python", *feed[1:], "--start", str(EVENTS - 1), "--end", str(EVENTS), "--cut-off", quiet=True)
-        follow("the event is rejected", running, log, lambda: (rejected("flights"), 1))
-        run("slackwater", "rejected", "flights")
 
+def fault(story: Story) -> None:
+    story.await_flights("200,000 flights", int((story.arrived.index < FAULT_FROM).sum()))
+    run("slackwater", "status", "flights")
+    say(
+        "4  A fault comes in",
+        "A new release of the feeder sends United's delays in seconds instead of minutes. The events are valid; "
+        "nothing fails. The totals are just wrong.",
+    )
+    run(*feed("--start", str(FAULT_FROM), "--fault-from", str(FAULT_FROM)), quiet=True)
+    story.await_flights("the rest of the year", len(story.arrived))
+    worst = (
+        "SELECT carrier, flights, round(mean_delay, 1) AS mean_delay, worst FROM carriers "
+        "ORDER BY mean_delay DESC LIMIT 4"
+    )
+    run("slackwater", "query", "flights", worst)
+    console.print("\nUnited, more than two weeks late? The snapshot remembers other totals:")
+    run("slackwater", "query", "flights@before-release", worst)
+
+
+def search(_story: Story) -> None:
+    say(
+        "5  When did it go wrong, and by which records?",
+        "No flight is a day late: where one is, something is wrong. That is the predicate; bisect evaluates it on "
+        "consistent cuts of all stages, in a logarithmic number of them. Then the batch is replayed on a Spark of "
+        "its own, and those upstream that it came from, down to the event.",
+    )
+    run("slackwater", "bisect", "flights", "--where", DAY_LATE, "--code", str(HERE / "flights.py"))
+
+
+def reject(story: Story) -> None:
+    say(
+        "6  A record that nobody can read",
+        'An event comes that breaks off in its middle. **legs** says `on_error="reject"`: it goes on without the '
+        "record, which is in a table of its own, with its bytes and its error, until it is put through again.",
+    )
+    run(*feed("--start", str(EVENTS - 1), "--end", str(EVENTS), "--cut-off"), quiet=True)
+    assert story.running is not None  # noqa: S101  an act before it started the app
+    follow("the event is rejected", story.running, story.logs / "flights.log", lambda: (rejected("flights"), 1))
+    run("slackwater", "rejected", "flights")
+
+
+def staging(story: Story) -> None:
     say(
         "7  Try the repair on production's own state",
         "Staging is a clone of the snapshot: manifests that point at production's files, at production's offsets. It "
         "reads a topic with the corrected events, and runs the same program.",
     )
-    run("python", *feed[1:], "--topic", "flights-corrected", quiet=True)
+    run(*feed("--topic", "flights-corrected"), quiet=True)
     run("slackwater", "clone", "flights@before-release", "flights-staging", "--topic", "flights=flights-corrected")
-    staging = (*app[:3], "--app", "flights-staging", "--until-caught-up")
-    with background(*staging, log=logs / "staging.log") as running:
+    log = story.logs / "staging.log"
+    with background(*run_words("--app", "flights-staging", "--until-caught-up"), log=log) as running:
         follow(
             "the clone reads on from the snapshot",
             running,
-            logs / "staging.log",
-            lambda: (consumed("flights-staging", "carriers"), len(arrived)),
+            log,
+            lambda: (consumed("flights-staging", "carriers"), len(story.arrived)),
         )
         running.wait(60)
 
+
+def alerts(_story: Story) -> None:
     say(
         "8  What others were told",
         "Each alert is in the topic once, since what is published follows the commits. What was told cannot be taken "
@@ -241,44 +272,21 @@ def main() -> None:
     )
     run("python", str(HERE / "alerts.py"))
 
+
+def side_by_side(story: Story) -> None:
     say("9  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
     for ref, name in (("flights", "production"), ("flights-staging", "staging")):
         run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
-    compare(arrived)
+    compare(story.arrived)
 
+
+def attach(_story: Story) -> None:
     say(
         "10  And a query that knows nothing of all this",
         "`examples/spark_totals.py` is plain Spark: totals by customer, with state in RocksDB. It goes on unchanged "
         "while its checkpoint is read, and nothing is written there. Each of its batches becomes a version; one of "
         "them has an order in the wrong unit.",
     )
-    attach()
-
-    say(
-        "11  All of it on a page",
-        "`slackwater serve` answers over HTTP, and has a page for people: a slider over all commits, the stages, rows "
-        "and what changed in them, a key's history, and the same search, down to the event.",
-    )
-    page(logs / "serve.log")
-    console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
-    say(
-        "Go on by hand",
-        "The servers still run, and all state is there:\n\n"
-        "    . .venv/bin/activate                        # the command `slackwater`\n"
-        f"    source {FOLDER}/dev/env.sh\n"
-        "    slackwater status\n"
-        "    slackwater log flights --limit 10\n"
-        '    slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"\n'
-        "    slackwater get flights-staging/carriers UA\n"
-        "    slackwater run examples/flights.py          # Ctrl-C stops it\n"
-        "    slackwater serve                            # the page, at http://127.0.0.1:8350\n\n"
-        f"`slackwater dev down --folder {FOLDER}` stops them (`--purge` deletes the data). "
-        "Your own topic: `docs/first-app.md`.",
-    )
-
-
-def attach() -> None:
-    """Follow a query of plain Spark's for a few batches, and find the one that broke it."""
     checkpoint, log = FOLDER / "checkpoints" / "totals", FOLDER / "logs" / "totals.log"
     query = ("python", str(HERE / "spark_totals.py"), str(checkpoint), "--wrong-from", "60000")
     with background(*query, log=log) as running:
@@ -292,8 +300,13 @@ def attach() -> None:
     run("slackwater", "bisect", "shop", "--where", "SELECT customer FROM totals WHERE sum > 1000000")
 
 
-def page(log: Path) -> None:
-    """Serve the store; in a terminal, open the page and leave it there until somebody has seen enough."""
+def page(story: Story) -> None:
+    say(
+        "11  All of it on a page",
+        "`slackwater serve` answers over HTTP, and has a page for people: a slider over all commits, the stages, rows "
+        "and what changed in them, a key's history, and the same search, down to the event.",
+    )
+    log = story.logs / "serve.log"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
@@ -353,5 +366,69 @@ def compare(arrived: object) -> None:
     console.print("[green]Staging equals the flights themselves for all 16 carriers, to the minute.")
 
 
+ACTS = {
+    1: (servers, ()),
+    2: (app, (1,)),
+    3: (snapshot, (2,)),
+    4: (fault, (3,)),
+    5: (search, (4,)),
+    6: (reject, (2,)),
+    7: (staging, (3,)),
+    8: (alerts, (4,)),
+    9: (side_by_side, (4, 7)),
+    10: (attach, (1,)),
+    11: (page, (2,)),
+}
+"""Each act by its number, with the acts that it needs."""
+LAST_WITH_APP = 6
+
+
+def choose(words: str) -> list[int]:
+    """Return the chosen acts, and those that they need; all without a choice."""
+    chosen, todo = set(), [*ACTS] if not words else []
+    for word in filter(None, words.split(",")):
+        if not word.strip().isdigit() or int(word) not in ACTS:
+            names = ", ".join(f"{number} ({play.__name__})" for number, (play, _) in ACTS.items())
+            raise SystemExit(f"ACTS={words}: {word!r} is no act; the acts are {names}")
+        todo.append(int(word))
+    while todo:
+        number = todo.pop()
+        chosen.add(number)
+        todo += ACTS[number][1]
+    return sorted(chosen)
+
+
+def main(acts: Annotated[str, typer.Argument(help="Acts to tell, by number: 2,5. Default: all.")] = "") -> None:
+    """Tell the story, or the chosen acts of it and those that they need."""
+    began, chosen = time.monotonic(), choose(acts)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # For the query of plain Spark, which knows nothing of slackwater.
+    os.environ.update(find_java("the demo").environment)
+    console.rule("[bold]slackwater: a time machine for streaming state")
+    story = Story()
+    with story.app:
+        for number in chosen:
+            act_began = time.monotonic()
+            if number > LAST_WITH_APP:
+                story.app.close()
+            ACTS[number][0](story)
+            console.print(f"[dim]act {number}: {time.monotonic() - act_began:.0f} s")
+    console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
+    say(
+        "Go on by hand",
+        "The servers still run, and all state is there:\n\n"
+        "    . .venv/bin/activate                        # the command `slackwater`\n"
+        f"    source {FOLDER}/dev/env.sh\n"
+        "    slackwater status\n"
+        "    slackwater log flights --limit 10\n"
+        '    slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"\n'
+        "    slackwater get flights-staging/carriers UA\n"
+        "    slackwater run examples/flights.py          # Ctrl-C stops it\n"
+        "    slackwater serve                            # the page, at http://127.0.0.1:8350\n\n"
+        f"`slackwater dev down --folder {FOLDER}` stops them (`--purge` deletes the data). "
+        "Your own topic: `docs/first-app.md`.",
+    )
+
+
 if __name__ == "__main__":
-    main()
+    typer.run(main)

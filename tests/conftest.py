@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 from hypothesis import Phase, settings
+from slackwater.pipeline.dev.java import MissingTool, find_java
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.memory_server import SERVER_PROPERTY, RemoteMemoryKafka, serve
@@ -72,6 +73,10 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)
+    with suppress(MissingTool):
+        # Programs that start Spark by themselves find a Java, too.
+        for name, value in find_java("Spark").environment.items():
+            patch.setenv(name, value)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     # Mutation testing runs pytest many times in one process.
     config.add_cleanup(patch.undo)

@@ -208,9 +208,9 @@ def connector_stream(spark: SparkSession, bootstrap: str, topic: str, max_record
 
 
 def connector_jars() -> str:
-    """The jars of Spark's own connector, for `spark.jars`: fetched by Maven once."""
+    """The jars of Spark's own connector, for `spark.jars`: downloaded once."""
     from slackwater.pipeline.dev.jars import Jars
 
-    pom = Path(__file__).with_name("spark-kafka-pom.xml")
-    jars = Jars("Spark's Kafka connector", "spark-kafka-4.2.0", pom).fetch()
+    listed = Path(__file__).with_name("spark-kafka-jars.txt")
+    jars = Jars("Spark's Kafka connector", "spark-kafka-4.2.0", listed, 9).fetch()
     return ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))

@@ -3,7 +3,12 @@
 Not here: what a verb does, how its result is shown (`client.show`), and heavy imports at a module's top.
 """
 
-_START = {"tour": "tour", "dev": "dev", **dict.fromkeys(("new", "run", "init", "attach", "adopt"), "programs")}
+_START = {
+    "tour": "tour",
+    "doctor": "dev",
+    "dev": "dev",
+    **dict.fromkeys(("new", "run", "init", "attach", "adopt"), "programs"),
+}
 _LOOK = {
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",

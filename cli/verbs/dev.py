@@ -1,4 +1,4 @@
-"""`slackwater dev`: Kafka and S3 on this machine, for development."""
+"""Verbs about this machine: doctor; dev, for Kafka and S3 in development."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from ...client.show.shown import Result
 from ...common import instants
 from ...common.whole_file import check_folder_name
 from .. import terminal
-from ..options import DRY_RUN, flag, option
+from ..options import DRY_RUN, argument, flag, option
 from ..session import Session, group, verb
 
 dev = group(
@@ -27,6 +27,21 @@ def _port(name: str, usual: int) -> Any:
     return option("PORT", where, min=1, max=65535)
 
 
+@verb("slackwater doctor", "slackwater doctor java spark dev", "slackwater doctor --write", kafka=True)
+def doctor(
+    session: Session,
+    needs: list[str] = argument("NEED", "Fail without these: java, spark, dev, store, kafka, or an extra.", []),
+    write: bool = flag("--write", "Also put and delete an object, to test rights."),
+) -> None:
+    """Show which Java, Spark, store and Kafka slackwater uses, what is missing, and what to type.
+
+    Fails if a NEED, a configured server, or the Java of an installed Spark is missing.
+    """
+    from ...client.status import examination
+
+    session.show(examination(session.settings, needs, writes=write))
+
+
 @verb(
     "slackwater dev up",
     'eval "$(slackwater dev up)"      # and set the variables in this shell',
@@ -42,7 +57,7 @@ def up(
 ) -> None:
     """Start Kafka and S3 for development and print the environment to use them.
 
-    Servers that are running already stay. Needs Java 17, and Maven at the first start.
+    Running servers stay. The first start downloads them (74 MB).
     """
     from ...pipeline.dev.servers import DevServers
 

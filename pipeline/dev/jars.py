@@ -1,4 +1,4 @@
-"""Finds Java, and downloads the jars of Java servers with Maven, once, into the user's cache folder."""
+"""Downloads the jars of Java servers once, into the user's cache folder: with Maven if installed, else with Ivy."""
 
 import os
 import re
@@ -6,131 +6,165 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from ...common.whole_file import lock_file
 from ...errors import SlackwaterError
+from .cache import cache_folder
+from .ivy import Jar, ivy_command, ivy_jars
+from .java import find_java
 
 ReportProgress = Callable[[str], None]
 
-MIN_JAVA_VERSION = 17
 _REPORT_EVERY_S = 1.0
-
-
-class MissingTool(SlackwaterError):
-    """A required program is missing or too old."""
+# What Maven prints of a downloaded file, "(5.9 MB at 3.1 MB/s)", and what Ivy prints: "(5892kB)".
+_DOWNLOADED = re.compile(r"\((\d+(?:\.\d+)?) ?(B|kB|MB)(?: at .*)?\)$")
+_PROJECT = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>slackwater</groupId><artifactId>jars</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    {dependencies}
+  </dependencies>
+  <build><plugins><plugin>
+    <groupId>org.apache.maven.plugins</groupId><artifactId>maven-dependency-plugin</artifactId><version>3.8.1</version>
+  </plugin></plugins></build>
+</project>
+"""
+_DEPENDENCY = """\
+<dependency><groupId>{0.group}</groupId><artifactId>{0.artifact}</artifactId><version>{0.version}</version>\
+<type>{0.kind}</type>{classifier}\
+<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"""
+_UNIT_BYTES = {"B": 1, "kB": 1_000, "MB": 1_000_000}
+_FAILURE = re.compile(r"\s*(\[ERROR\]|HttpClientHandler:|Server access error|module not found:|\[FAILED +\])\s*(.+)")
+_CAUSES = ("HttpClientHandler:", "Server access error")
+"""Beginnings of lines in which Ivy says at last why it found nothing."""
 
 
 def ignore_progress(_line: str) -> None: ...
 
 
-def find_java(program: str) -> str:
-    """Return the path of Java in JAVA_HOME, else of the first Java on PATH.
-
-    Raises `MissingTool` if there is none or it is too old; the message says that `program` needs Java.
-    """
-    hint = f"install Java {MIN_JAVA_VERSION} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
-    java_home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
-    where = f"in JAVA_HOME ({java_home})" if java_home else "on PATH"
-    if java is None:
-        raise MissingTool(f"{program} needs Java {MIN_JAVA_VERSION} or newer, and there is no java {where}", hint=hint)
-    printed = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
-    match = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
-    version = 0 if printed.returncode or match is None else int(match[1])
-    if version < MIN_JAVA_VERSION:
-        but = f"is Java {version}" if version else "does not run"
-        raise MissingTool(f"{program} needs Java {MIN_JAVA_VERSION} or newer, and {java} {but}", hint=hint)
-    return java
-
-
-def cache_folder() -> Path:
-    """Return the user's cache for programs: `slackwater` in XDG_CACHE_HOME, else in ~/.cache.
-
-    SLACKWATER_CACHE is ignored: it is the folder of SSTs, possibly on another disk for each app.
-    """
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).absolute() if base else Path.home() / ".cache") / "slackwater"
-
-
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """Jars of a Java program; a Maven project file, `pom`, lists them."""
+    """Jars of a Java program, from Maven Central. The text file `listed` has a line for each (`Jar.parse`)."""
 
     name: str
     folder_name: str
-    pom: Path
+    listed: Path
+    megabytes: int
+    """Approximate size of the download."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the jars. Another list has another folder, so that servers that run keep theirs."""
+        return cache_folder() / f"{self.folder_name}-{sha256(self.listed.read_bytes()).hexdigest()[:8]}"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.folder.exists()
+
+    @property
+    def jars(self) -> tuple[Jar, ...]:
+        lines = self.listed.read_text(encoding="utf-8").splitlines()
+        return tuple(Jar.parse(line) for line in lines if line and not line.startswith("#"))
+
+    @property
+    def maven(self) -> str:
+        """Path of Maven; empty if it is not installed, so that Ivy downloads the jars."""
+        return shutil.which("mvn") or ""
 
     def fetch(self, report: ReportProgress = ignore_progress) -> Path:
         """Return the folder with the jars, after downloading them if needed. Safe for concurrent processes.
 
-        Raises `MissingTool` if Maven is missing, and `SlackwaterError` if the download fails.
+        Raises `MissingTool` without Java, or with neither Maven nor pyspark, and `SlackwaterError` if the download
+        fails.
         """
-        folder = cache_folder() / self.folder_name
-        if not self._is_complete(folder):
+        folder = self.folder
+        if not self.is_complete:
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.with_name(f"{folder.name}.lock")
-            with lock_file(lock, lambda: report(f"waiting for {self.name} to be fetched")):
-                if not self._is_complete(folder):
+            with lock_file(lock, lambda: report(f"waiting for {self.name} to be downloaded")):
+                if not self.is_complete:
                     self._fetch_into(folder, report)
         return folder
 
-    def _is_complete(self, folder: Path) -> bool:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
-        return False
-
     def _fetch_into(self, folder: Path, report: ReportProgress) -> None:
-        maven = shutil.which("mvn")
-        if maven is None:
-            raise MissingTool(
-                f"Maven is needed to fetch {self.name}, and there is no mvn on PATH",
-                hint="install Maven (package: maven), and run this again; it is needed only once",
-            )
-        report(f"fetching {self.name} with Maven, once, into {folder}")
+        maven, java = self.maven, find_java(f"the download of {self.name}")
+        tool = "Maven" if maven else "Ivy"
+        ivy = Path() if maven else ivy_jars(self.name)
+        report(f"downloading {self.name} with {tool}, once, about {self.megabytes} MB, into {folder}")
+        # Kept after a failure: Ivy continues where it stopped.
+        kept = folder.with_name(f"{folder.name}.ivy")
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
             jars_folder = Path(scratch) / "jars"
             jars_folder.mkdir()
-            shutil.copyfile(self.pom, jars_folder / "pom.xml")
-            command = (
-                maven,
-                "-B",
-                "-Dstyle.color=never",
-                "dependency:copy-dependencies",
-                f"-DoutputDirectory={jars_folder}",
-            )
-            code, failure = _run_maven(
-                command, jars_folder, lambda number: report(f"fetching {self.name} with Maven: {number} files")
+            if maven:
+                pom = Path(scratch) / "pom.xml"
+                pom.write_text(_maven_project(self.jars))
+                flags = ("-B", "-Dstyle.color=never", "-f", str(pom))
+                command: tuple[str, ...] = (
+                    maven,
+                    *flags,
+                    "dependency:copy-dependencies",
+                    f"-DoutputDirectory={jars_folder}",
+                )
+                hint = (
+                    "make `mvn dependency:copy-dependencies` work in a project of yours (network, proxy, settings.xml)"
+                )
+            else:
+                kept.mkdir(exist_ok=True)
+                command = ivy_command(java, ivy, self.jars, jars_folder, kept)
+                hint = (
+                    "check that Maven Central can be reached; a mirror or a proxy is taken from ~/.m2/settings.xml "
+                    "or HTTPS_PROXY, and one with a password needs Maven (package: maven)"
+                )
+            code, failure = _run(
+                command,
+                jars_folder,
+                java.environment,
+                lambda files, size: report(
+                    f"downloading {self.name}: {size / 1e6:.0f} of about {self.megabytes} MB, {files} files"
+                ),
             )
             if code:
                 raise SlackwaterError(
-                    f"Maven could not fetch {self.name}: {failure or f'it ended with exit code {code}'}",
-                    hint=f"make `mvn -f {self.pom} dependency:resolve` work (network, proxy, settings.xml), "
-                    "then run this again",
+                    f"{tool} could not download {self.name}: {failure or f'it ended with exit code {code}'}",
+                    hint=f"{hint}, then run this again",
                 )
-            if folder.exists():
-                shutil.rmtree(folder)
             jars_folder.rename(folder)
+            shutil.rmtree(kept, ignore_errors=True)
 
 
-def _run_maven(command: tuple[str, ...], folder: Path, report_count: Callable[[int], None]) -> tuple[int, str]:
-    failure, num_files, reported_s = "", 0, time.monotonic()
+def _maven_project(jars: Sequence[Jar]) -> str:
+    lines = (
+        _DEPENDENCY.format(jar, classifier=jar.classifier and f"<classifier>{jar.classifier}</classifier>")
+        for jar in jars
+    )
+    return _PROJECT.format(dependencies="\n    ".join(lines))
+
+
+def _run(
+    command: Sequence[str], folder: Path, environment: dict[str, str], report_size: Callable[[int, float], None]
+) -> tuple[int, str]:
+    failure, num_files, num_bytes, reported_s = "", 0, 0.0, time.monotonic()
     silent, output, errors = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    variables = os.environ | environment
     with subprocess.Popen(
-        command, cwd=folder, stdin=silent, stdout=output, stderr=errors, text=True, errors="replace"
+        command, cwd=folder, env=variables, stdin=silent, stdout=output, stderr=errors, text=True, errors="replace"
     ) as process:
         try:
             for line in process.stdout or ():
-                if "Downloaded from" in line:
+                if downloaded := _DOWNLOADED.search(line.rstrip()):
                     num_files += 1
+                    num_bytes += float(downloaded[1]) * _UNIT_BYTES[downloaded[2]]
                     if time.monotonic() - reported_s > _REPORT_EVERY_S:
                         reported_s = time.monotonic()
-                        report_count(num_files)
-                elif line.startswith("[ERROR]"):
-                    failure = failure or line.removeprefix("[ERROR]").strip()
+                        report_size(num_files, num_bytes)
+                elif (problem := _FAILURE.match(line)) and (not failure or problem[1] in _CAUSES):
+                    failure = problem[2].strip()
         except BaseException:
             process.kill()
             raise

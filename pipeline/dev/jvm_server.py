@@ -19,7 +19,8 @@ import psutil
 
 from ...errors import Refused, SlackwaterError, Unavailable
 from . import launch
-from .jars import Jars, ReportProgress, find_java, ignore_progress
+from .jars import Jars, ReportProgress, ignore_progress
+from .java import find_java
 
 _POLL_S = 0.05
 
@@ -240,7 +241,7 @@ class EmbeddedServer(ABC):
         if self._process is not None and self._process.poll_exit_code() is None:
             return
         self.kill()
-        java = find_java(self.name)
+        java = find_java(self.name).path
         classpath = f"{self.jars.fetch(self._report)}/*"
         if not is_port_free(self.port) and not self._change_port():
             raise Refused(

@@ -64,7 +64,7 @@ class EmbeddedKafka(EmbeddedServer):
     """
 
     name: ClassVar[str] = "Kafka"
-    jars: ClassVar[Jars] = Jars("Kafka 4.1.0", "kafka-4.1.0", Path(__file__).with_name("kafka-pom.xml"))
+    jars: ClassVar[Jars] = Jars("Kafka 4.1.0", "kafka-4.1.0", Path(__file__).with_name("kafka-jars.txt"), 43)
     heap: ClassVar[str] = "512m"
 
     @property

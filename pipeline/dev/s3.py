@@ -40,7 +40,7 @@ class EmbeddedS3(EmbeddedServer):
     """S3 server in a folder: `with EmbeddedS3(folder) as bucket:`; `bucket.store_root` is the store root."""
 
     name: ClassVar[str] = "S3"
-    jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("s3-pom.xml"))
+    jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("s3-jars.txt"), 31)
     heap: ClassVar[str] = "256m"
 
     @property

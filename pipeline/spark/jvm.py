@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -49,7 +49,7 @@ _NOISE = (
 _SUBMIT_SCRIPT = """\
 #!/bin/sh
 trap '' TERM
-exec {submit} "$@"
+exec env {variables} {submit} "$@"
 """
 _PYTHON_SCRIPT = """\
 #!/bin/sh
@@ -74,8 +74,8 @@ exec {python} -IS {client} "$socket" {python} "$@"
 _REAP_S = 1.0
 
 
-def start(settings: dict[str, str]) -> SparkContext:
-    """Return a Spark context, in a new JVM unless one runs already.
+def start(settings: dict[str, str], variables: Mapping[str, str]) -> SparkContext:
+    """Return a Spark context, in a new JVM with these environment variables unless one runs already.
 
     Runs on a thread of its own, because pyspark on the main thread handles Ctrl-C itself and interrupts any operation.
     If the wait for that thread is interrupted, the JVM stays, and ends with this process.
@@ -88,7 +88,8 @@ def start(settings: dict[str, str]) -> SparkContext:
             if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
                 submit = Path(_find_spark_home()) / "bin" / "spark-submit"
                 with temporary_folder() as folder:
-                    text = _SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit)))
+                    exports = shlex.join(f"{name}={value}" for name, value in variables.items())
+                    text = _SUBMIT_SCRIPT.format(variables=exports, submit=shlex.quote(str(submit)))
                     how = {"executable": _executable(folder / "spark-submit", text), "start_new_session": True}
                     gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
                 context.set_result(SparkContext(conf=conf, gateway=gateway))

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ...errors import Refused
-from ..dev.jars import find_java
+from ..dev.java import find_java
 from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS, check_master, check_not_connect, ship_slackwater
@@ -61,8 +61,7 @@ def spark_session(
     chosen = conf or {}
     check_can_start(master, chosen)
     running, has_gateway = running_session(), "PYSPARK_GATEWAY_PORT" in os.environ
-    if running is None and not has_gateway:
-        find_java("Spark")
+    java = find_java("Spark") if running is None and not has_gateway else None
     if master is None and not has_gateway:
         master = "local[*]"
     is_local = master is not None and _is_local(master)
@@ -71,7 +70,7 @@ def spark_session(
         python_interpreter(on_this_machine=is_local, configured=python_setting, starts_session=running is None),
         silence_error_logs(),
     ):
-        spark = _start_session(_settings(app, master, chosen), running)
+        spark = _start_session(_settings(app, master, chosen), java.environment if java else {}, running)
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
         for file in py_files:
@@ -129,17 +128,17 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
     return settings
 
 
-def _start_session(settings: dict[str, str], running: SparkSession | None) -> SparkSession:
+def _start_session(
+    settings: dict[str, str], variables: Mapping[str, str], running: SparkSession | None
+) -> SparkSession:
     try:
         with filter_stderr():
             if running is not None:
                 return running
-            silence_jvm_loss(jvm.start(settings))
+            silence_jvm_loss(jvm.start(settings, variables))
             return SparkSession.builder.config(map={**settings}).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
-        raise Refused(
-            f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
-        ) from error
+        raise Refused(f"Spark does not start: {error}", hint="see `slackwater doctor run`") from error
     except Py4JJavaError as error:
         where = settings.get("spark.master", "the master that Spark's configuration names")
         java = error.java_exception

@@ -1,6 +1,7 @@
 """Interface of all object stores (`ObjectStore`), with the guarantees that every store gives.
 
-Stores in which interrupted writes leave data, such as multipart uploads, also implement `HasUnfinishedWrites`.
+Stores in which interrupted writes leave data, such as multipart uploads, also implement `HasUnfinishedWrites`; stores
+on a server, `HasClock`.
 """
 
 import re
@@ -110,6 +111,14 @@ class UnfinishedWrite(NamedTuple):
     id: str
     """Id by which the store distinguishes writes of one key."""
     begun_ms: int
+
+
+@runtime_checkable
+class HasClock(Protocol):
+    """Store on a server with a clock of its own."""
+
+    def now_ms(self) -> int | None:
+        """Return the server's time to the second; None if it does not tell. Costs one request."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -229,6 +230,11 @@ class S3Store(BaseStore):
     def delete(self, key: str) -> None:
         name = self._full_key(key)
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
+
+    def now_ms(self) -> int | None:
+        answer = self._call(lambda s3: s3.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1))
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        return None if date is None else int(parsedate_to_datetime(date).timestamp() * 1_000)
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
         """Yield the unfinished multipart uploads under `prefix`. Costs one request per 1,000 uploads.

@@ -61,9 +61,9 @@ def test_one_version_stands_everywhere() -> None:
 
 
 def test_a_project_requires_the_release_that_wrote_it() -> None:
-    assert install.requirement("0.1.0", REPOSITORY) == "slackwater[spark]==0.1.0"
+    assert install.requirement("0.1.0", REPOSITORY) == "slackwater[local]==0.1.0"
     assert install.action("0.1.0", REPOSITORY) == f"{REPOSITORY}@v0.1.0"
-    assert install.requirement("0.1.0", "").startswith("./vendor/slackwater[spark] ")
+    assert install.requirement("0.1.0", "").startswith("./vendor/slackwater[local] ")
     assert install.action("0.1.0", "") == "./vendor/slackwater"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.common.whole_file import lock_file
-from slackwater.pipeline.dev.jars import cache_folder
+from slackwater.pipeline.dev.cache import cache_folder
 
 _MODULES = {
     "actionlint": ("github.com/rhysd/actionlint/cmd/actionlint", "v1.7.12"),

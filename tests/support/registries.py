@@ -19,7 +19,7 @@ class EmbeddedRegistry(EmbeddedServer):
 
     name: ClassVar[str] = "the schema registry"
     jars: ClassVar[Jars] = Jars(
-        "Apicurio Registry 2.6.13", "apicurio-registry-2.6.13", Path(__file__).with_name("registry-pom.xml")
+        "Apicurio Registry 2.6.13", "apicurio-registry-2.6.13", Path(__file__).with_name("registry-jars.txt"), 136
     )
     heap: ClassVar[str] = "384m"
 

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import psutil
 import pyspark
-from slackwater.pipeline.dev.jars import find_java
+from slackwater.pipeline.dev.java import find_java
 from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_log_lines
 
 from tests.support.running import SHORT_LIVED
@@ -109,7 +109,7 @@ def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None
         **(more or {}),
     }
     started = ("env", "-i", *(f"{name}={value}" for name, value in environment.items()))
-    java = (find_java("Spark"), "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*")
+    java = (find_java("Spark").path, "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*")
     main = f"org.apache.spark.deploy.{kind}.{kind.capitalize()}"
     return SupervisedProcess((*started, *java, main, *words), folder=folder, log=folder / f"{kind}.log")
 

@@ -6,7 +6,6 @@ import pty
 import re
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,7 @@ from botocore.exceptions import ClientError
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.cli.main import app
-from slackwater.errors import Refused, SlackwaterError, Unavailable
-from slackwater.pipeline.dev import jars
+from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port, is_port_open
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedS3
@@ -350,87 +348,3 @@ def test_a_stranger_that_got_the_process_id_of_a_server_is_left_alone(folder: Pa
         assert servers.down() == ()
         assert stranger.poll() is None
         stranger.kill()
-
-
-def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("java", "complaint"),
-    [
-        (None, "there is no java on PATH"),
-        ("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""", "is Java 11"),
-        ("""echo 'java version "1.8.0_292"' >&2""", "is Java 8"),
-        ("exit 1", "does not run"),
-    ],
-)
-def test_a_java_that_is_missing_or_too_old_is_named(
-    java: str | None, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    if java:
-        script(tmp_path / "bin" / "java", java)
-    with pytest.raises(jars.MissingTool, match=complaint) as raised:
-        jars.find_java("Kafka")
-    assert "17" in raised.value.hint
-
-
-def test_without_maven_and_without_jars_the_user_is_told_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(jars.MissingTool, match=r"Kafka 4\.1\.0, and there is no mvn on PATH"):
-        EmbeddedKafka.jars.fetch()
-
-
-def test_jars_are_fetched_once_for_all_who_ask_and_again_when_the_list_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Stands in for Maven: what is tested is what we do around it.
-    script(
-        tmp_path / "bin" / "mvn",
-        f"echo one >> {tmp_path}/runs; for last; do :; done; touch ${{last#*=}}/a.jar",
-    )
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    # Where SSTs are cached is another question: moving them must not fetch Kafka again.
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "ssts"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pom = tmp_path / "pom.xml"
-    pom.write_text("<project/>")
-    program = jars.Jars("Program 1", "program-1", pom)
-    with ThreadPoolExecutor(4) as threads:
-        folders = set(threads.map(lambda _: program.fetch(), range(4)))
-    assert folders == {tmp_path / "cache" / "slackwater" / "program-1"}
-    assert (folders.pop() / "a.jar").exists()
-    assert not (tmp_path / "ssts").exists()
-    assert (tmp_path / "runs").read_text() == "one\n"
-    pom.write_text("<project></project>")
-    program.fetch()
-    assert (tmp_path / "runs").read_text() == "one\none\n"
-
-
-def test_when_maven_fails_its_reason_is_given_and_nothing_half_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script(tmp_path / "bin" / "mvn", "echo '[ERROR] Unknown host repository'; echo '[ERROR] more'; exit 1")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(SlackwaterError, match=r"could not fetch Kafka 4\.1\.0: Unknown host repository"):
-        EmbeddedKafka.jars.fetch()
-    assert [path.name for path in (tmp_path / "cache" / "slackwater").iterdir()] == ["kafka-4.1.0.lock"]
-
-
-@pytest.mark.parametrize("kind", [EmbeddedKafka, EmbeddedS3])
-def test_the_folder_in_the_cache_is_named_after_what_the_pom_asks_for(
-    kind: type[EmbeddedKafka] | type[EmbeddedS3],
-) -> None:
-    artifact, _, version = kind.jars.folder_name.rpartition("-")
-    pom = kind.jars.pom.read_text(encoding="utf-8")
-    assert f"<artifactId>{artifact}</artifactId>\n  <version>{version}</version>" in pom
-    assert pom.count(f"<version>{version}</version>") == 2

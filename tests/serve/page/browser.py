@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from playwright._impl._driver import compute_driver_executable
 from slackwater.common.whole_file import lock_file
-from slackwater.pipeline.dev.jars import cache_folder
+from slackwater.pipeline.dev.cache import cache_folder
 
 _PACKAGE, _VERSION = "@sparticuz/chromium", "153.0.0"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

