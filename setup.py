@@ -16,6 +16,7 @@ README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 
 setup(
     packages=["pyspark_slackwater", "slackwater", *(f"slackwater.{room}" for room in find_packages(exclude=OTHERS))],
+    script_name="setup.py",  # which is no module of the package
     long_description=with_absolute_links(README),
     long_description_content_type="text/markdown",
 )

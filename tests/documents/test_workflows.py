@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from slackwater import __version__
 from slackwater.client.project.write import write_project
+from slackwater.common.install import VENDORED, action
 
 from tests.programs.go import built
 from tests.support.static import ROOT
@@ -32,12 +34,15 @@ def loaded(path: Path) -> Any:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A new project as a repository, with slackwater where its requirements expect it."""
+    """A new project as a repository, with slackwater as a submodule, as before the first release."""
     folder = tmp_path / "shop"
     write_project("shop", folder)
+    workflow = folder / ".github" / "workflows" / "ci.yml"
+    text = workflow.read_text().replace(f"uses: {action(__version__)}\n", f"uses: ./{VENDORED}\n")
+    workflow.write_text(text)
     subprocess.run(["git", "init", "--quiet", folder], check=True)
-    (folder / "vendor").mkdir()
-    (folder / "vendor" / "slackwater").symlink_to(ROOT)
+    (folder / VENDORED).parent.mkdir()
+    (folder / VENDORED).symlink_to(ROOT)
     return folder
 
 

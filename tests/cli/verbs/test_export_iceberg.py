@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.table import StaticTable
 from slackwater.client import iceberg
 from slackwater.client.client import Client
+from slackwater.common.install import install_hint
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, process, rows_of, slackwater
@@ -96,4 +97,4 @@ def test_without_pyiceberg_it_says_how_to_get_it(app: FlightsApp, monkeypatch: p
     result = slackwater("export", "flights", "--iceberg", "lake")
     assert result.exit_code == 1
     assert "Iceberg tables need the package pyiceberg" in result.stderr
-    assert "pip install -c constraints.txt '.[iceberg]'" in result.stderr
+    assert install_hint("iceberg") in result.stderr
