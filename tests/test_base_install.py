@@ -205,17 +205,34 @@ def test_every_verb_is_tried() -> None:
     assert not tried & ELSEWHERE
 
 
+PYTHON = """
+import slackwater as sw
+import slackwater.testing
+app = sw.open().app("flights")
+calls = (
+    lambda: sw.processor,
+    lambda: sw.decode("value", registry="http://nowhere"),
+    lambda: sw.App("flights").run(),
+    lambda: sw.testing.run(sw.App("flights"), {}),
+    lambda: sw.testing.replayed("bundle.zip"),
+    lambda: app.migrate("flights.py"),
+    lambda: app.trial("flights.py", start="~1"),
+    lambda: app.check("flights.py"),
+)
+for call in calls:
+    try:
+        call()
+    except sw.errors.Refused as error:
+        print(error)
+"""
+
+
 def test_python_names_what_needs_spark(base: Install) -> None:
-    said = base.python(
-        "import slackwater as sw\n"
-        "for act in (lambda: sw.processor, lambda: sw.decode('value', registry='x'), sw.App('a').run):\n"
-        "    try: act()\n"
-        "    except sw.errors.Refused as error: print(error)\n"
-    )
-    assert [line.partition(" needs ")[0] for line in said.splitlines()] == [
+    purposes = [line.removesuffix(f" {LINE}") for line in base.python(PYTHON).splitlines()]
+    assert purposes == [
         "slackwater.processor",
-        "decode",
-        "running an app",
+        "decode needs pyspark, pandas, datafusion, ptars and grpc_tools, which are not installed",
+        *("running an app", "running an app", "a replay", "a migration", "a trial", "a replay"),
     ]
 
 
