@@ -22,6 +22,7 @@ def install_hint(extras: str) -> str:
 
 _PACKAGES_BY_EXTRA = {
     "agents": ("mcp",),
+    "iceberg": ("pyiceberg",),
     "registry": ("datafusion", "ptars", "grpc_tools"),
     "serve": ("httptools", "pebble", "starlette", "uvicorn", "uvloop"),
     "spark": ("pyspark", "pandas"),

@@ -193,6 +193,19 @@ def test_a_verb_that_needs_spark_says_what_to_install(base: Install) -> None:
         assert "'.[spark]'; on a managed Spark" in second, words
 
 
+def test_what_needs_another_extra_says_which(base: Install) -> None:
+    extras = {
+        "serve": "serve",
+        "serve --mcp": "serve,agents",
+        "mcp": "serve,agents",
+        "export flights --iceberg lake": "iceberg",
+    }
+    for extra, answer in zip(extras.values(), base.answers([verb.split() for verb in extras]), strict=True):
+        assert answer.code == 1
+        assert "not installed" in answer.err
+        assert f"'.[{extra}]'" in answer.err
+
+
 def test_a_bisect_finds_the_commit_and_says_why_it_names_no_record(base: Install) -> None:
     (answer,) = base.answers([["bisect", "flights", "--where", BAD, "--code", "flights.py", *NOWHERE]])
     assert answer.code == 0, answer.err
