@@ -1,11 +1,10 @@
 """Export of a moment's tables as Iceberg tables, which a later export updates."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..common import instants
-from ..common.install import install_hint
+from ..common.extras import require_extras
 from ..errors import Refused, Usage
 from ..snapshot.cut.refs import parse_ref
 from ..snapshot.take.audit_log import record_operation
@@ -22,8 +21,7 @@ def open_export(client: Backends, root: str, keep_ms: int) -> "IcebergExport":
     `keep_ms` is how long a replaced Iceberg snapshot stays readable. Raises `Usage` if the root is malformed, and
     `Refused` if the package pyiceberg is not installed, or the store is in memory.
     """
-    if find_spec("pyiceberg") is None:
-        raise Refused("Iceberg tables need the package pyiceberg", hint=install_hint("iceberg"))
+    require_extras("iceberg", "an export to Iceberg")
     from ..operations.exchange.iceberg.export import IcebergExport
 
     target = client.store.at(root)

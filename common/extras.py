@@ -7,6 +7,7 @@ from .install import install_hint
 
 _PACKAGES_BY_EXTRA = {
     "agents": ("mcp",),
+    "iceberg": ("pyiceberg",),
     "registry": ("datafusion", "ptars", "grpc_tools"),
     "serve": ("httptools", "pebble", "starlette", "uvicorn", "uvloop"),
     "spark": ("pyspark", "pandas"),
@@ -21,5 +22,6 @@ def require_extras(extras: str, purpose: str) -> None:
     packages = [name for extra in extras.split(",") for name in _PACKAGES_BY_EXTRA[extra]]
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         managed = "; on a managed Spark, run slackwater with the cluster's own pyspark" if "pyspark" in missing else ""
-        names = f"{' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed"
-        raise Refused(f"{purpose} needs {names}", hint=install_hint(extras) + managed)
+        *others, last = missing
+        names = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
+        raise Refused(f"{purpose} needs {names} not installed", hint=install_hint(extras) + managed)

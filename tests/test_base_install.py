@@ -193,6 +193,19 @@ def test_a_verb_that_needs_spark_says_what_to_install(base: Install) -> None:
         assert "'.[spark]'; on a managed Spark" in second, words
 
 
+def test_what_needs_another_extra_says_which(base: Install) -> None:
+    extras = {
+        "serve": "serve",
+        "serve --mcp": "serve,agents",
+        "mcp": "serve,agents",
+        "export flights --iceberg lake": "iceberg",
+    }
+    for extra, answer in zip(extras.values(), base.answers([verb.split() for verb in extras]), strict=True):
+        assert answer.code == 1
+        assert "not installed" in answer.err
+        assert f"'.[{extra}]'" in answer.err
+
+
 def test_a_bisect_finds_the_commit_and_says_why_it_names_no_record(base: Install) -> None:
     (answer,) = base.answers([["bisect", "flights", "--where", BAD, "--code", "flights.py", *NOWHERE]])
     assert answer.code == 0, answer.err
@@ -205,17 +218,34 @@ def test_every_verb_is_tried() -> None:
     assert not tried & ELSEWHERE
 
 
+PYTHON = """
+import slackwater as sw
+import slackwater.testing
+app = sw.open().app("flights")
+calls = (
+    lambda: sw.processor,
+    lambda: sw.decode("value", registry="http://nowhere"),
+    lambda: sw.App("flights").run(),
+    lambda: sw.testing.run(sw.App("flights"), {}),
+    lambda: sw.testing.replayed("bundle.zip"),
+    lambda: app.migrate("flights.py"),
+    lambda: app.trial("flights.py", start="~1"),
+    lambda: app.check("flights.py"),
+)
+for call in calls:
+    try:
+        call()
+    except sw.errors.Refused as error:
+        print(error)
+"""
+
+
 def test_python_names_what_needs_spark(base: Install) -> None:
-    said = base.python(
-        "import slackwater as sw\n"
-        "for act in (lambda: sw.processor, lambda: sw.decode('value', registry='x'), sw.App('a').run):\n"
-        "    try: act()\n"
-        "    except sw.errors.Refused as error: print(error)\n"
-    )
-    assert [line.partition(" needs ")[0] for line in said.splitlines()] == [
+    purposes = [line.removesuffix(f" {LINE}") for line in base.python(PYTHON).splitlines()]
+    assert purposes == [
         "slackwater.processor",
-        "decode",
-        "running an app",
+        "decode needs pyspark, pandas, datafusion, ptars and grpc_tools, which are not installed",
+        *("running an app", "running an app", "a replay", "a migration", "a trial", "a replay"),
     ]
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.table import StaticTable
-from slackwater.client import iceberg
 from slackwater.client.client import Client
-from slackwater.common.install import install_hint
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, process, rows_of, slackwater
@@ -90,11 +88,3 @@ def test_a_root_within_an_app_is_refused(app: FlightsApp, tmp_path: Path) -> Non
     assert result.exit_code == 1
     assert "flights" in result.stderr
     assert not (tmp_path / "store" / "flights" / "lake").exists()
-
-
-def test_without_pyiceberg_it_says_how_to_get_it(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iceberg, "find_spec", lambda _name: None)
-    result = slackwater("export", "flights", "--iceberg", "lake")
-    assert result.exit_code == 1
-    assert "Iceberg tables need the package pyiceberg" in result.stderr
-    assert install_hint("iceberg") in result.stderr

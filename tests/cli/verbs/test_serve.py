@@ -82,17 +82,6 @@ def test_a_server_is_asked_as_a_store_is(app: FlightsApp, tmp_path: Path) -> Non
     assert threading.active_count() < before + 20
 
 
-def test_without_what_a_server_needs_it_says_what_to_install(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pebble" else object())
-    refused = slackwater("serve")
-    assert refused.exit_code == 1
-    assert "`slackwater serve` needs pebble" in refused.stderr
-    assert "'.[serve]'" in refused.stderr
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mcp" else object())
-    for words in (("serve", "--mcp"), ("mcp",)):
-        assert "'.[serve,agents]'" in slackwater(*words).stderr
-
-
 def test_whoever_serves_others_without_tls_is_warned(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
     from_json("token", "add", "reports", "--app", "flights")
     monkeypatch.setattr("slackwater.serve.server.ServeInstance.run", lambda _instance: None)
