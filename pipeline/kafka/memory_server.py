@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -39,8 +40,9 @@ def serve(kafka: MemoryKafka) -> Iterator[Properties]:
             yield {**kafka.properties, SERVER_PROPERTY: f"{os.getpid()} {port} {key.hex()}"}
         finally:
             closed.set()
-            # `accept` has no timeout: connect once so that the thread sees `closed`.
-            Client((_HOST, port), authkey=key).close()
+            # `accept` has no timeout: connect once so that the thread sees `closed`. Not as a client, which would wait
+            # for an answer for ever if the thread sees it after another connection.
+            socket.create_connection((_HOST, port)).close()
             acceptor.join()
 
 
@@ -58,7 +60,7 @@ def _remote_client(_pid: int, address: str, server: str) -> RemoteMemoryKafka:
 
 
 def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: threading.Event) -> None:
-    while True:
+    while not closed.is_set():
         try:
             connection = listener.accept()
         except (AuthenticationError, EOFError, OSError):
