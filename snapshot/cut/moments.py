@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...errors import NotFound
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
@@ -82,7 +83,8 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     If versions were collected, returns the newest remaining cut up to that time, or an empty cut. If `requested` names
     a stage that was retired by then, returns the cut at the time of its retirement.
     """
-    versions = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    newest = map_concurrently(lambda stage: history.latest_at(store, app, stage, time_ms), stages)
+    versions = {version.stage: version for version in newest if version is not None}
     if requested in versions and versions[requested].retired:
         return cut_at_commit(store, stages, versions[requested])
     # Read after the versions, to notice those that were collected meanwhile.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ...errors import ObjectNotFound
 from ...store.versions import forgotten
-from ...store.versions.pages.page import VersionPage, VersionParts, concat_pages
+from ...store.versions.pages.page import VersionPage, VersionParts
 from ...store.versions.pages.stored import (
     MAX_PAGE_BYTES,
     PAGE_SIZES,
@@ -48,11 +48,10 @@ def named_objects(
 def delete_unneeded_pages(inventory: Inventory, stage: str, versions: Sequence[int]) -> None:
     """Delete the pages that have none of these versions, which are ascending, or lie within another page's range."""
     pages = StagePages(inventory.store, inventory.app, stage)
-    covering = {ref.key for ref in pages.refs}
-    delete_pages(
-        inventory.store,
-        (ref for ref in pages.listed if ref.key not in covering or not _within(versions, ref.first, ref.last)),
-    )
+    covering = {ref.key for ref in pages.refs if _within(versions, ref.first, ref.last)}
+    # Not pages of versions that were committed since the inventory.
+    old = (ref for ref in pages.listed if ref.last <= max(inventory.manifests.get(stage, (0,))))
+    delete_pages(inventory.store, (ref for ref in old if ref.key not in covering))
 
 
 def _pages_of(inventory: Inventory, stage: str, versions: Sequence[int], store_pages: bool) -> Iterator[VersionPage]:
@@ -97,7 +96,7 @@ def _pages_of_target(
     yield from pages
     is_small = sum(ref.bytes for ref in refs) <= MAX_PAGE_BYTES
     if store_pages and is_small and (len(others) >= _MIN_UNPAGED or len(stored) > 1):
-        replace_pages(inventory.store, refs, concat_pages(pages))
+        replace_pages(inventory.store, refs, pages)
 
 
 def _within(versions: Sequence[int], first: int, last: int) -> Sequence[int]:

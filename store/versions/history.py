@@ -170,8 +170,9 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     the older kept versions form a cut.
     """
     pages = StagePages(store, app, stage)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         reading = pool.submit(horizon.newest, store, app)
+        pool.submit(forgotten.cached_index, store, app)  # for the version that is read last
         _, later = pages.around(time_ms)
         first = reading.result().first.get(stage, 0)
     newest = later or head(store, app, stage)

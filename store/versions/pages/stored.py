@@ -68,13 +68,15 @@ def list_pages(store: ObjectStore, app: str, stage: str) -> tuple[PageRef, ...]:
     return tuple(sorted(refs, key=lambda ref: (ref.last, -ref.first)))
 
 
-def put_page(store: ObjectStore, page: VersionPage) -> None:
-    """Write a page. Costs one request. A page that is too large to be stored is left out."""
-    with suppress(Unstorable):
+def put_page(store: ObjectStore, page: VersionPage) -> str:
+    """Write a page, and return its key; empty for a page that is too large to be stored. Costs one request."""
+    try:
         data = codec.encode(page)
-        key = keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1])
-        store.put(key, data)
-        _remember(store, key, page, len(data))
+    except Unstorable:
+        return ""
+    store.put(key := _key_of(page), data)
+    _remember(store, key, page, len(data))
+    return key
 
 
 def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
@@ -96,8 +98,8 @@ def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
             return read_parts(store, app, stage, version)
         return None
 
-    if len(others) <= PAGE_SIZES[0]:
-        replace_pages(store, refs, concat_pages(add_pages(loaded, sorted(others), read)))
+    if loaded and len(others) <= PAGE_SIZES[0]:
+        replace_pages(store, refs, add_pages(loaded, sorted(others), read))
 
 
 def add_pages(
@@ -116,10 +118,10 @@ def add_pages(
     return sorted((*pages, *new), key=lambda page: page.first)
 
 
-def replace_pages(store: ObjectStore, refs: Iterable[PageRef], page: VersionPage) -> None:
-    put_page(store, page)
-    own = keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1])
-    delete_pages(store, (ref for ref in refs if ref.key != own))
+def replace_pages(store: ObjectStore, refs: Iterable[PageRef], pages: Sequence[VersionPage]) -> None:
+    """Write one page of the versions of `pages`, as `concat_pages`, and then delete the listed ones."""
+    if key := put_page(store, concat_pages(pages)):
+        delete_pages(store, (ref for ref in refs if ref.key != key))
 
 
 def delete_pages(store: ObjectStore, refs: Iterable[PageRef]) -> None:
@@ -238,12 +240,7 @@ class _Identity(Struct, frozen=True):
 
 def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, version: int) -> VersionPage | None:
     def read_page() -> VersionPage:
-        return codec.read(
-            store,
-            ref.key,
-            VersionPage,
-            key_of=lambda page: keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1]),
-        )
+        return codec.read(store, ref.key, VersionPage, key_of=_key_of)
 
     def read_identity() -> _Identity:
         return codec.read(
@@ -263,6 +260,10 @@ def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, versio
     outline = page.outline(version)
     identity = stored.time_ms, stored.epoch, stored.writer
     return page if outline is not None and identity_of(outline) == identity else None
+
+
+def _key_of(page: VersionPage) -> str:
+    return keys.page(page.app, page.stage, page.times[-1], page.first, page.numbers[-1])
 
 
 def _remember(store: ObjectStore, key: str, page: VersionPage, size: int) -> None:

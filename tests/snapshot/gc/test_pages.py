@@ -149,6 +149,19 @@ def test_a_second_collection_reads_pages_and_the_newest_manifests(long_history: 
     assert f"stage@v1 to v{VERSIONS} name it: no retention rule is set: everything is kept" in reasons
 
 
+def test_a_page_that_a_runner_writes_meanwhile_stays() -> None:
+    app = old_app()
+    store = store_of(app)
+
+    def go_on() -> None:
+        app.run(flights(20))
+        write_page(store, app.name, "legs", app.heads["legs"].version)
+
+    store.once("put_if_absent", "boundaries/", go_on)
+    collect(store, app.name, FEW, by="test")
+    assert [ref.first for ref in list_pages(store, app.name, "legs")] == [app.heads["legs"].version]
+
+
 def test_searches_by_time_and_time_lines_read_pages(long_history: MemoryStore) -> None:
     head = history.head(long_history, "app-0000", "stage")
     assert head is not None

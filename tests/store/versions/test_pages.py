@@ -162,8 +162,8 @@ def test_pages_are_merged_so_that_few_are_left(paged: MemoryStore) -> None:
 def test_a_moment_takes_three_rounds_of_requests(paged: MemoryStore) -> None:
     store = CountingStore(paged)
     assert history.latest_at(store, "app", "stage", 12_345) == manifest(1_234)
-    # Listings of pages and boundaries; the page beside a manifest that proves it; the version.
-    assert store.counts == {"list": 2, "get_range": 3}
+    # Listings of pages, boundaries and forgotten keys; the page beside a manifest that proves it; the version.
+    assert store.counts == {"list": 3, "get_range": 3}
     store.reset()
     assert history.latest_at(store, "app", "stage", 23_456) == manifest(2_345)
     assert store.counts == {"list": 2, "get_range": 1}
