@@ -37,9 +37,9 @@ from ..listener import BatchReport, StateSizes
 
 
 class StageMeter:
-    """Adds up one stage's requests to the store, from the driver's `stores` and from its planner processes.
+    """Adds up one stage's requests to the store, from the driver's `stores` and from its planners.
 
-    Each planner process keeps a file of counts in `folder`. Only one thread at a time may call the methods, except
+    Each planner of a channel keeps a file of counts in `folder`. Only one thread at a time may call the methods, except
     `add`.
     """
 

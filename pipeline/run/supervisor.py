@@ -249,7 +249,7 @@ class Supervisor:
     def _start(self) -> None:
         """Start the queries, at most as many at the same time as there are cores.
 
-        Spark runs each source in its own process, and gives it ten seconds to start. If all sources of a large app
+        Spark starts a process for each source, and waits ten seconds for its answer. If all sources of a large app
         started at once, they would take longer on a small machine.
         """
         at_once = os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Plans the end of an input's next batch, in the source's own process on the driver.
+"""Plans the end of an input's next batch, outside of the driver's process (`spark/planner_server.py`).
 
 Spark asks many times a second. Answers come from memory; Kafka and the store are polled at the intervals below. If a
 snapshot needs it, a batch ends early, or starts even without records.
@@ -32,8 +32,7 @@ class Pace:
     """Decides when a stage may start a batch: at most one per trigger interval, and none while `is_held` returns True.
 
     Requests for snapshots are exempt from both rules. Batches start at whole multiples of the interval on the wall
-    clock, like Structured Streaming's, so that the inputs of a stage, each planned in a process of its own, are due
-    together.
+    clock, like Structured Streaming's, so that the inputs of a stage, each with a planner of its own, are due together.
     """
 
     interval_s: float

@@ -1,4 +1,4 @@
-"""A runner's messages to its planner processes, in files; backpressure between stages; polls for requests."""
+"""A runner's messages to its planners, in files; backpressure between stages; polls for requests."""
 
 from __future__ import annotations
 
