@@ -97,7 +97,7 @@ class StageRunner:
         self._job = StageJob(
             config, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query
         )
-        self._pages = PageWriter(store)
+        self._pages = PageWriter(store, claimed.version)
         self._upkeep: Upkeep | None = None
         if has_table:
             executors = None

@@ -16,22 +16,26 @@ _log = logging.getLogger("slackwater")
 
 
 class PageWriter:
-    """Writes a page of one stage for each 64 versions, and merges pages. Failures are logged: pages are a cache."""
+    """Writes a page of one stage for each 64 versions, and merges pages. Failures are logged: pages are a cache.
 
-    def __init__(self, store: ObjectStore) -> None:
+    `first` is the first version for pages, such as the runner's claim.
+    """
+
+    def __init__(self, store: ObjectStore, first: int) -> None:
         self._store = store
         self._versions: dict[int, VersionParts] = {}
         """Committed versions of one block that no page has yet."""
-        self._next = 0
-        """First version that no page has yet; 0 before the first recorded version."""
+        self._next = first
+        """First version that no page has yet."""
         self._pool: ThreadPoolExecutor | None = None
 
     def record(self, manifest: Manifest) -> None:
         """Record a version that was just committed, as it was stored. Call it for one version after another."""
         block = block_of(manifest.version, PAGE_SIZES[0])
-        self._next = self._next or manifest.version
-        if self._versions and self._next < block.start:
-            self._flush(block_of(self._next, PAGE_SIZES[0])[-1])
+        if self._next < block.start:
+            if self._versions:
+                self._flush(block_of(self._next, PAGE_SIZES[0])[-1])
+            self._next = block.start
         self._versions[manifest.version] = parts_of(manifest)
         if manifest.version == block[-1]:
             self._flush(manifest.version)

@@ -19,7 +19,7 @@ from tests.support.manifests import manifest
 
 def run(store: MemoryStore | CountingStore, first: int, last: int, others: Collection[int] = ()) -> None:
     """Commit versions, those of `others` by other processes, and let a runner's writer write pages."""
-    writer = PageWriter(store)
+    writer = PageWriter(store, first)
     for number in range(first, last + 1):
         version = version_of(number)
         store.put_if_absent(keys.manifest("app", "stage", number), codec.encode(version))
@@ -54,6 +54,12 @@ def test_versions_of_other_processes_are_read_for_the_page(others: Collection[in
     store = MemoryStore()
     run(store, 1, 640, others)
     assert pages_of(store) == [(1, 512), (513, 576), (577, 640)][: 2 if 640 in others else 3]
+
+
+def test_blocks_of_other_processes_are_left_to_collection() -> None:
+    store = MemoryStore()
+    run(store, 60, 320, range(61, 200))
+    assert pages_of(store) == [(60, 64), (193, 256), (257, 320)]
 
 
 def test_a_second_runner_merges_pages_of_the_first() -> None:
