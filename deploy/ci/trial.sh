@@ -3,14 +3,18 @@
 #
 # Exit code 0: nothing differs. Else rows differ, or the trial failed; the comment says which.
 set -uo pipefail
-report=$(mktemp --suffix=.md) errors=$(mktemp) before=$(mktemp --suffix=.py)
+work=$(mktemp -d)
+trap 'rm -rf "$work"; git worktree prune' EXIT
+report=$work/trial.md errors=$work/errors.txt base=$work/base
 words=("$APP" --code "$PROGRAM" --from "$APP@$FROM" --md "$report")
 while IFS= read -r word; do
   [ -z "$word" ] || words+=("$word")
 done <<< "$ARGS"
-# The program before the pull request, unless the pull request adds it.
-if [ -n "$BASE" ] && git show "$BASE:$PROGRAM" > "$before" 2> "$errors"; then
-  words+=(--before "$before")
+# The program before the pull request with the modules that it imports, unless the pull request adds it.
+if [ -n "$BASE" ] && git worktree add --quiet --detach "$base" "$BASE" && [ -f "$base/$PROGRAM" ]; then
+  words+=(--before "$base/$PROGRAM")
+else
+  echo "no $PROGRAM before this pull request: compared with the app's tables" >&2
 fi
 slackwater trial "${words[@]}" 2> "$errors"
 code=$?

@@ -156,3 +156,6 @@ def test_a_trial_that_fails_says_so_in_the_comment(project: Path, pull_request: 
     assert (tmp_path / "summary").read_text() == body
     assert (tmp_path / "call").read_text().startswith("pr comment 7 --body-file ")
     assert (tmp_path / "call").read_text().endswith(" --edit-last --create-if-none\n")
+    assert "before this pull request" not in done.stderr
+    worktrees = subprocess.run(["git", "worktree", "list"], cwd=project, capture_output=True, text=True, check=True)
+    assert len(worktrees.stdout.splitlines()) == 1
