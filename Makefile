@@ -23,10 +23,21 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
+.PHONY: help tour demo test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# In .venv, if it is there; else in an environment of its own, which needs no Java.
+TOUR := $(if $(wildcard $(READY)),$(VENV),.cache/tour)
+tour: $(TOUR)/.ready ## a recorded app to try the product on, in a minute (FOLDER=flights chooses where it stays)
+	@$(TOUR)/bin/slackwater tour $(if $(FOLDER),--folder $(FOLDER))
+
+.cache/tour/.ready: pyproject.toml constraints.txt
+	@echo "installing into $(@D) â€¦"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[serve]'
+	@touch $@
 
 demo: $(READY) ## the whole story on real data, in four to seven minutes
 	@$(BIN)/python examples/demo.py
@@ -101,7 +112,7 @@ mutants: $(READY) ## each small change of protocol, commit, merging, planning, â
 	@$(BIN)/python -m tests.mutation.run $(GROUPS)
 
 clean: ## remove what the targets made (not .slackwater)
-	rm -rf $(VENV) .types .cache/mutants .cache/spark-* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
+	rm -rf $(VENV) .types .cache/mutants .cache/spark-* .cache/tour .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
 
 # mypy wants the package under its name, which is the repository's root.
 .types/slackwater:

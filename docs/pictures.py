@@ -39,6 +39,9 @@ RUN = ("slackwater", "run", str(EXAMPLES / "flights.py"), "--max-records", "5000
 WORST = "SELECT carrier, worst FROM carriers ORDER BY worst DESC LIMIT 3"
 TOO_LATE = "SELECT carrier FROM carriers WHERE worst > 24 * 60"
 
+TOUR = re.compile(r"carrier +flights|[a-z]+ v\d+ is the first bad|flights\[\d\]@\d+ is|record ")
+"""First lines of the paragraphs that the picture of the tour has."""
+
 console = Console(stderr=True, highlight=False)
 
 
@@ -81,6 +84,23 @@ def draw(name: str, *shots: Text) -> None:
     # A picture in a README may load nothing: not the font that rich would like to have either.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     (IMAGES / f"{name}.svg").write_text(drawn, encoding="utf-8")
+
+
+def tour() -> Text:
+    """What `slackwater tour` writes, as far as a picture has room: the paragraphs of `TOUR`, under their commands."""
+    written = Text.from_ansi(on_terminal(("slackwater", "tour", "--no-page")))
+    shown, command = Text(), Text()
+    for paragraph in Text("\n").join(written.split("\n")).split("\n\n"):
+        lines = [line for line in paragraph.split("\n") if line.plain.strip()]
+        typed = [number for number, line in enumerate(lines) if line.plain.startswith("$ slackwater")]
+        if typed:
+            command = Text("\n").join([*lines[: typed[0] + 1], Text()])
+            lines = lines[typed[0] + 1 :]
+        if lines and TOUR.match(lines[0].plain):
+            shown.append_text(command).append_text(Text("\n").join([*lines, Text("\n")]))
+            command = Text()
+    shown.rstrip()
+    return shown
 
 
 def called(*command: str) -> Any:
@@ -152,9 +172,12 @@ def servers() -> Iterator[None]:
 
 
 def main() -> None:
-    """Tell the story once, and draw it."""
+    """Draw the tour, then tell the story once, and draw it. With the argument `tour`, draw only the tour."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     IMAGES.mkdir(exist_ok=True)
+    draw("tour", tour())
+    if sys.argv[1:] == ["tour"]:
+        return
     with servers():
         feed("--end", str(CALM))
         with running(*RUN):
@@ -168,7 +191,6 @@ def main() -> None:
             wait_until("nothing is left to read", caught_up)
         now_and_then = (shot("slackwater", "query", ref, WORST) for ref in ("flights", "flights@before-release"))
         draw("snapshot", taken, *now_and_then)
-        draw("bisect", shot("slackwater", "bisect", "flights", "--where", TOO_LATE))
         feed("--topic", "flights-corrected", "--end", str(EVENTS))
         clone = ("flights@before-release", "flights-staging", "--topic", "flights=flights-corrected")
         cloned = shot("slackwater", "clone", *clone)

@@ -3,7 +3,7 @@
 Not here: what a verb does, how its result is shown (`client.show`), and heavy imports at a module's top.
 """
 
-_START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs")}
+_START = {"tour": "tour", "dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs")}
 _LOOK = {
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",

@@ -58,7 +58,7 @@ def serve(
     """
     if values and not mcp:
         raise Usage("--values applies to agents, and none are served", hint="add --mcp")
-    _check_installed(mcp=mcp)
+    check_installed(mcp=mcp)
     from ...serve.audit import log_to_file
     from ...serve.server import ListenOptions, ServeInstance
     from ...serve.service import ServeOptions
@@ -103,7 +103,7 @@ def mcp(
     The agent starts it and speaks the Model Context Protocol. The tools are read-only, and values are hidden unless
     --values is given.
     """
-    _check_installed(mcp=True)
+    check_installed(mcp=True)
     import asyncio
 
     from ...serve.agents.server import serve_stdio
@@ -117,7 +117,8 @@ def mcp(
         )
 
 
-def _check_installed(*, mcp: bool) -> None:
+def check_installed(*, mcp: bool) -> None:
+    """Raise `Refused` if a library that serving needs is not installed; with `mcp`, also for agents."""
     from importlib.util import find_spec
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:

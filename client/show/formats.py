@@ -1,5 +1,6 @@
 """Formatting of numbers, time spans and offset ranges as short text for table cells."""
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -7,6 +8,8 @@ from ...common.durations import format_rounded
 
 MAX_SHOWN = 10
 _BAR_WIDTH = 40
+_IN_DOUBLE_QUOTES = re.compile(r'["$`\\!]')
+"""Characters with a meaning in double quotes."""
 
 
 def count(number: int | None) -> str:
@@ -71,6 +74,11 @@ def progress_bar(done: int, total: int) -> str:
 def name_with_folder(called: str, folder: str) -> str:
     """Format an app's name, followed by the name of its folder if that differs."""
     return folder if called == folder else f"{called} (folder {folder})"
+
+
+def quote_word(word: str) -> str:
+    """Return a word of a command line, quoted for a shell if needed; in double quotes if it has single ones."""
+    return f'"{word}"' if "'" in word and not _IN_DOUBLE_QUOTES.search(word) else shlex.quote(word)
 
 
 def store_flag(root: str | None) -> str:

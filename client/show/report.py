@@ -5,7 +5,6 @@ columns, topics, headers, stages, snapshots), offsets, times and counts are not 
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, time, timedelta
@@ -33,7 +32,7 @@ from .document import (
     Time,
     Value,
 )
-from .formats import MAX_SHOWN, plural
+from .formats import MAX_SHOWN, plural, quote_word
 from .picture import search_picture
 from .status import verification_blocks
 from .values import format_bytes, format_value, key_changes_table, shorten
@@ -358,11 +357,11 @@ def _commands(case: ReportInput, mask: Mask) -> Iterator[Block]:
     verdict, flags = case.verdict, case.flags
     query = verdict.where or f"FROM {verdict.stage}"
     sql, good, bad = mask.sql(query), verdict.good_ref, verdict.bad_ref
-    lines = [f"slackwater query {ref} {shlex.quote(sql)}{flags}" for ref in (good, bad) if ref]
+    lines = [f"slackwater query {ref} {quote_word(sql)}{flags}" for ref in (good, bad) if ref]
     if verdict.where and good:
-        lines.append(f"slackwater bisect {verdict.app} --good {good} --bad {bad} --where {shlex.quote(sql)}{flags}")
+        lines.append(f"slackwater bisect {verdict.app} --good {good} --bad {bad} --where {quote_word(sql)}{flags}")
     ran = verdict.bad.stages[verdict.stage].program
-    code = f" --code {shlex.quote(PurePath(ran.path).name)}" if ran is not None else ""
+    code = f" --code {quote_word(PurePath(ran.path).name)}" if ran is not None else ""
     lines.append(f"slackwater replay {bad}{code}{flags}")
     if good:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")

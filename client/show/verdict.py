@@ -1,7 +1,6 @@
 """Output of a bisect (the bad commit, its keys, its input, the record that caused it) and of invariants."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -163,7 +162,7 @@ def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
         else ""
     )
     yield f"{effort}{extra}. Next steps:"
-    query = shlex.quote(outcome.where or f"FROM {outcome.stage}")
+    query = formats.quote_word(outcome.where or f"FROM {outcome.stage}")
     for ref in filter(None, (outcome.good_ref, outcome.bad_ref)):
         yield "  ", NextCommand(f"slackwater query {ref} {query}")
     if outcome.good_ref and clone:
@@ -429,7 +428,7 @@ def failure_blocks(rows: pa.Table, invariant: Invariant, findings: Findings) -> 
     yield Title(f"{invariant.name} does not hold at {findings.ref}")
     yield grid(rows, MAX_SHOWN)
     if rows.num_rows > MAX_SHOWN:
-        yield f"and more; slackwater query {findings.ref} {shlex.quote(invariant.where)} shows them"
+        yield f"and more; slackwater query {findings.ref} {formats.quote_word(invariant.where)} shows them"
 
 
 def breaking_commit_blocks(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Block]:
@@ -440,7 +439,7 @@ def breaking_commit_blocks(verdict: Verdict, cause: Cause, invariant: Invariant)
     if verdict.lineage.sources:
         yield f"it read {formats.join_ranges(map(str, verdict.lineage.sources))}"
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
-    where = shlex.quote(invariant.where)
+    where = formats.quote_word(invariant.where)
     search = NextCommand(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
     yield "for details: ", search
 

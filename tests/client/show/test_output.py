@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from io import StringIO
@@ -13,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 from slackwater.client.show import formats, values
@@ -233,3 +234,13 @@ def test_bytes_that_are_no_text_are_said_to_be_so() -> None:
     assert values.format_bytes(b"\xff\x00") == "not valid UTF-8, as hex: ff00"
     assert values.format_bytes(b"\xff" * 9, 4, "…") == "not valid UTF-8, as hex: ffff…"
     assert values.format_bytes(b"") == ""
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+@example("FROM input('flights')")
+@example("it's $HOME")
+def test_a_quoted_word_is_one_word_of_a_shell(word: str) -> None:
+    quoted = formats.quote_word(word)
+    assert shlex.split(quoted) == [word]
+    # Within double quotes a shell replaces what these begin.
+    assert quoted == shlex.quote(word) or not {*word} & {*'"$`\\!'}

@@ -78,7 +78,7 @@ def test_the_commands_can_be_typed(case: ReportInput) -> None:
     case = replace(case, evidence=replace(case.evidence, commits=(ran,)))
     listed = Parsed.of(reports(case, show=True)[0]).texts["pre"][-1].splitlines()
     good, bad, where = case.verdict.good_ref, case.verdict.bad_ref, case.verdict.where
-    quoted = "'" + where.replace("'", "'\"'\"'") + "'"
+    quoted = f'"{where}"'  # it has single quotes
     assert listed == [
         f"slackwater query {good} {quoted}",
         f"slackwater query {bad} {quoted}",
