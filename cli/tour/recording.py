@@ -47,7 +47,7 @@ STEPS = (
 NEXT = (
     "slackwater log flights --limit 10",
     'slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"',
-    f"slackwater clone flights@{SNAPSHOT} mine",
+    "slackwater verify flights --deep",
     "slackwater serve",
 )
 
