@@ -21,7 +21,7 @@ from ..options import flag, option
 from ..session import Session, verb
 from ..terminal import is_terminal
 from ..tour import recording
-from ..tour.recording import Step
+from ..tour.recording import TourStep
 
 _PATIENCE_S = 30.0
 
@@ -60,7 +60,7 @@ def _slackwater(*words: str) -> list[str]:
     return [sys.executable, "-m", "slackwater.cli.main", *words]
 
 
-def _run(session: Session, folder: Path, environment: Mapping[str, str], step: Step) -> dict[str, Any]:
+def _run(session: Session, folder: Path, environment: Mapping[str, str], step: TourStep) -> dict[str, Any]:
     """Run a command of the tour and show it; returns the command, and its result as JSON with --json."""
     command = f"slackwater {' '.join(map(formats.quote_word, step.words))}"
     how: Any = {"cwd": folder, "env": environment, "check": False}
