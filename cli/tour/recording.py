@@ -16,7 +16,7 @@ _WORST = "SELECT carrier, flights, worst FROM carriers ORDER BY worst DESC LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TourStep:
     """Command of the tour, with what it shows. `words` follow `slackwater`."""
 
     text: str
@@ -25,21 +25,21 @@ class Step:
 
 
 STEPS = (
-    Step(
+    TourStep(
         "A streaming app sums up flights by carrier. Which delays are worst, in minutes?", ("query", "flights", _WORST)
     ),
-    Step("United, weeks late? Ask the same at a snapshot.", ("query", f"flights@{SNAPSHOT}", _WORST)),
-    Step(
+    TourStep("United, weeks late? Ask the same at a snapshot.", ("query", f"flights@{SNAPSHOT}", _WORST)),
+    TourStep(
         "A clone of that snapshot has read corrected events. What differs?",
         ("diff", STAGING, "flights", "--table", "carriers"),
         exit_code=1,
     ),
-    Step("How did United's row change, commit by commit?", ("history", "flights/carriers", "UA", "--limit", "2")),
-    Step(
+    TourStep("How did United's row change, commit by commit?", ("history", "flights/carriers", "UA", "--limit", "2")),
+    TourStep(
         "No flight is a day late. Which commit broke that, and what had it read?",
         ("bisect", "flights", "--where", "SELECT carrier FROM carriers WHERE worst > 24 * 60"),
     ),
-    Step(
+    TourStep(
         "And which record? The app's input is archived, so a query over it can be bisected, too.",
         ("bisect", "flights", "--where", "FROM input('flights') WHERE (decode(value)->>'arr_delay')::DOUBLE > 24 * 60"),
     ),
@@ -47,7 +47,7 @@ STEPS = (
 NEXT = (
     "slackwater log flights --limit 10",
     'slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"',
-    f"slackwater clone flights@{SNAPSHOT} mine",
+    "slackwater verify flights --deep",
     "slackwater serve",
 )
 

@@ -22,7 +22,7 @@ from ..options import flag, option
 from ..session import Session, verb
 from ..terminal import is_terminal
 from ..tour import recording
-from ..tour.recording import Step
+from ..tour.recording import TourStep
 
 _PATIENCE_S = 30.0
 
@@ -61,7 +61,7 @@ def _slackwater(*words: str) -> list[str]:
     return [sys.executable, "-m", "slackwater.cli.main", *words]
 
 
-def _run(session: Session, folder: Path, environment: Mapping[str, str], step: Step) -> dict[str, Any]:
+def _run(session: Session, folder: Path, environment: Mapping[str, str], step: TourStep) -> dict[str, Any]:
     """Run a command of the tour and show it; returns the command, and its result as JSON with --json."""
     command = f"slackwater {' '.join(map(formats.quote_word, step.words))}"
     how: Any = {"cwd": folder, "env": environment, "check": False}
@@ -91,13 +91,18 @@ def _open_page(session: Session, folder: Path, environment: Mapping[str, str]) -
         return
     port = _free_port()
     url = f"http://127.0.0.1:{port}/#/flights"
-    with subprocess.Popen(_slackwater("serve", "--port", str(port)), cwd=folder, env=environment) as server:
+    log, command = folder / "serve.log", _slackwater("serve", "--port", str(port))
+    # A server that Ctrl-C ends while it starts its processes prints their tracebacks.
+    with log.open("wb") as lines, subprocess.Popen(command, cwd=folder, env=environment, stderr=lines) as server:
         try:
-            _await_answer(server, url)
-            session.show(Result(None, "", f"the page: {url}"))
+            if not _answers(server, url):
+                session.note(f"no page: the server does not answer; its lines are in {log}")
+                server.terminate()
+                return
+            session.show(Result(None, "", f"the page: {url}   (Ctrl-C ends it)"))
             webbrowser.open(url)
             server.wait()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # which the server gets, too
             server.wait()
 
 
@@ -107,9 +112,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_answer(server: subprocess.Popen[bytes], url: str) -> None:
+def _answers(server: subprocess.Popen[bytes], url: str) -> bool:
+    """Wait until the server answers; return False if it ended, or takes too long."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while server.poll() is None and time.monotonic() < deadline_s:
         with suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310  our own server
-            return
+            return True
         time.sleep(0.1)
+    return False

@@ -5,8 +5,10 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import tarfile
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,23 +19,24 @@ from slackwater.cli.tour import recording
 from slackwater.cli.tour.recording import STEPS, unpack
 from slackwater.errors import Refused
 
-from tests.cli.verbs.calling import MODULE
+from tests.cli.verbs.calling import MODULE, Terminal
 
 ANEW = "record the store again: .venv/bin/python -m docs.record_tour"
 FAULT_FROM, FLIGHTS = 18_000, 27_004
 BARE = """
-import socket, sys
+import sys
 
 class Blocked:
     def find_spec(self, name, path, target=None):
         if name.partition(".")[0] in ("pyspark", "py4j", "confluent_kafka"):
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
-def connect(self, address):
-    raise OSError(f"no network: {address}")
+def offline(event, args):
+    if event == "socket.connect" and isinstance(args[1], tuple) and args[1][0] != "127.0.0.1":
+        raise OSError(f"no network: {args[1]}")
 
 sys.meta_path.insert(0, Blocked())
-socket.socket.connect = connect
+sys.addaudithook(offline)
 """
 """What each Python process of the tour runs first: it has neither Spark nor a Kafka client, and is offline."""
 
@@ -43,7 +46,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The environment of a machine with Python alone."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(BARE)
-    home = {"HOME": str(folder), "TMPDIR": str(folder), "PATH": str(folder), "PYTHONPATH": str(folder)}
+    home = {
+        "BROWSER": "true",
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "PATH": str(folder),
+        "PYTHONPATH": str(folder),
+    }
     return {**home, "SLACKWATER_STORE": "s3://another", "SLACKWATER_KAFKA": "another:9092"}
 
 
@@ -149,23 +158,30 @@ def test_the_records_are_the_first_bad_ones_of_all_that_were_sent(told: Any, fee
     assert json.loads(bytes.fromhex(named["value"])) == bad[named["partition"], named["offset"]]
 
 
-def test_it_is_told_as_text_in_a_temporary_folder(bare: Mapping[str, str]) -> None:
-    text = ran(bare, "tour")
-    typed = [line for line in text.splitlines() if line.startswith("$ slackwater ")]
-    assert len(typed) == len(STEPS)
+def test_a_terminal_gets_text_and_the_page_until_ctrl_c(bare: Mapping[str, str]) -> None:
+    environment = {name: value for name, value in bare.items() if name != "PYTHONPATH"}
+    with Terminal("tour", environment=environment) as terminal:
+        url = terminal.read_until(r"the page: (http://127\S+) ").partition("#")[0]
+        with urllib.request.urlopen(f"{url}apps", timeout=30) as answer:  # noqa: S310  our own server
+            assert json.load(answer) == {"apps": ["flights", recording.STAGING]}
+        assert (terminal.interrupt(), terminal.process.wait(30)) == ("", 0)
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", terminal.text)
+    assert len(re.findall(r"^\$ slackwater ", text, re.MULTILINE)) == len(STEPS)
     assert "is the first bad commit of flights" in text
     assert re.search(r"^value +\{", text, re.MULTILINE)
-    (folder,) = (line.split()[1] for line in text.splitlines() if line.startswith("  cd "))
-    assert Path(folder).parent == Path(bare["HOME"])
+    folder = re.search(r"^  cd (\S+)", text, re.MULTILINE)
+    assert folder is not None
+    assert Path(folder[1]).parent == Path(bare["TMPDIR"])
 
 
 @pytest.mark.usefixtures("told")
-def test_the_recorded_store_is_readable_by_this_version_and_whole(bare: Mapping[str, str], folder: Path) -> None:
-    free = {name: value for name, value in bare.items() if not name.startswith("SLACKWATER_")}
-    for app in ("flights", recording.STAGING):
-        words = [*MODULE, "verify", app, "--deep", "--store", str(folder / "store")]
-        done = subprocess.run(words, env=free, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{ANEW}"
+def test_what_it_proposes_runs_and_this_version_finds_the_store_whole(bare: Mapping[str, str], folder: Path) -> None:
+    environment = {name: value for name, value in bare.items() if not name.startswith("SLACKWATER_")}
+    proposed = (*recording.NEXT, f"slackwater verify {recording.STAGING} --deep")
+    for _, *words in map(shlex.split, proposed):
+        if words != ["serve"]:
+            done = subprocess.run([*MODULE, *words], cwd=folder, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}\n{ANEW}"
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """Verbs as they are typed: through typer's runner, and as processes."""
 
 import json
+import os
+import pty
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from slackwater.cli import main
@@ -49,3 +53,41 @@ def process(*args: str) -> Iterator[subprocess.Popen[str]]:
             yield started
         finally:
             started.kill()
+
+
+class Terminal:
+    """A verb on a terminal of its own, in a process group of its own."""
+
+    def __init__(self, *args: str, environment: Mapping[str, str] | None = None) -> None:
+        self.text = ""
+        self._end, its_end = pty.openpty()
+        streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), its_end)
+        self.process = subprocess.Popen([*MODULE, *args], **streams, env=environment, start_new_session=True)
+        os.close(its_end)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self._end)
+
+    def read_until(self, pattern: str) -> str:
+        """The first group of the pattern, once the verb has written it."""
+        while (found := re.search(pattern, self.text)) is None:
+            try:
+                self.text += os.read(self._end, 65_536).decode()
+            except OSError:  # how Linux says that the other side was closed
+                raise AssertionError(f"it ended before it wrote {pattern!r}:\n{self.text}") from None
+        return found[1]
+
+    def interrupt(self) -> str:
+        """Do what Ctrl-C does: all processes of the group get it. Returns what they write until they have ended."""
+        before = len(self.text)
+        os.killpg(self.process.pid, signal.SIGINT)
+        with suppress(OSError):
+            while written := os.read(self._end, 65_536):
+                self.text += written.decode()
+        return self.text[before:]
