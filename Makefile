@@ -28,7 +28,7 @@ test test-all matrix collect test-without-servers test-with-servers: export OPEN
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the whole story on real data, in four minutes; ACTS=2,5: with the acts before them that they need
+demo: $(READY) ## the whole story on real data, in four to seven minutes; ACTS=2,5: with the acts before them that they need
 	@$(BIN)/python examples/demo.py $(ACTS)
 
 test: $(READY) ## all checks and tests, from nothing
