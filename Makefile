@@ -39,7 +39,7 @@ tour: $(TOUR)/.ready ## a recorded app to try the product on, in a minute (FOLDE
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[serve]'
 	@touch $@
 
-demo: $(READY) ## the whole story on real data, in four minutes; ACTS=2,5: with the acts before them that they need
+demo: $(READY) ## the whole story on real data, in four to seven minutes; ACTS=2,5: with the acts before them that they need
 	@$(BIN)/python examples/demo.py $(ACTS)
 
 docs: $(READY) ## the documentation as a site, in build/docs/site: a dead link fails it (seconds)

@@ -190,9 +190,9 @@ def app(story: Story) -> None:
     run(*feed("--end", "80000"), quiet=True)
     command = run_words("--max-records", "20000")
     story.running = story.app.enter_context(background(*command, log=story.logs / "flights.log"))
-    more = feed("--start", "80000", "--end", str(FAULT_FROM), "--rate", "8000")
+    more = feed("--start", "80000", "--end", str(FAULT_FROM), "--rate", "10000")
     story.app.enter_context(background(*more, log=story.logs / "feed.log"))
-    story.await_flights("the first flights arrive in the totals", 30_000)
+    story.await_flights("the first flights arrive in the totals", 120_000)
 
 
 def snapshot(_story: Story) -> None:

@@ -158,8 +158,9 @@ def _run(
         try:
             for line in process.stdout or ():
                 if downloaded := _DOWNLOADED.search(line.rstrip()):
-                    num_files += 1
-                    num_bytes += float(downloaded[1]) * _UNIT_BYTES[downloaded[2]]
+                    size = float(downloaded[1]) * _UNIT_BYTES[downloaded[2]]
+                    num_files += size > 0  # Ivy also prints checksums, of 0 kB
+                    num_bytes += size
                     if time.monotonic() - reported_s > _REPORT_EVERY_S:
                         reported_s = time.monotonic()
                         report_size(num_files, num_bytes)
