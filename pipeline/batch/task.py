@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
-from ...errors import BadRecord
+from ...errors import BadRecord, TooMuch
 from ...state.event_time import EventTimeScan
 from ...state.failing import StateFailed
 from ...state.kinds.aggregate import num_partials, num_rows
@@ -171,8 +171,8 @@ class Task(ABC):
         """Send each output its rows, each row to its Kafka partition.
 
         Returns what was sent, by output and partition, and the records that are too large for a sink's topic. Raises
-        `BadRecord` for a row that exceeds the size of a message, and for a record that is too large for a sink's
-        topic, unless the sink rejects records.
+        `TooMuch` for a row that exceeds the size of a message, and `BadRecord` for a record that is too large for a
+        sink's topic, unless the sink rejects records.
         """
         sent, unsent = dict[str, dict[int, PartitionWrite]](), tuple[OversizedRecord, ...]()
         for target, rows, partitions in parts:
@@ -196,16 +196,15 @@ class Task(ABC):
                 }
         return sent, unsent
 
-    def _too_large(self, target: OutputTopic, error: RowTooLarge) -> BadRecord:
+    def _too_large(self, target: OutputTopic, error: RowTooLarge) -> TooMuch:
         names = [name for name in target.key if name in error.row.schema.names]
         (key,) = python_rows(error.row.select(names))
         shown = ", ".join(f"{name}={repr(value)[:200]}" for name, value in key.items())
         kind = "repartition topic" if target.encoding is None and target.key else "sink"
-        return BadRecord(
+        return TooMuch(
             f"{kind} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} has "
-            f"{error.size:,} bytes, but a message between stages has at most {MAX_RECORD_BYTES:,}: drop such rows "
-            f"in the "
-            "function, or send only some of their columns"
+            f"{error.size:,} bytes, but a message between stages has at most {MAX_RECORD_BYTES:,}: drop such rows in "
+            "the function, send only some of their columns, or split them into several rows"
         )
 
 

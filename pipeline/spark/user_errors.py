@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from pyspark.errors import AnalysisException, PySparkRuntimeError
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException, PySparkRuntimeError
 
 from ... import errors
 from ...common.validation import nearest_hint
@@ -95,6 +96,10 @@ def _describe(error: Exception) -> str:
     if isinstance(error, AnalysisException):
         # The message names its class. str() would add the whole plan.
         return error.getMessage()
+    if isinstance(error, PySparkException | Py4JJavaError) and (raised := _error_in_worker(str(error))):
+        # Spark's own sentence says only that a worker raised an error.
+        ours = _OUR_ERROR.fullmatch(raised)
+        return ours[2] if ours else raised
     # The strings of a SyntaxError and of a JVM error also contain the place, the latter a long stack trace.
     java_error = getattr(error, "java_exception", None)
     text = error.msg if isinstance(error, SyntaxError) else str(error if java_error is None else java_error.toString())
@@ -147,14 +152,15 @@ _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to 
 _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
+_BATCH_DISCARDED = "the batch was discarded and nothing is lost"
 _HINTS = {
     "Gone": "the topic's retention has deleted them; to continue without them: the same command with --accept-loss",
     "AnotherTopic": "slackwater reset sets where to read the new topic; the same command with --accept-loss "
     "reads it from its beginning",
-    "BadRecord": "the batch was discarded and nothing is lost: fix the program, or have it set such records "
+    "BadRecord": f"{_BATCH_DISCARDED}: fix the program, or have it set such records "
     'aside with on_error="reject", and run again',
+    "TooMuch": f"{_BATCH_DISCARDED}: fix the program, and run again",
 }
-_BATCH_DISCARDED = "the batch was discarded and nothing is lost"
 
 
 def parse_query_error(stage: str, text: str) -> SlackwaterError:
@@ -168,12 +174,18 @@ def parse_query_error(stage: str, text: str) -> SlackwaterError:
         return error
     if crashed := _CRASHED.search(text):
         return _crash(stage, crashed[1], _FAULT.search(text))
-    raised = [line for line in _TRACEBACK.findall(text) if not _WRAPS.match(line)]
-    reason = (raised or _RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
+    reasons = _RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"]
+    reason = _error_in_worker(text) or reasons[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
         hint=f"{_BATCH_DISCARDED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own error)",
     )
+
+
+def _error_in_worker(text: str) -> str:
+    """Return the error of the last Python traceback in Spark's text of an error; empty without one."""
+    raised = [line for line in _TRACEBACK.findall(text) if not _WRAPS.match(line)]
+    return raised[-1].strip() if raised else ""
 
 
 def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import BadRecord
+from slackwater.errors import BadRecord, TooMuch
 from slackwater.pipeline.api.sink import sink
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask, separate_too_large
 from slackwater.pipeline.kafka.memory import MemoryKafka
@@ -163,6 +163,6 @@ def test_a_row_that_no_message_has_room_for_is_named(target: OutputTopic, said: 
     resources = WorkerResources("app", "stage", "/nowhere", dict(sinks.kafka.properties), ("/nowhere", 1), 10)  # type: ignore[arg-type]
     rows = pa.table({"id": ["a", "b"], "data": [b"", os.urandom(MAX_RECORD_BYTES)]})
     task = WriteTask(resources, "w", 3, (target,))
-    with pytest.raises(BadRecord, match=said):
+    with pytest.raises(TooMuch, match=said):
         task._send([(target, rows, np.zeros(2, np.int32))], "w.3.1")
     assert sinks.kafka.offset_bounds(target.topic)[1][0] == 0

@@ -1,7 +1,9 @@
 """What stopped a query, in a sentence."""
 
 import pytest
-from slackwater.pipeline.spark.user_errors import parse_query_error
+from pyspark.errors import PySparkException
+from slackwater.errors import TooMuch
+from slackwater.pipeline.spark.user_errors import parse_query_error, reason_of
 
 AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: {}\n"
 
@@ -59,3 +61,11 @@ def test_of_errors_behind_each_other_the_last_is_told() -> None:
     first = WORKER.format("KeyError: 'a'").partition("0123")[0]
     text = first + "\nDuring handling of the above exception, another exception occurred:\n\n" + WORKER.format("Bad: b")
     assert str(parse_query_error("legs", text)) == "stage 'legs' stopped: Bad: b"
+
+
+def test_an_error_of_a_worker_is_told_without_the_words_of_spark() -> None:
+    text = WORKER.format("slackwater.errors.TooMuch: the row has 22 MB")
+    assert reason_of(PySparkException(text)) == "the row has 22 MB"
+    told = parse_query_error("legs", text)
+    assert (type(told), str(told)) == (TooMuch, "stage 'legs': the row has 22 MB")
+    assert "nothing is lost" in told.hint
