@@ -60,7 +60,7 @@ LEAF = _row(
     keys.leaf(_A, _S, _U), "entries of a table's SSTs", "a version", "unnamed", "", "versions", "then", "cut", "rows"
 )
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
-PAGE = _row(_json(keys.pages(_A, _S), "<span>"), "times of versions, and the objects they name", "", "unreachable")
+PAGE = _row(_json(keys.pages(_A, _S), "<span>"), "times and objects of versions", "", "unreachable")
 SNAPSHOT = _row(_json(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
 _CAPTURED = keys.captured_records(_A, "<name>", _U)
 IN_FLIGHT = _row(_CAPTURED, _SENT, "a snapshot", "unnamed", "rewrites", "snapshots", "first", "cut", "rows")
