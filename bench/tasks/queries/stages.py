@@ -67,8 +67,15 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
     yield Row.at_most(
         f"{what}: processes", f"{many['processes']}", f"one: {few['processes']}", many["processes"] / 20, 1
     )
-    memory, one = (measured["proportional"] / 1e9 for measured in (many, few))
-    yield Row.at_most(f"{what}: memory (PSS)", f"{memory:.2f} GB", f"one: {one:.2f} GB", memory / 2.5, 1)
+    memory, one = (measured["resident"] / 1e9 for measured in (many, few))
+    share = many["proportional"] / 1e9
+    yield Row.at_most(
+        f"{what}: resident memory of all processes (shared pages once: {share:.2f} GB)",
+        f"{memory:.2f} GB",
+        f"one: {one:.2f} GB",
+        memory / 2.5,
+        1,
+    )
 
 
 def _name(number: int) -> str:
@@ -120,22 +127,17 @@ def _run(bootstrap: str, folder: Path, stages: int, seconds: float) -> Measured:
         first.setdefault(report.stage, time.monotonic() - began_s)
 
     def sample() -> None:
+        before: set[psutil.Process] = set()
         while not stop.wait(_SAMPLE_S):
-            processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-            kinds, resident = Counter[str](), 0
-            for process in processes:
-                try:
-                    resident += process.memory_info().rss
-                    kinds[_kind(process.cmdline())] += 1
-                except psutil.Error:
-                    continue
-            measured["resident"] = max(measured["resident"], resident)
-            if (number := kinds.total()) > measured["processes"]:
-                measured["processes"], measured["kinds"] = number, dict(kinds)
+            processes = {psutil.Process(), *psutil.Process().children(recursive=True)}
+            # Without commands that Spark runs for a moment.
+            lasting, before = processes & before, processes
+            if len(lasting) > measured["processes"]:
+                measured["processes"] = len(lasting)
+                measured["kinds"] = dict(Counter(_kind(process) for process in lasting))
             if time.monotonic() - began_s > seconds:
-                measured["proportional"] = sum(
-                    process.memory_full_info().pss for process in processes if process.is_running()
-                )
+                memory = [_memory(process) for process in lasting]
+                measured["resident"], measured["proportional"] = (sum(sizes) for sizes in zip(*memory, strict=True))
                 stop.set()
 
     sampler = threading.Thread(target=sample, name="sampler")
@@ -157,10 +159,23 @@ def _run(bootstrap: str, folder: Path, stages: int, seconds: float) -> Measured:
     return Measured(**{**measured, "batches": {name: batches[name] for name in app.stages}, "first": {**first}})
 
 
-def _kind(command: list[str]) -> str:
+def _kind(process: psutil.Process) -> str:
     """Return the kind of a process: its program, and the last words of its command that are not paths."""
+    try:
+        command = process.cmdline()
+    except psutil.Error:
+        return ""
     words = [word for word in command[1:] if "/" not in word and not word.startswith("-")]
     return " ".join([Path(command[0]).name, *words[-2:]]) if command else ""
+
+
+def _memory(process: psutil.Process) -> tuple[int, int]:
+    """Return the resident bytes of a process, and its share of them if other processes map them, too."""
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:
+        return 0, 0
+    return memory.rss, memory.pss
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tests.support.running import APPS, Ledger
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 LAST = "l_counts"
 """Of the names, the one that sorts last."""
-BATCHES, AHEAD, BEGINNING = 3, 4, 30
+BATCHES, AHEAD, BEGINNING = 3, 4, 6
 """While the last stage commits so many batches, another commits at most so many more; how many batches any stage may
 commit before the last stage has begun, since queries start one after the other."""
 
