@@ -20,7 +20,7 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
 from tests.cli.verbs.calling import MODULE, done, from_json, slackwater
-from tests.documents.test_links import blocks
+from tests.documents.pages.test_links import blocks
 from tests.support.static import ROOT
 
 FILES = ["shop.py", "test_shop.py", "feed.py", "slackwater.toml", "requirements.txt", ".github/workflows/ci.yml"]

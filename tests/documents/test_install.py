@@ -13,7 +13,7 @@ import yaml
 from slackwater.common import install
 
 from docs.install import PROJECT, TEXTS, with_urls, written
-from tests.documents.test_links import PAGES, page_id
+from tests.documents.pages.test_links import PAGES, page_id
 from tests.support.static import PARTS, ROOT
 
 REPOSITORY = "owner/slackwater"

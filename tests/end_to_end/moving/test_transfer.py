@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
-from tests.documents.test_links import ROOT, blocks
+from tests.documents.pages.test_links import ROOT, blocks
 from tests.support.running import EXPECTED, LEDGER, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]

@@ -27,7 +27,7 @@ from slackwater.store.read.duckdb_view import quote_literal
 from slackwater.store.sst.arrow_types import from_arrow
 from ulid import ULID
 
-from tests.documents.test_links import ROOT, blocks
+from tests.documents.pages.test_links import ROOT, blocks
 from tests.models.profiles import scaled
 from tests.operations.repair.rejected.rejecting import reject
 from tests.snapshot.cut.test_ttl_moments import Hourly

@@ -18,7 +18,7 @@ from slackwater import settings
 from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.run.program import load_app
 
-from tests.documents.blocks import BLOCKS, Block, blocks, program
+from tests.documents.pages.blocks import BLOCKS, Block, blocks, program
 from tests.documents.test_deploy import VALUES
 from tests.support.static import ROOT
 
@@ -54,6 +54,7 @@ spark: SparkSession
 """What stands before the snippets of a page, which are one module: names that its text has explained."""
 OWN = {
     "README.md": "app: StoredApp",
+    "docs/first-app.md": "app: sw.App\nORDER: str",
     "docs/python.md": "app: StoredApp\nstore: str",
     "docs/repair.md": "app: StoredApp",
     "docs/testing-your-app.md": "import shop, shop_v2\nfrom slackwater.testing import Ran\ntables: Ran",

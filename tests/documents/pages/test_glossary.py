@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.site import PAGES, ROOT, prose
-from tests.documents.test_links import page_id
+from tests.documents.pages.test_links import page_id
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERMS = [

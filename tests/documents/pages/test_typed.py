@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from slackwater.cli import main
+from slackwater.client.project.write import write_project
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.local import LocalStore
 from typer.testing import CliRunner
 
-from tests.documents.blocks import blocks, commands, program
+from tests.documents.pages.blocks import blocks, commands, program
 from tests.support.histories import FlightsApp, Kafka, flights
 
 README = "README.md"
@@ -50,11 +51,11 @@ NOT_TYPED_PAGES = {
     "docs/on-call.md": "needs collectors of traces and lineage; tests/pipeline/telemetry has them",
     "docs/page.md": "serves until Ctrl-C; tests/serve/page does it",
     "docs/testing.md": "takes hours",
-    "docs/where-it-runs.md": "needs a server of Spark Connect",
 }
 """Pages of which no command is typed here, and why."""
 NOT_TYPED = {
-    r"(make|pip|eval|docker|curl|spark-submit) .*": "no command of slackwater, or one that installs or starts servers",
+    r"(make|pip|eval|docker|curl|python|spark-submit) .*": "another program, or what installs or starts servers",
+    r"slackwater new .*": "writes another program than that of its page; tests/client/test_project.py has it",
     r"slackwater serve.*": "serves until Ctrl-C; tests/serve does it",
     r"slackwater attach s3:.*": "needs a running query; tests/operations/from_spark has one",
     r"slackwater .* (totals|FROM totals).*": "about that query",
@@ -179,7 +180,10 @@ def test_commands_on_the_flights_succeed(session: tuple[str, str], tmp_path: Pat
 def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the program of a page and its app, which has read orders of which the last are wrong."""
     folder = tmp_path_factory.mktemp("shop")
-    (folder / "shop.py").write_text(program(request.param))
+    if request.param == README:
+        (folder / "shop.py").write_text(program(README))
+    else:
+        write_project("shop", folder)
     kafka = MemoryKafka.named(f"memory://{folder.name}-{request.param.replace('/', '-')}")
     kafka.create_topics({"orders": 3})
     with pytest.MonkeyPatch.context() as patch:
