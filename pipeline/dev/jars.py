@@ -96,6 +96,8 @@ class Jars:
         tool = "Maven" if maven else "Ivy"
         ivy = Path() if maven else ivy_jars(self.name)
         report(f"downloading {self.name} with {tool}, once, about {self.megabytes} MB, into {folder}")
+        for leftover in folder.parent.glob(f"{folder.name}.{'?' * 8}"):
+            shutil.rmtree(leftover)  # of a killed download
         # Kept after a failure: Ivy continues where it stopped.
         kept = folder.with_name(f"{folder.name}.ivy")
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:

@@ -103,6 +103,7 @@ def test_without_maven_ivy_fetches_from_the_mirror_of_mavens_settings(
     of: str, without_maven: Path, tmp_path: Path
 ) -> None:
     told: list[str] = []
+    (tmp_path / "cache" / "slackwater" / f"{program(tmp_path).folder.name}.a_killed").mkdir(parents=True)
     with repository(tmp_path / "repository") as (port, asked):
         configure(without_maven, mirror(f"http://127.0.0.1:{port}/maven", of))
         folder = program(tmp_path).fetch(told.append)
