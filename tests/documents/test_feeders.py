@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
-from tests.documents.blocks import program
+from tests.documents.pages.blocks import program
 from tests.support.static import ROOT
 
 TOO_LARGE = {"max.message.bytes": "20"}

@@ -11,7 +11,7 @@ from slackwater.cli.main import app as command_line
 from typer.main import get_command
 
 from docs.site import PAGES, README, ROOT, links, prose
-from tests.documents.blocks import blocks, commands
+from tests.documents.pages.blocks import blocks, commands
 from tests.support.static import PARTS
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.dev.jars import cache_folder
 
-from tests.documents.blocks import Command, blocks, commands, program
+from tests.documents.pages.blocks import Command, blocks, commands, program
 from tests.support.running import SHORT_LIVED, SLACKWATER, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]

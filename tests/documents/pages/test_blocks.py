@@ -18,7 +18,7 @@ from slackwater import settings
 from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.run.program import load_app
 
-from tests.documents.blocks import BLOCKS, Block, blocks, program
+from tests.documents.pages.blocks import BLOCKS, Block, blocks, program
 from tests.documents.test_deploy import VALUES
 from tests.support.static import ROOT
 

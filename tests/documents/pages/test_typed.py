@@ -17,7 +17,7 @@ from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.local import LocalStore
 from typer.testing import CliRunner
 
-from tests.documents.blocks import blocks, commands, program
+from tests.documents.pages.blocks import blocks, commands, program
 from tests.support.histories import FlightsApp, Kafka, flights
 
 README = "README.md"
