@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
-from tests.documents.pages.test_links import ROOT, blocks
+from tests.documents.pages.blocks import blocks
 from tests.support.running import EXPECTED, LEDGER, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
@@ -22,7 +22,7 @@ def opened(folder: Path, table: str, spark: SparkSession) -> list[list[str]]:
     """The rows of a table as DuckDB, pandas and Spark read them, by the words of the documentation."""
     names: dict[str, Any] = {"spark": spark}
     found: list[list[str]] = []
-    for code in blocks(ROOT / "docs" / "leaving.md", "python"):
+    for code in (block.code for block in blocks("python", "docs/leaving.md")):
         text = code.replace("flights-before-move", str(folder)).replace("tables/carriers", f"tables/{table}")
         if "duckdb.sql" in text:
             sql = re.findall(r'duckdb\.sql\("(.*?)"\)', text)[0]

@@ -1,7 +1,7 @@
 """Stores in formats that releases have written, kept as files: each later release must answer as that release did.
 
-`python -m tests.models.releases.test_kept_stores` writes the store of the present format. Run it for a new format; never
-for an old one, since its files are what users have in their buckets.
+`python -m tests.models.releases.test_kept_stores` writes the store of the present format. Run it for a new format;
+never for an old one, since its files are what users have in their buckets.
 """
 
 import json

@@ -27,7 +27,7 @@ from slackwater.store.read.duckdb_view import quote_literal
 from slackwater.store.sst.arrow_types import from_arrow
 from ulid import ULID
 
-from tests.documents.pages.test_links import ROOT, blocks
+from tests.documents.pages.blocks import blocks
 from tests.models.profiles import scaled
 from tests.operations.repair.rejected.rejecting import reject
 from tests.snapshot.cut.test_ttl_moments import Hourly
@@ -242,7 +242,7 @@ def test_the_code_of_the_page_gives_offsets_and_notices_a_file_that_was_changed(
 ) -> None:
     leave(app, cache, tmp_path / "flights-before-move")
     monkeypatch.chdir(tmp_path)
-    (code,) = (code for code in blocks(ROOT / "docs" / "leaving.md", "python") if "hashlib" in code)
+    (code,) = (block.code for block in blocks("python", "docs/leaving.md") if "hashlib" in block.code)
     names: dict[str, object] = {}
     exec(code, names)  # noqa: S102  it is our own text that is tried
     assert names["offsets"] == {"flights": [*app.heads["legs"].inputs["flights"].offsets]}
