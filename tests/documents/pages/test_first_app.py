@@ -48,16 +48,10 @@ class User:
     def types(self, words: str) -> str:
         """Type a command that ends. Returns what it prints."""
         folder = self.folder if self.folder.exists() else self.home
-        done = subprocess.run(
-            ["bash", "-c", SHELL + words],
-            cwd=folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        command, both = ["bash", "-c", SHELL + words], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, cwd=folder, env=self.environment(), text=True, check=False, **both)
+        assert done.returncode == 0, f"{words}\n{done.stdout}"
+        return done.stdout
 
     def starts(self, words: str) -> None:
         """Start the app and leave it running."""
