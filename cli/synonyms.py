@@ -38,7 +38,7 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("lookup", "read", "key", "row", "fetch", "cat"): ("get",),
     ("compare",): ("diff",),
     ("test", "try", "dry-run", "preview"): ("trial", "check"),
-    ("validate", "fsck", "doctor", "health"): ("verify", "check"),
+    ("validate", "fsck", "health"): ("verify", "check"),
     ("deploy", "release", "switch", "swap", "cutover", "merge"): ("promote", "migrate"),
     ("upgrade", "alter", "evolve", "rename"): ("migrate",),
     ("update", "set", "put", "patch", "fix", "upsert"): ("edit", "migrate"),

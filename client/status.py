@@ -15,7 +15,6 @@ from ..snapshot.status.overview import overview, overviews, stages_at
 from ..store.objects.many import map_concurrently
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
-from .show import history
 from .show import status as shown
 from .show.document import TableBlock
 from .show.shown import Result, attributes
@@ -60,8 +59,9 @@ def commits(
 
 def log(client: Backends, app: str, limit: int, *, stage: str = "") -> Result:
     """Return the newest commits of an app, and whether their input can still be read."""
-    entries = commits(client, folder_of(client.store, app), limit, stage=stage, replayable=True)
-    return history.log_result(entries, app)
+    from .show.history import log_result  # imports Arrow
+
+    return log_result(commits(client, folder_of(client.store, app), limit, stage=stage, replayable=True), app)
 
 
 def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, int] | None = None) -> dict[str, object]:

@@ -76,8 +76,8 @@ WITH_SPARK = """
     history flights/carriers C1 --why --code flights.py
 """
 
-ELSEWHERE = {"dev", "mcp", "promote", "recover", "reset", "retire", "serve"}
-"""Verbs that need servers or an accident of their own. Nothing that they import needs Spark."""
+ELSEWHERE = {"dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}
+"""Verbs that need servers, a folder or an accident of their own. Nothing that they import needs Spark."""
 
 DRIVER = """
 import json, sys

@@ -33,9 +33,10 @@ def doctor(
     needs: list[str] = argument("NEED", "Fail without these: java, spark, dev, store, kafka, or an extra.", []),
     write: bool = flag("--write", "Also put and delete an object, to test rights."),
 ) -> None:
-    """Show which Java, Spark, store and Kafka slackwater uses, what is missing, and what to type.
+    """Show what slackwater uses here, what is missing, and what to type.
 
-    Fails if a NEED, a configured server, or the Java of an installed Spark is missing.
+    Examines Java, Spark, store, Kafka and extras. Fails if a NEED, a configured server, or the Java of an installed
+    Spark is missing.
     """
     from ...client.status import examination
 

@@ -20,8 +20,7 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
 from tests.cli.verbs.calling import MODULE, done, from_json, slackwater
-from tests.documents.pages.test_links import blocks
-from tests.support.static import ROOT
+from tests.documents.pages.blocks import blocks
 
 FILES = ["shop.py", "test_shop.py", "feed.py", "slackwater.toml", "requirements.txt", ".github/workflows/ci.yml"]
 FILES += [".gitignore"]
@@ -109,7 +108,7 @@ def test_the_settings_of_a_project_are_understood(tmp_path: Path) -> None:
 def test_the_page_of_a_first_app_shows_the_program_that_is_written(tmp_path: Path) -> None:
     write_project("shop", tmp_path / "shop")
     program = (tmp_path / "shop" / "shop.py").read_text()
-    (shown,) = (code for code in blocks(ROOT / "docs" / "first-app.md", "python") if "@app.stage" in code)
+    (shown,) = (block.code for block in blocks("python", "docs/first-app.md") if "@app.stage" in block.code)
     assert program.endswith(shown)
 
 

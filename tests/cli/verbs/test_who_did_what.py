@@ -160,6 +160,9 @@ ELSEWHERE = {
     "check": "runs in a Spark of its own, and writes nothing",
     "trial": "makes a clone that goes again, and looks at the app",
     "replay": "runs in a Spark of its own, and writes nothing",
+    "tour": "has an app of its own: tests/cli/test_tour.py",
+    "new": "writes a project on this machine: tests/client/test_project.py",
+    "doctor": "writes no more than one object, and deletes it: tests/operations/maintenance/test_doctor.py",
     **dict.fromkeys(("dev up", "dev down", "dev status"), "servers of this machine, no app"),
     **{
         f"bisect {each}": "answers lie in a file of this machine"
