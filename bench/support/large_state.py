@@ -95,6 +95,22 @@ def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) 
     return claimer.claim(stage, derive_schemas(app, spark)[stage.name], time.time_ns() // 1_000_000)
 
 
+def fill_cache(root: Path, folder: Path) -> None:
+    """Fetch all SSTs of the app's table into a cache folder."""
+    from slackwater.store.objects.open import open_store
+    from slackwater.store.read.cache import SstCache
+    from slackwater.store.versions import history
+
+    store = open_store(str(root))
+    head = history.head(store, APP, STAGE)
+    assert head is not None
+    assert head.table is not None
+    cache = SstCache(folder, 1 << 40)
+    for sst in head.ssts:
+        cache.prefetch(store, sst, head.table)
+    cache.close()
+
+
 def copy(root: Path, to: Path) -> None:
     """The same objects under another root, as hard links: they never change."""
     shutil.copytree(root, to, copy_function=os.link)

@@ -36,7 +36,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
     """100 million keys beside a million."""
     few, many = (10_000, 1_000_000) if quick else KEYS
     yield _init(folder, many)
-    found = side.run("state_size", bootstrap, folder, 1, few, many)
+    found = side.run("state_size", bootstrap, folder, state_size.ROUNDS, few, many)
     seconds = {keys: median(found[str(keys)]) for keys in (few, many)}
     yield Row.at_most(
         f"batch of {state_size.BATCH:,} rows, as many keys, state of {many:,} keys",
