@@ -327,7 +327,7 @@ def bad_records(explanation: TracedCause, *, every: bool = False) -> Iterator[Bl
     )
     yield TableBlock.from_rows(("bad records", "sent", "by itself"), rows)
     if (more := records.num_rows - shown.num_rows) > 0:
-        yield f"and {plural(more, 'more')}: --all lists them, and --all --out FILE writes them"
+        yield f"and {plural(more, 'more record')}: --all lists them, and --all --out FILE writes them"
     if explanation.named_record_path is not None and not explanation.named_record_path.is_complete:
         yield "there may be more: not all records of the batch were tried by themselves"
 
