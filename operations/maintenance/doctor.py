@@ -62,17 +62,20 @@ def examine(configured: Configuration, requested: Collection[str], *, writes: bo
     With `writes`, puts and deletes one object under the store root. Without it, changes nothing. Raises `Usage` for an
     unknown name in `requested`.
     """
-    extras = _extras()
-    names = ("java", "spark", "dev", "store", "kafka", *extras)
+    names = names_to_request()
     for name in requested:
         if name not in names:
             raise Usage(f"{name!r} is nothing that slackwater uses{nearest_hint(name, names)}", hint=", ".join(names))
     yield Diagnosis("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     spark = _spark()
     diagnoses = (_java(needed=spark.state == "ok"), spark, _dev(), *_store(configured, writes=writes))
-    for diagnosis in (*diagnoses, _kafka(configured.kafka), *(_extra(*extra) for extra in extras.items())):
+    for diagnosis in (*diagnoses, _kafka(configured.kafka), *(_extra(*extra) for extra in _extras().items())):
         is_missing = diagnosis.state == "absent" and diagnosis.name in requested
         yield replace(diagnosis, state="missing") if is_missing else diagnosis
+
+
+def names_to_request() -> tuple[str, ...]:
+    return ("java", "spark", "dev", "store", "kafka", *_extras())
 
 
 def _java(*, needed: bool) -> Diagnosis:

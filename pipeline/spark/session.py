@@ -138,7 +138,7 @@ def _start_session(
             silence_jvm_loss(jvm.start(settings, variables))
             return SparkSession.builder.config(map={**settings}).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
-        raise Refused(f"Spark does not start: {error}", hint="see `slackwater doctor run`") from error
+        raise Refused(f"Spark does not start: {error}", hint="see `slackwater doctor java spark`") from error
     except Py4JJavaError as error:
         where = settings.get("spark.master", "the master that Spark's configuration names")
         java = error.java_exception

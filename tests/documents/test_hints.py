@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from slackwater.operations.maintenance.doctor import names_to_request
 
 from tests.documents.test_help import VERBS
 
@@ -126,6 +127,9 @@ def wrong(text: Text) -> Iterator[str]:
             if found[1] not in GROUPS and re.search(r"`slackwater |: slackwater ", text.words):
                 yield f"there is no verb {found[1]!r}"
             continue
+        if verb == "doctor":
+            needs = found[1].split()[1:]
+            yield from (f"doctor examines no {name!r}" for name in needs if name not in names_to_request())
         yield from (f"{verb} has no {name}" for name in OPTION.findall(found[2]) if name not in options(verb))
     for name in OPTION.findall(rest):
         if name not in OTHERS and not any(name in options(verb) for verb in EVERY):
@@ -144,6 +148,8 @@ def wrong(text: Text) -> Iterator[str]:
         ("x.py", "see `slackwater clone rm NAME --force`", ["clone rm has no --force"]),
         ("x.py", "see `slackwater app rm NAME --force`", []),
         ("x.py", "run it: slackwater snapshot make shop", ["there is no verb 'snapshot make shop'"]),
+        ("x.py", "see `slackwater doctor java spark`", []),
+        ("x.py", "see `slackwater doctor run`", ["doctor examines no 'run'"]),
         ("x.py", "give --nowhere", ["no verb has --nowhere"]),
         (
             "operations/maintenance/removal.py",
