@@ -348,7 +348,6 @@ def batch_report(
         l0_files=max_l0_files(manifest.ssts, manifest.table.ranges if manifest.table else 1),
         debt_bytes=sum(compaction.input_bytes for compaction in due),
         flushed_bytes=sum(flushed.values()),
-        # A compaction may cut one SST into two entries of one object: count the object once.
         compacted_bytes=sum(sst.bytes for sst in added if sst.object not in flushed),
         snapshots_under_way=len(manifest.recorded),
     )

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import slackwater as sw
-from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
-from slackwater.errors import NotFound, Refused, SlackwaterError, TooMuch, Usage
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.batch.transform import union_tagged
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -20,7 +19,7 @@ from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
-from tests.support.running import APPS, SPLIT, Ledger, eventually
+from tests.support.running import SPLIT, Ledger, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -213,19 +212,3 @@ def test_each_output_has_columns_of_its_own_and_one_dataframe_is_for_all(spark: 
     state = {"state": emitting("key binary, n long", "value binary"), "key": "key"}
     (shape,) = derive_schemas(app_of(lambda t: t, **state), spark).values()
     assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "n"], "b": ["value"]}
-
-
-@pytest.mark.kafka
-def test_a_row_too_large_for_a_channel_is_named(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    ledger = Ledger(kafka.bootstrap, tmp_path, program=APPS / "large.py")
-    producer = Producer(ledger.kafka.properties)
-    for amount in (2_000_000, 22_000_000):
-        producer.produce(ledger.topic, json.dumps({"account": f"a{amount}", "amount": amount}).encode(), partition=0)
-    assert producer.flush(30) == 0
-    expected = (
-        r"^stage 'events': repartition topic 'by-account' at v2: the row with account='a22000000' has 22,\d+,\d+ "
-        r"bytes, but a message between stages has at most 8,323,072: drop such rows in the function, .*several rows"
-    )
-    with pytest.raises(TooMuch, match=expected) as told:
-        ledger.catch_up()
-    assert told.value.hint.startswith("the batch was discarded and nothing is lost")
