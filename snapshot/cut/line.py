@@ -19,7 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
 from ...store.versions.manifest import Manifest
-from ...store.versions.pages.stored import PAGE_SIZES, StagePages
+from ...store.versions.pages.stored import StagePages
 from .graph import Cut, consumed_versions, raise_senders, topological_order
 
 
@@ -47,7 +47,7 @@ class Line:
     floor: Mapping[str, int] = field(default_factory=dict)
     """Versions of a prefix, by stage; only commits after this prefix may be queried."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
-    _pages: dict[str, StagePages] = field(default_factory=dict, init=False, compare=False)
+    _pages: dict[str, StagePages | None] = field(default_factory=dict, init=False, compare=False)
 
     def above(self, low: Cut) -> "Line":
         return replace(self, floor=low.versions)
@@ -61,10 +61,13 @@ class Line:
 
     def outline(self, stage: str, version: int) -> Manifest:
         """Return the outline of a version, or the version itself if no page has it."""
-        if self.heads.stages[stage].version - self._lowest(stage) <= PAGE_SIZES[0]:
-            return self.read(stage, version)
-        pages = self._pages.setdefault(stage, StagePages(self.store, self.heads.app, stage))
-        return pages.outline(version) or self.read(stage, version)
+        pages = self._pages_of(stage)
+        return (pages.outline(version) if pages is not None else None) or self.read(stage, version)
+
+    def _pages_of(self, stage: str) -> StagePages | None:
+        if stage not in self._pages:
+            self._pages[stage] = history.pages_of(self.store, self.heads.stages[stage], self._lowest(stage))
+        return self._pages[stage]
 
     def first_version(self, stage: str) -> int:
         if stage not in self._firsts:
@@ -192,7 +195,7 @@ class Line:
     def _up_to_time(self, time_ms: int) -> dict[str, Manifest]:
         newest_by_stage = {}
         for stage, head in self.heads.stages.items():
-            newest = history.newest_at(self.store, head, self._lowest(stage), time_ms)
+            newest = history.newest_at(self.store, head, self._lowest(stage), time_ms, self._pages_of(stage))
             if newest is None and stage in self.floor:
                 newest = self.read(stage, self.floor[stage])
             if newest is not None:

@@ -105,7 +105,12 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     with _lock:
         cache = _cached_points.setdefault(store, LRUCache(_MAX_CACHED_POINTS))
     heads = heads_of(store, app, stages_of(store, app))
-    spans = {stage: _version_range(store, head, from_ms, to_ms) for stage, head in heads.items()}
+    firsts = {stage: history.first_version(store, app, stage) for stage in heads}
+    all_pages = {stage: history.pages_of(store, head, firsts[stage]) for stage, head in heads.items()}
+    spans = {
+        stage: _version_range(store, head, firsts[stage], all_pages[stage], from_ms, to_ms)
+        for stage, head in heads.items()
+    }
     commits = sum(map(len, spans.values()))
     versions_by_stage = {
         stage: _sample_versions(span, max(2, points * len(span) // commits) if commits > points else len(span))
@@ -115,7 +120,8 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
         stage: pages
         for stage, versions in versions_by_stage.items()
         if len(spans[stage]) > PAGE_SIZES[0]
-        and (pages := StagePages(store, app, stage)).preload(versions, len(versions) // _POINTS_PER_PAGE)
+        and (pages := all_pages[stage]) is not None
+        and pages.preload(versions, len(versions) // _POINTS_PER_PAGE)
     }
 
     def read(stage: str, version: int) -> CommitPoint | None:
@@ -150,13 +156,16 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     )
 
 
-def _version_range(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range:
-    low, high = history.first_version(store, head.app, head.stage), head.version
+def _version_range(
+    store: ObjectStore, head: Manifest, low: int, pages: StagePages | None, from_ms: int, to_ms: int
+) -> range:
+    """Return the versions from `low` on of the period, which `timeline` describes."""
+    high = head.version
     if to_ms:
-        last = history.newest_at(store, head, low, to_ms)
+        last = history.newest_at(store, head, low, to_ms, pages)
         high = last.version if last is not None else low - 1
     if from_ms and high >= low:
-        last_before = history.newest_at(store, head, low, from_ms - 1)
+        last_before = history.newest_at(store, head, low, from_ms - 1, pages)
         low = last_before.version + 1 if last_before is not None else low
     return range(low, high + 1)
 

@@ -179,19 +179,26 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     return newest_at(store, newest, first, time_ms, pages) if newest is not None else None
 
 
+def pages_of(store: ObjectStore, newest: Manifest, first: int) -> StagePages | None:
+    """Return the pages of the stage of `newest`, which are not listed yet. None if its history is too short for them.
+
+    `first` is as for `newest_at`.
+    """
+    return StagePages(store, newest.app, newest.stage) if newest.version - first > PAGE_SIZES[0] else None
+
+
 def newest_at(
-    store: ObjectStore, newest: Manifest, first: int, time_ms: int, pages: StagePages | None = None
+    store: ObjectStore, newest: Manifest, first: int, time_ms: int, pages: StagePages | None
 ) -> Manifest | None:
     """Return the newest version from `first` to `newest` that was committed at or before `time_ms`, or None.
 
     `first` is where the complete history begins; 0 if no version was collected. Commit times increase with versions.
-    Pages are searched if they may save requests, and then by a binary search over the versions that no page has.
+    Searches `pages`, if given, and then, by a binary search, the versions that no page has.
     """
     if newest.time_ms <= time_ms:
         return newest
     low = 0
-    if pages is not None or newest.version - first > PAGE_SIZES[0]:
-        pages = pages or StagePages(store, newest.app, newest.stage)
+    if pages is not None:
         low, later = pages.around(time_ms)
         if later is None:
             low = pages.last_before(time_ms)

@@ -28,8 +28,8 @@ class _Objects(Struct, frozen=True):
     ssts: Ssts = Ssts()
 
 
-class VersionParts(Struct, frozen=True):
-    """The fields of a manifest that a page is made of."""
+class VersionIdentity(Struct, frozen=True):
+    """The fields of a manifest that tell its version from every other."""
 
     app: limits.Name
     stage: limits.Name
@@ -37,6 +37,11 @@ class VersionParts(Struct, frozen=True):
     epoch: limits.Epoch
     writer: limits.ShortText
     time_ms: limits.TimeMs
+
+
+class VersionParts(VersionIdentity, frozen=True):
+    """The fields of a manifest that a page is made of."""
+
     kind: VersionKind
     inputs: dict[limits.Topic, Input] = {}
     program: Program | None = None
@@ -178,7 +183,7 @@ def _(value: VersionPage) -> Iterator[Violation]:
             yield Violation(f"spans[{number}]", (span.folder, span.first, span.last), "a folder and rows of the page")
 
 
-def identity_of(manifest: Manifest | VersionParts) -> Identity:
+def identity_of(manifest: Manifest | VersionIdentity) -> Identity:
     return manifest.time_ms, manifest.epoch, manifest.writer
 
 

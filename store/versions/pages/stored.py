@@ -12,19 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
-from msgspec import Struct
 
 from ....errors import Corruption, ObjectNotFound, Unstorable
 from ...objects.many import for_each_concurrently, map_concurrently
 from ...objects.protocol import ObjectStore
-from .. import codec, keys, limits
+from .. import codec, keys
 from ..leaves.objects import bind_ssts
 from ..manifest import Manifest
-from .page import BLOCK, VersionPage, VersionParts, build_page, concat_pages, identity_of
+from .page import BLOCK, VersionIdentity, VersionPage, VersionParts, build_page, concat_pages, identity_of
 
 PAGE_SIZES = (64, 512, BLOCK)
 """Numbers of versions of pages: a runner writes small ones, and merges eight into the next size."""
@@ -32,6 +31,8 @@ _MAX_CACHED_BYTES = 16 << 20
 """Largest stored size of the pages in memory, which take about six times as much."""
 MAX_PAGE_BYTES = 16 << 20
 """Largest stored size of pages that are merged: a page of a wide table stays small."""
+
+_Fields = TypeVar("_Fields", bound=VersionIdentity)
 
 _NAME = re.compile(r"(\d{15})-(\d{20})-(\d{20})\.json")
 
@@ -137,15 +138,18 @@ def drop_cached(store: ObjectStore, app: str) -> None:
 
 def read_parts(store: ObjectStore, app: str, stage: str, version: int) -> VersionParts:
     """Return what a page has of one version. Raises `ObjectNotFound` and `Corruption`."""
-    parts = codec.read(
-        store,
-        keys.manifest(app, stage, version),
-        VersionParts,
-        key_of=lambda parts: keys.manifest(parts.app, parts.stage, parts.version),
-    )
+    parts = _read_fields(store, app, stage, version, VersionParts)
     for ssts in parts.tables:
         bind_ssts(store, ssts, f"{app}/{stage}@v{version}")
     return parts
+
+
+def _read_fields(store: ObjectStore, app: str, stage: str, version: int, fields: type[_Fields]) -> _Fields:
+    return codec.read(store, keys.manifest(app, stage, version), fields, key_of=_manifest_key)
+
+
+def _manifest_key(version: VersionIdentity) -> str:
+    return keys.manifest(version.app, version.stage, version.version)
 
 
 @dataclass(slots=True)
@@ -229,37 +233,22 @@ class StagePages:
         return 0
 
 
-class _Identity(Struct, frozen=True):
-    app: limits.Name
-    stage: limits.Name
-    version: limits.Version
-    epoch: limits.Epoch
-    writer: limits.ShortText
-    time_ms: limits.TimeMs
-
-
 def _read_checked(store: ObjectStore, app: str, stage: str, ref: PageRef, version: int) -> VersionPage | None:
     def read_page() -> VersionPage:
         return codec.read(store, ref.key, VersionPage, key_of=_key_of)
 
-    def read_identity() -> _Identity:
-        return codec.read(
-            store,
-            keys.manifest(app, stage, version),
-            _Identity,
-            key_of=lambda of: keys.manifest(of.app, of.stage, of.version),
-        )
+    def read_identity() -> VersionIdentity:
+        return _read_fields(store, app, stage, version, VersionIdentity)
 
-    reads: tuple[Callable[[], VersionPage], Callable[[], _Identity]] = read_page, read_identity
+    reads: tuple[Callable[[], VersionPage], Callable[[], VersionIdentity]] = read_page, read_identity
     try:
         page, stored = map_concurrently(lambda read: read(), reads, 2) if version else (None, None)
     except (Corruption, ObjectNotFound):
         return None
-    if not isinstance(page, VersionPage) or not isinstance(stored, _Identity):
+    if not isinstance(page, VersionPage) or not isinstance(stored, VersionIdentity):
         return None
     outline = page.outline(version)
-    identity = stored.time_ms, stored.epoch, stored.writer
-    return page if outline is not None and identity_of(outline) == identity else None
+    return page if outline is not None and identity_of(outline) == identity_of(stored) else None
 
 
 def _key_of(page: VersionPage) -> str:
