@@ -2,14 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 import webbrowser
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,9 @@ def tour(
         folder = recording.unpack(folder)
     environment = _environment()
     steps = [_run(session, folder, environment, step) for step in recording.STEPS]
-    told = f"told in {time.monotonic() - began_s:.0f} s; the store stays. Go on:"
+    summary = f"told in {time.monotonic() - began_s:.0f} s; the store stays. Go on:"
     following = [f"  {command}" for command in (f"cd {folder}", *recording.NEXT)]
-    session.show(Result({"folder": folder, "steps": steps}, "", told, *following))
+    session.show(Result({"folder": folder, "steps": steps}, "", summary, *following))
     if not no_page and not session.as_json:
         _open_page(session, folder, environment)
 
@@ -89,7 +88,9 @@ def _open_page(session: Session, folder: Path, environment: Mapping[str, str]) -
     except Refused as error:
         session.note(f"no page: {error.message}; {error.hint}")
         return
-    port = _free_port()
+    from ...pipeline.dev.jvm_server import choose_port
+
+    port = choose_port()
     url = f"http://127.0.0.1:{port}/#/flights"
     log, command = folder / "serve.log", _slackwater("serve", "--port", str(port))
     # A server that Ctrl-C ends while it starts its processes prints their tracebacks.
@@ -104,12 +105,6 @@ def _open_page(session: Session, folder: Path, environment: Mapping[str, str]) -
             server.wait()
         except KeyboardInterrupt:  # which the server gets, too
             server.wait()
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(server: subprocess.Popen[bytes], url: str) -> bool:

@@ -99,7 +99,7 @@ class Jars:
         for leftover in folder.parent.glob(f"{folder.name}.{'?' * 8}"):
             shutil.rmtree(leftover)  # of a killed download
         # Kept after a failure: Ivy continues where it stopped.
-        kept = folder.with_name(f"{folder.name}.ivy")
+        ivy_scratch = folder.with_name(f"{folder.name}.ivy")
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
             jars_folder = Path(scratch) / "jars"
             jars_folder.mkdir()
@@ -117,8 +117,8 @@ class Jars:
                     "make `mvn dependency:copy-dependencies` work in a project of yours (network, proxy, settings.xml)"
                 )
             else:
-                kept.mkdir(exist_ok=True)
-                command = ivy_command(java, ivy, self.jars, jars_folder, kept)
+                ivy_scratch.mkdir(exist_ok=True)
+                command = ivy_command(java, ivy, self.jars, jars_folder, ivy_scratch)
                 hint = (
                     "check that Maven Central can be reached; a mirror or a proxy is taken from ~/.m2/settings.xml "
                     "or HTTPS_PROXY, and one with a password needs Maven (package: maven)"
@@ -137,7 +137,7 @@ class Jars:
                     hint=f"{hint}, then run this again",
                 )
             jars_folder.rename(folder)
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(ivy_scratch, ignore_errors=True)
 
 
 def _maven_project(jars: Sequence[Jar]) -> str:

@@ -22,7 +22,7 @@ _MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a stage waits for, as a phrase. Unless the stages `on` make progress, the wait does not end."""
+    """Reason why a stage waits, as a phrase, and the stages that have to make progress before the wait ends."""
 
     reason: str
     on: tuple[str, ...] = ()
@@ -48,8 +48,8 @@ def find_wait(
     """
     if ahead:
         longest = sorted(ahead, key=lambda name: -ahead[name])
-        told = ", ".join(f"{name} ({ahead[name]:.0f} s)" for name in longest[:_MAX_NAMES])
-        return Wait(f"a free core, after {told}", tuple(name for name in longest if ahead[name] >= LONG_S))
+        stages = ", ".join(f"{name} ({ahead[name]:.0f} s)" for name in longest[:_MAX_NAMES])
+        return Wait(f"a free core, after {stages}", tuple(name for name in longest if ahead[name] >= LONG_S))
     if busy:
         return Wait("a free core") if queued else None
     if on_hold:
