@@ -1,6 +1,7 @@
 """Everything under a root, decoded: in which objects a text stands, and what each version of each table shows."""
 
 import io
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,12 @@ from tests.support.histories import rows_of
 
 
 def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
-    """The objects in which it stands as a value or anywhere in a text, and how often."""
+    """Names of objects that hold `text` in a value or, as a word of its own, in JSON; with the number of times.
+
+    An id or a checksum of JSON (base 32, base 64) may contain `text` by chance, so only whole words count there.
+    """
     found = []
+    word = re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
     for info in type(store).list(store, ""):
         data = store.get(info.key)
         if info.key.endswith(".parquet"):
@@ -25,7 +30,7 @@ def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
             with pa.ipc.open_stream(data) as stream:
                 count = repr(stream.read_all().to_pylist()).count(text)
         else:
-            count = data.decode().count(text)
+            count = len(word.findall(data.decode()))
         if count:
             found.append((info.key, count))
     return found
