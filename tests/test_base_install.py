@@ -8,10 +8,12 @@ import subprocess
 import sys
 import venv
 from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from slackwater.cli.verbs import VERBS
 from slackwater.store.objects.local import LocalStore
 
@@ -263,3 +265,10 @@ def test_a_server_answers_without_spark(base: Install) -> None:
         assert "<html" in ask("/").body.decode()
         status, said = post(ask, "/apps/flights/replay", {"stage": "carriers", "version": 3})
         assert (status, LINE in said["message"]) == (409, True)
+
+
+def test_what_make_installs_runs_on_the_oldest_python() -> None:
+    """Debian 12 has Python 3.11.2; a package that wants a later one would end `make` there with a conflict."""
+    oldest = str(min(SpecifierSet(metadata("slackwater")["Requires-Python"]), key=str)).removeprefix(">=") + ".0"
+    needs = {package.name: package.metadata["Requires-Python"] for package in distributions()}
+    assert [name for name, python in needs.items() if python and not SpecifierSet(python).contains(oldest)] == []
