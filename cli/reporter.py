@@ -5,14 +5,13 @@ second, when no records come in, and every minute after that.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..client.show import formats
 from ..client.show.shown import Result
+from ..common import runtime
 from ..pipeline.listener import Listener
 from . import terminal
 
@@ -38,9 +37,9 @@ class Reporter(Listener):
     def __init__(self, output: terminal.Printer, *, live: bool) -> None:
         self._output = output
         self._live = live
-        self._lock = threading.RLock()
+        self._lock = runtime.rlock()
         self._activity = ""
-        self._activity_since_s = time.monotonic()
+        self._activity_since_s = runtime.monotonic()
         self._last_commit: float | None = None
         self._last_activity_line = ""
         self._last_idle: dict[str, float] = {}
@@ -54,7 +53,7 @@ class Reporter(Listener):
     def on_activity(self, activity: str) -> None:
         with self._lock:
             if activity != self._activity:
-                self._activity, self._activity_since_s = activity, time.monotonic()
+                self._activity, self._activity_since_s = activity, runtime.monotonic()
 
     def on_running(self, *_args: object) -> None:
         self._runs_batches = True
@@ -69,7 +68,7 @@ class Reporter(Listener):
 
     def show(self, data: object, line: str) -> None:
         with self._lock:
-            self._last_commit = time.monotonic()
+            self._last_commit = runtime.monotonic()
             self.draw("")
             self._output.show(Result(data, line))
 
@@ -87,11 +86,11 @@ class Reporter(Listener):
             self.note("stopping now: the uncommitted batch is discarded, and the next run reads it again")
             return
         self.note("stopping: finishing the current batch" if self._runs_batches else "stopping: no batch is running")
-        self._stop_requested_s = self._last_stopping = time.monotonic()
+        self._stop_requested_s = self._last_stopping = runtime.monotonic()
 
     def tick(self) -> None:
         with self._lock:
-            now = time.monotonic()
+            now = runtime.monotonic()
             if self._stop_requested_s is not None:
                 if now - self._last_stopping >= _STOPPING_AGAIN_S:
                     self._last_stopping = now
@@ -142,13 +141,13 @@ def reporting(output: terminal.Printer) -> Iterator[Reporter]:
         yield Reporter(output, live=False)
         return
     reporter = Reporter(output, live=terminal.is_terminal(stderr=True) and not terminal.logs_json())
-    over = threading.Event()
+    over = runtime.event()
 
     def go_on() -> None:
         while not over.wait(_TICK_S):
             reporter.tick()
 
-    ticking = threading.Thread(target=go_on, name="reporter", daemon=True)
+    ticking = runtime.thread(go_on, name="reporter")
     log, handler = logging.getLogger("slackwater"), terminal.NoteHandler(reporter.note, quoting=False)
     ticking.start()
     log.addHandler(handler)

@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..client.show.formats import store_flag
-from ..common import instants
+from ..common import instants, runtime
 from ..common.arguments import all_parameters, declaration_of, param_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
@@ -104,12 +103,12 @@ _PROGRESS_S = 1.0
 
 def throttle(progress: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that passes on at most one progress line per second, and none in the first second."""
-    last_s = time.monotonic()
+    last_s = runtime.monotonic()
 
     def tell(line: str) -> None:
         nonlocal last_s
-        if time.monotonic() - last_s > _PROGRESS_S:
-            last_s = time.monotonic()
+        if runtime.monotonic() - last_s > _PROGRESS_S:
+            last_s = runtime.monotonic()
             progress(line)
 
     return tell

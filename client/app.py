@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Unpack
 
-from ..common import instants
+from ..common import instants, runtime
 from ..common.arguments import check_method_arguments
 from ..common.durations import format_ms
+from ..common.runtime import Event
 from ..errors import Unavailable, Usage
 from ..operations.erasure.family import RequestedKeys
 from ..operations.erasure.forget import abandon_erasure, search_keys
@@ -334,7 +334,7 @@ class StoredApp(AppFailover):
         if dry_run:
             due = plan(client.store, self.name, tuple(stages), full=full)
             return maintenance.compaction_plan_result(self.name, due, () if stages else archives(), dry_run=True)
-        compactor = self.compactor(stages, options["threads"], Event())
+        compactor = self.compactor(stages, options["threads"], runtime.event())
         done = compactor.merge_once(full=full, on_version=on_version)
         merged = () if stages else archives()
         earlier = () if done or merged else heads_of_compactions(client.store, self.name, compactor.wanted)

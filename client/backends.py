@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from ..common import runtime
 from ..common.instants import format_iso
 from ..errors import Usage
 from ..settings import Settings
@@ -48,7 +48,7 @@ class Backends:
         self.flags = flags
         self._store = settings.open_store()
         self._by = ""
-        self._closed = Event()
+        self._closed = runtime.event()
 
     @property
     def root(self) -> str:

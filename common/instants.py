@@ -3,15 +3,15 @@
 The formatted texts can be used in refs, and are short enough for a column of a table.
 """
 
-import time
 from datetime import UTC, date, datetime, timedelta
 
 from ..errors import Usage
+from . import runtime
 from .durations import DAY_MS, format_rounded, parse_ms
 
 
 def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return runtime.time_ns() // 1_000_000
 
 
 def parse_instant(subject: str, text: str) -> int:

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Timer
+
+from . import runtime
 
 SILENCE_S = 5.0
 
@@ -22,10 +23,8 @@ def warn_silent(silence: str, setting: str) -> None:
 @contextmanager
 def call_on_silence(warn: Callable[[], None], after_s: float = SILENCE_S) -> Iterator[None]:
     """Call `warn` once, in a timer thread, if the `with` block takes longer than `after_s` seconds."""
-    timer = Timer(after_s, warn)
-    timer.daemon = True
-    timer.start()
+    cancel = runtime.timer(after_s, warn)
     try:
         yield
     finally:
-        timer.cancel()
+        cancel()

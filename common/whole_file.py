@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from uuid import uuid4
 
 from ..errors import Refused, SlackwaterError, Usage
+from . import runtime
 
 _FILE_EXTENSION = re.compile(
     r"\.(csv|tsv|txt|jsonl?|ndjson|xml|ya?ml|toml|html?|md|log|py|sql|parquet|pq|arrow|feather|ipc|avro|orc|xlsx?|ods|pdf|"
@@ -62,7 +62,7 @@ def atomic_file(path: Path, option: str) -> Iterator[Path]:
 
     Raises `Refused` if the file cannot be written; `option` is the name of the option with the path.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{runtime.random_hex()}.tmp")
     with _refusing(path, option):
         try:
             yield temporary
@@ -81,7 +81,7 @@ def atomic_folder(path: Path, option: str) -> Iterator[Path]:
     path = path.absolute()
     check_parent_folder(path, option)
     check_absent(path, option)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{runtime.random_hex()}.tmp")
     with _refusing(path, option):
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
             with suppress(OSError), _lock_folder(leftover):  # otherwise another process uses it
@@ -190,5 +190,5 @@ def temporary_folder() -> Iterator[Path]:
             yield Path(folder)
         return
     remove_dead_folders(parent)
-    with locked_folder(parent, uuid4().hex[:12]) as folder:
+    with locked_folder(parent, runtime.random_hex(6)) as folder:
         yield folder

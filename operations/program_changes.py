@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
-from ulid import ULID
 
-from ..common import instants
+from ..common import instants, runtime
 from ..errors import Usage
 from ..pipeline.api.app import App
 from ..pipeline.batch.schemas import StageSchemas, ddl_of, derive_schemas
@@ -96,7 +95,7 @@ def migrate_app(
                 hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
             )
         wait_until_available(kafka := open_kafka(options.kafka), options.patience_s)
-        renamed, writer = replicas.current_topic_names(store, info), str(ULID())
+        renamed, writer = replicas.current_topic_names(store, info), str(runtime.ulid())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
         for stage, names in plan.unread.items():
             starts[stage] = {name: claimer.position_of_new_input(program.stages[stage], name) for name in names}

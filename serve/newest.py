@@ -5,11 +5,11 @@ So answers need store requests only for their rows, and clients can wait for a l
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from ..client.history import AppHistory
+from ..common import runtime
 from ..errors import Corruption, SlackwaterError, Unavailable
 from .rows.fresh import CachedMoment
 from .rows.look_ups import ThreadRunner
@@ -55,7 +55,7 @@ class AppPoller:
 
         Without `follow`, an app that is not polled is read once.
         """
-        asked_s = time.monotonic()
+        asked_s = runtime.monotonic()
         if follow:
             self._last_request_s = asked_s
         if not self.is_polling or self._newest is None:
@@ -72,7 +72,7 @@ class AppPoller:
     def keep_warm(self, table: str) -> None:
         """Keep a table's SSTs open for a while, because its rows were requested."""
         is_new = table not in self._tables
-        self._tables[table] = time.monotonic()
+        self._tables[table] = runtime.monotonic()
         if is_new:
             self.warm()
 
@@ -111,7 +111,7 @@ class AppPoller:
 
     async def _follow(self) -> None:
         try:
-            while self._listeners or time.monotonic() - self._last_request_s < IDLE_S:
+            while self._listeners or runtime.monotonic() - self._last_request_s < IDLE_S:
                 await asyncio.sleep(self._interval_s)
                 try:
                     await self._poll()
@@ -125,7 +125,7 @@ class AppPoller:
             self._notify()
 
     async def _poll(self) -> None:
-        previous, now_s = self._newest, time.monotonic()
+        previous, now_s = self._newest, runtime.monotonic()
         if now_s - self._last_full_poll_s > _FULL_POLL_S:
             self._last_full_poll_s, previous = now_s, None
         new_reading = await self._in_thread(lambda: self._read(previous))
@@ -159,14 +159,14 @@ class AppPoller:
 
     def warm(self) -> None:
         """Start fetching the SSTs of the state partitions that this instance owns, such as newly owned ones."""
-        self._is_to_warm, self._last_open_s = True, time.monotonic()
+        self._is_to_warm, self._last_open_s = True, runtime.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())
 
     async def _warm_owned(self) -> None:
         while self._is_to_warm and (reading := self._newest) is not None:
             self._is_to_warm = False
-            old_s = time.monotonic() - IDLE_S
+            old_s = runtime.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
             await self._in_thread(lambda: self._open(reading))
 

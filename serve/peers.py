@@ -7,7 +7,6 @@ partitions move. Forwarding never changes an answer: an instance that gets no re
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import urllib3
 import xxhash
-from ulid import ULID
 
+from ..common import runtime
 from ..errors import SlackwaterError
 from ..store.objects.protocol import ObjectStore
 from ..store.versions import keys, limits
@@ -61,7 +60,7 @@ class Peers:
         in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
         on_change: Callable[[], None],
     ) -> None:
-        self.this_instance = Peer(str(ULID()), url.rstrip("/"))
+        self.this_instance = Peer(str(runtime.ulid()), url.rstrip("/"))
         self._store, self._in_thread, self._on_change = store, in_thread, on_change
         self.others: Mapping[str, Peer] = {}
         self._known: dict[str, Peer] = {}
@@ -97,7 +96,7 @@ class Peers:
             return None
         body: bytes | None = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
         if body is None:
-            self._suspects[other] = time.monotonic()
+            self._suspects[other] = runtime.monotonic()
         return body
 
     def _get(self, url: str, query: Sequence[tuple[str, str]], headers: dict[str, str]) -> bytes | None:
@@ -110,7 +109,7 @@ class Peers:
             return None
 
     def _owner(self, app: str, table: str, partition: int) -> Peer:
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         live = (peer for peer in self.others.values() if now_s - self._suspects.get(peer.id, -9e9) > 2 * HEARTBEAT_S)
         suffix = f"/{app}/{table}/{partition}"
         return max(

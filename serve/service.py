@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from cachetools import TTLCache
 
 from ..client import Client
 from ..client.show.shown import encode_json
+from ..common import runtime
 from ..common.instants import now_ms
 from ..errors import NotFound
 from ..snapshot.query.sql import Bounds
@@ -80,7 +80,7 @@ class Service:
 
     def __init__(self, client: Client, options: ServeOptions, advertise: str = "") -> None:
         self.client, self.options = client, options
-        self._pool = ThreadPoolExecutor(options.threads, thread_name_prefix="serve")
+        self._pool = runtime.executor(options.threads, name="serve")
         self.peers = Peers(client.store, advertise, self.in_thread, self._rewarm) if advertise else None
         self._pollers: dict[str, AppPoller] = {}
         self._moments: TTLCache[tuple[str, str, str], CachedMoment] = TTLCache(1_024, _MOMENT_CACHE_S)

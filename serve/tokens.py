@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ from cachetools import LRUCache
 from starlette.types import Scope
 
 from ..client import Client
+from ..common import runtime
 from ..common.instants import now_ms
 from ..operations.maintenance.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
@@ -140,7 +140,7 @@ class Authenticator:
 
     @property
     def _age_s(self) -> float:
-        return time.monotonic() - self._read_s
+        return runtime.monotonic() - self._read_s
 
     def _admit_anonymous(self, headers: Mapping[str, str]) -> Grant:
         if not self._is_open:
@@ -167,12 +167,12 @@ class Authenticator:
                 by_digest[token.digest] = grant, token.until_ms
             else:
                 by_name[token.name] = grant, token.until_ms
-        self._by_digest, self._by_name, self._read_s = by_digest, by_name, time.monotonic()
+        self._by_digest, self._by_name, self._read_s = by_digest, by_name, runtime.monotonic()
 
     def _apply_rate_limit(self, grant: Grant) -> None:
         if not grant.per_s:
             return
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         remaining, at_s = self._buckets.get(grant.name, (float(grant.per_s), now_s))
         remaining = min(grant.per_s, remaining + (now_s - at_s) * grant.per_s)
         if remaining < 1:

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..client.show.shown import Result, encode_json
+from ..common import runtime
 from ..errors import SlackwaterError, TooMuch, Unavailable, Usage
 from . import reads  # noqa: F401  declares its routes
 from .acting import actions  # noqa: F401  declares its routes
@@ -120,7 +120,7 @@ class _Route:
         self._is_async = inspect.iscoroutinefunction(endpoint.function)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began_s, method = time.perf_counter(), scope["method"]
+        began_s, method = runtime.monotonic(), scope["method"]
         name, who, arguments, rows = self._endpoint.name, "", dict[str, Any](), 0
         # Decode headers once. Reversed, so that the first of several with one name wins.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
@@ -151,9 +151,9 @@ class _Route:
             response = error_response(error)
 
         def note(name: str, rows: int | None) -> None:
-            log_request(name, host, who, arguments, response.status_code, rows, time.perf_counter() - began_s)
+            log_request(name, host, who, arguments, response.status_code, rows, runtime.monotonic() - began_s)
 
-        self._service.metrics.observe(name, response.status_code, time.perf_counter() - began_s)
+        self._service.metrics.observe(name, response.status_code, runtime.monotonic() - began_s)
         note(name, rows if streamed is None else None)
         try:
             await response(scope, receive, send)
@@ -223,15 +223,15 @@ class _EventStream:
 
     async def guarded_events(self) -> AsyncIterator[bytes]:
         """Yield the events, and a last event `error` when the caller loses access."""
-        streams, looked_s = self._service.streams, time.monotonic()
+        streams, looked_s = self._service.streams, runtime.monotonic()
         streams[self._who] += 1
         coming = asyncio.ensure_future(anext(self._source, None))
         try:
             while True:
                 await asyncio.wait({coming}, timeout=STREAM_RECHECK_S)
-                if time.monotonic() - looked_s >= STREAM_RECHECK_S:
+                if runtime.monotonic() - looked_s >= STREAM_RECHECK_S:
                     await self._check_access()
-                    looked_s = time.monotonic()
+                    looked_s = runtime.monotonic()
                 if coming.done():
                     if (data := coming.result()) is None:
                         return

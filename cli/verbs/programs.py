@@ -1,7 +1,6 @@
 """Verbs that create programs, and state from programs and queries: new, run, attach, adopt, init, migrate."""
 
 import os
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 
 from ...client.declared.operations import InitOptions, MigrateOptions
 from ...client.show import formats
+from ...common import runtime
 from ...common.extras import require_extras
 from ...errors import Usage
 from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Repeated, argument, duration_option, flag, option, program_option
@@ -323,8 +323,8 @@ def init(
             nonlocal last_s, is_sorted
             rows = formats.plural(so_far.read, "row")
             line = f"read and sorted {rows}" if so_far.rows and not is_sorted else ""
-            if line or time.monotonic() - last_s > _DRAW_S:
-                last_s, is_sorted = time.monotonic(), so_far.rows > 0
+            if line or runtime.monotonic() - last_s > _DRAW_S:
+                last_s, is_sorted = runtime.monotonic(), so_far.rows > 0
                 wrote = (
                     f"{formats.progress_bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
                 )

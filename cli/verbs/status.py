@@ -1,12 +1,12 @@
 """Verbs that show the state and history of an app: status, log, history, diff, verify."""
 
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ...client.declared.operations import LookOptions
 from ...client.declared.questions import DiffOptions, OperationsOptions
+from ...common import runtime
 from ...common.durations import HOUR_MS
 from ...errors import Usage
 from ..options import (
@@ -65,7 +65,7 @@ def status(
             show(of.status(session.client, app_name))
             if not watch:
                 break
-            time.sleep(every / 1_000)
+            runtime.sleep(every / 1_000)
 
 
 @verb(

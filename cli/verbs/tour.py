@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 import webbrowser
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from ...client.show import formats
 from ...client.show.document import Title
 from ...client.show.shown import Result
+from ...common import runtime
 from ...common.extras import require_extras
 from ...errors import Refused
 from ..options import flag, option
@@ -38,13 +38,13 @@ def tour(
     fault in the input. Runs a few commands there, down to the bad input record, and opens the page of `slackwater
     serve`. Keeps the folder, so that you can go on by hand.
     """
-    began_s = time.monotonic()
+    began_s = runtime.monotonic()
     with session.progress() as progress:
         progress("unpacking the recorded store")
         folder = recording.unpack(folder)
     environment = _environment()
     steps = [_run(session, folder, environment, step) for step in recording.STEPS]
-    summary = f"told in {time.monotonic() - began_s:.0f} s; the store stays. Go on:"
+    summary = f"told in {runtime.monotonic() - began_s:.0f} s; the store stays. Go on:"
     following = [f"  {command}" for command in (f"cd {folder}", *recording.NEXT)]
     session.show(Result({"folder": folder, "steps": steps}, "", summary, *following))
     if not no_page and not session.as_json:
@@ -109,9 +109,9 @@ def _open_page(session: Session, folder: Path, environment: Mapping[str, str]) -
 
 def _answers(server: subprocess.Popen[bytes], url: str) -> bool:
     """Wait until the server answers; return False if it ended, or takes too long."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while server.poll() is None and time.monotonic() < deadline_s:
+    deadline_s = runtime.monotonic() + _PATIENCE_S
+    while server.poll() is None and runtime.monotonic() < deadline_s:
         with suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310  our own server
             return True
-        time.sleep(0.1)
+        runtime.sleep(0.1)
     return False

@@ -5,13 +5,12 @@ shares the SSTs of the replica. A drill reads all bytes of the replica's tables,
 the app, as far as the app's store can be reached.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import NotFound, ObjectNotFound, Refused, SlackwaterError
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.replicas import Replica
@@ -89,7 +88,7 @@ def drill(
     keep: bool = False,
     remove_topics: Callable[[Removal], None] = lambda _removal: None,
     on_step: Callable[[str], None] = lambda _step: None,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] = runtime.sleep,
 ) -> DrillResult:
     """Check that an app can be recovered, by recovering a clone of its replica.
 

@@ -14,15 +14,13 @@
 
 import dataclasses
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from ulid import ULID
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Refused, SlackwaterError
 from ...snapshot.change.first_versions import CopiedChannel, channel_topic, copy_channels, in_flight_reader
 from ...snapshot.change.migrate import carry_out
@@ -165,9 +163,9 @@ class StepTimer:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
+        began = runtime.monotonic()
         yield
-        self.elapsed.append((name, round((time.monotonic() - began) * 1_000)))
+        self.elapsed.append((name, round((runtime.monotonic() - began) * 1_000)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,7 @@ def make_checked_plan(
 
 
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
-    expected = Recovery(app, str(ULID()), by, instants.now_ms())
+    expected = Recovery(app, str(runtime.ulid()), by, instants.now_ms())
     existing = codec.add(
         target, keys.recovery_journal(app), expected, key_of=lambda recovery: keys.recovery_journal(recovery.app)
     )

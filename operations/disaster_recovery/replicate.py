@@ -8,15 +8,13 @@ overwritten.
 """
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from threading import Event
 
 from msgspec.structs import replace
-from ulid import ULID
 
-from ...common import instants
+from ...common import instants, runtime
+from ...common.runtime import Event
 from ...errors import Corruption, Forbidden, NotFound, ObjectNotFound, Refused, Unavailable
 from ...snapshot.cut import replicas
 from ...snapshot.cut.kafka_topics import KafkaTopics
@@ -159,12 +157,12 @@ class Replicator(ReplicaPair):
         `run_round`.
         """
         while not stop.is_set():
-            began = time.monotonic()
+            began = runtime.monotonic()
             try:
                 on_round(self.run_round())
             except Unavailable as error:
                 on_trouble(error)
-            stop.wait(max(0.0, every_ms / 1_000 - (time.monotonic() - began)))
+            stop.wait(max(0.0, every_ms / 1_000 - (runtime.monotonic() - began)))
 
     def _round(self) -> RoundResult:
         seen_ms, begun = instants.now_ms(), self._is_begun()
@@ -283,7 +281,7 @@ class Replicator(ReplicaPair):
             channels, lacks = copy_in_flight_records(self.store, self.target, cut, name, snapshots, self.reader)
             sinks, lacks_rows = copy_unpublished_rows(self.store, self.target, cut, name, self.reader)
             lacks = "; ".join(filter(None, (lacks, lacks_rows)))
-            ulid = ULID()
+            ulid = runtime.ulid()
             at_ms = ulid.milliseconds
             pin = Snapshot(
                 name, str(ulid), app, at_ms, at_ms, "instant", cut.versions, self.by, channels=channels

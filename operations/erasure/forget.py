@@ -17,16 +17,12 @@ one. Replaced objects are deleted last: readers that still use the old names fin
 (`retry_if_forgotten`).
 """
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from time import sleep
 
-from ulid import ULID
-
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Refused, SlackwaterError, Usage
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.stored import notify_runners
@@ -104,7 +100,7 @@ def forget(
     declared: DeclaredFields = NOTHING_DECLARED,
     formats: MessageDecoder | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
-    pause: Callable[[], None] = lambda: sleep(1),
+    pause: Callable[[], None] = lambda: runtime.sleep(1),
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> ErasureResult:
@@ -381,7 +377,7 @@ def _read_journal(search: KeySearch) -> ForgetJournal:
 
 def _begin(work: Erasure) -> bool:
     first, fresh = work.searches[0].member, True
-    ulid, salt = ULID(), secrets.token_hex(32)
+    ulid, salt = runtime.ulid(), runtime.random_hex(32)
     digest = work.requested.digest(salt)
     new = ForgetJournal(str(ulid), first.app, work.by, ulid.milliseconds, salt, digest, message=operation_message())
     for search in work.searches:

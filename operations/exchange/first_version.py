@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyspark.sql import SparkSession
-from ulid import ULID
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import NotFound, Refused
 from ...pipeline.api.app import App
 from ...pipeline.api.stage import Stage
@@ -122,7 +121,7 @@ def plan_first_version(
     program = program.with_starting_offsets(begins)
     declared = program.stages[stage]
     renamed = replicas.current_topic_names(store, info)
-    claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
+    claimer = Claimer(store, kafka, program, renamed, writer=str(runtime.ulid()), by=by, accept_loss=False)
     claimer.create_channels((declared,), validate_only=True)
     inputs = {name: start.input for name, start in claimer.start_positions(declared, None).items()}
     starts = {topic: claimer.start_offsets(topic) for topic in sorted(begins)}

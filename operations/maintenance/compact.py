@@ -5,14 +5,11 @@ Merges are picked from a stage's head, and committed with the head's own epoch. 
 (`store.compaction.plan`). A compaction neither reads nor writes records: everything except SSTs stays unchanged.
 """
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 
-from ulid import ULID
-
+from ...common import runtime
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record_operation
@@ -123,10 +120,10 @@ class StageCompactor:
     by: str
     threads: int
     now_ms: Callable[[], int]
-    stop: threading.Event
+    stop: runtime.Event
     """If this event is set, running merges are abandoned."""
     _store: CountingStore = field(init=False)
-    _writer: str = field(default_factory=lambda: str(ULID()), init=False)
+    _writer: str = field(default_factory=lambda: str(runtime.ulid()), init=False)
 
     def __post_init__(self, store: ObjectStore) -> None:
         # The versions record the requests that they took.
@@ -162,18 +159,19 @@ class StageCompactor:
             yield from self._merge(head, due)
 
     def _merge(self, head: Manifest, due: list[tuple[Table, Compaction]]) -> Iterator[Compacted]:
-        given_up = threading.Event()
+        given_up = runtime.event()
 
         def stop() -> bool:
             return given_up.is_set() or self.stop.is_set()
 
-        with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
+        with runtime.executor(self.threads, name=f"compact-{self.head.stage}") as pool:
             try:
                 run = partial(run_compaction, self._store, self.cache, head.app, self.head.stage, should_stop=stop)
                 running = {pool.submit(run, table, compaction) for table, compaction in due}
                 failures: list[BaseException] = []
                 while running:
-                    ended, running = wait(running, _COMMIT_INTERVAL_S)
+                    ended = runtime.wait(running, _COMMIT_INTERVAL_S)
+                    running -= ended
                     failures += [failed for future in ended if (failed := future.exception()) is not None]
                     done = [future.result() for future in ended if future.exception() is None]
                     if done and (committed := self._commit_results(done)) is not None:
@@ -250,7 +248,7 @@ class AppCompactor:
     by: str
     threads: int
     now_ms: Callable[[], int]
-    stop: threading.Event
+    stop: runtime.Event
     _compactors: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
 
     def merge_once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:

@@ -9,9 +9,7 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Literal
 
-from ulid import ULID
-
-from ...common import instants
+from ...common import instants, runtime
 from ...common.install import install_hint
 from ...common.validation import nearest_hint
 from ...errors import ObjectExists, SlackwaterError, Usage
@@ -134,7 +132,7 @@ def _checked(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
 
 
 def _rights(store: ObjectStore, *, writes: bool) -> Diagnosis:
-    key = f"{_PROBES}{ULID()}"
+    key = f"{_PROBES}{runtime.ulid()}"
     # A store that may not be listed or read answers with an error.
     exists(store, key)
     if not writes:

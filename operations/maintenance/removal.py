@@ -14,15 +14,14 @@ A removal can be interrupted at any point; the same command finishes it. Its ste
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec import Struct
-from ulid import ULID
 
+from ...common import runtime
 from ...errors import NotFound, Protected, Refused
 from ...snapshot.change.first_versions import topics_of_unfinished
 from ...snapshot.change.stages import commit_retired
@@ -179,7 +178,7 @@ def remove_app(
     dry_run: bool = False,
     remove_topics: Callable[[Removal], None] = lambda _removal: None,
     on_wait: Callable[[str], None] = lambda _line: None,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] = runtime.sleep,
 ) -> Removed:
     """Delete an app with its history, tables and snapshots. With `dry_run`, only check everything.
 
@@ -322,7 +321,7 @@ def _make_journal(
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
     topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
     topics |= {*topics_of_unfinished(store, cloning)} if cloning is not None else set()
-    ulid, source = ULID(), _clone_source(store, app, cloning)
+    ulid, source = runtime.ulid(), _clone_source(store, app, cloning)
     stages = {stage: heads[stage].version for stage in sorted(heads)}
     return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), operation_message(), *source)
 

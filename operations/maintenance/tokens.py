@@ -1,12 +1,13 @@
 """Access tokens of a store root. A token names apps, tables and verbs; only a hash of its secret is stored."""
 
 import hashlib
-import secrets
+from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterator
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
+from ...common import runtime
 from ...common.durations import DAY_MS
 from ...common.validation import nearest_hint
 from ...errors import NotFound, Refused, Usage
@@ -91,7 +92,7 @@ def add(
         raise Refused(
             f"token {name!r} already exists", hint=f"choose another name, or first: slackwater token rm {name}"
         )
-    sent = "" if certificate else f"{PREFIX}{secrets.token_urlsafe(32)}"
+    sent = "" if certificate else f"{PREFIX}{urlsafe_b64encode(runtime.random_bytes(32)).rstrip(b'=').decode()}"
     until_ms = now_ms + days * DAY_MS if days else 0
     token = Token(
         name,

@@ -6,14 +6,13 @@ thousand keys and at five million. Each step may be interrupted: the source's cu
 identity is written last; until then, the clone is invisible.
 """
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 
 from msgspec import structs
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Forbidden, NotFound, Refused
 from ...snapshot.change.copies import CloneSsts, Masks
 from ...snapshot.change.first_versions import finish_clone, in_flight_reader
@@ -186,7 +185,7 @@ def _begin(
         pinned = ""  # copying fails if garbage collection removes an object meanwhile
     if not terms.deep:
         info = structs.replace(info, origin=structs.replace(origin, snapshot=pinned))
-    salt = secrets.token_hex(16) if terms.masks else ""
+    salt = runtime.random_hex(16) if terms.masks else ""
     note = CloneJournal(info, store.url, pinned, salt, terms.deep)
     try:
         apps.begin_clone(target, note)

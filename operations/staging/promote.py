@@ -1,12 +1,11 @@
 """`slackwater promote`: waits until the new app has caught up, stops both apps at equal offsets, moves the name."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Refused
 from ...snapshot.change.switch import (
     Switchover,
@@ -110,8 +109,8 @@ def promote(
     dry_run: bool = False,
     check_allowed: Callable[[], None] = lambda: None,
     on_wait: Callable[[str], None] = lambda _what: None,
-    pause: Callable[[], None] = lambda: time.sleep(_POLL_S),
-    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[], None] = lambda: runtime.sleep(_POLL_S),
+    clock: Callable[[], float] = runtime.monotonic,
 ) -> PromotionResult:
     """Give an app the name and sinks of another app, which is then called `NAME~1`.
 

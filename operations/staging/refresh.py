@@ -4,12 +4,12 @@ A journal that outlives the removal records the identity of the old clone. So an
 same call: if an app of that name has a different identity, it is the new clone.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
 
+from ...common import runtime
 from ...errors import Refused
 from ...snapshot.change.first_versions import has_run
 from ...snapshot.cut.kafka_topics import KafkaTopics
@@ -45,7 +45,7 @@ def refresh(
     dry_run: bool = False,
     remove_topics: Callable[[Removal], None] = lambda _removal: None,
     on_wait: Callable[[str], None] = lambda _line: None,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] = runtime.sleep,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ClonePlan:
     """Clone an app again from its source's newest moment, with the same name and options.

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic
 
 import pyarrow as pa
 from xxhash import xxh3_64_hexdigest
 
-from ...common import instants
+from ...common import instants, runtime
 from ...common.durations import DAY_MS
 from ...pipeline.api.app import App
 from ...pipeline.batch.schemas import derive_schemas
@@ -176,7 +175,7 @@ class CloneRun:
             of = f" of {total:,}" if total is not None else ""
             self.listener.on_activity(f"{self.label}: read {self.records:,}{of} records")
 
-        began = monotonic()
+        began = runtime.monotonic()
         options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
         options = replace(options, archive=False)
         run(
@@ -185,7 +184,7 @@ class CloneRun:
             Callbacks(self.listener.on_activity, report_progress),
             stop=self.stop,
         )
-        self.seconds = monotonic() - began
+        self.seconds = runtime.monotonic() - began
         check_reached(self.newest_cut(), self.stages, self.ends, self.label)
         return self
 

@@ -11,8 +11,6 @@ commits a version. A compaction changes no row, so the batch is rebased on it an
 again. Any other version with the batch's number ends this writer.
 """
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from ...common import runtime
 from ...errors import CommitConflict, Refused
 from ...state.next_version import TaskReport
 from ...state.records import format_windows
@@ -43,7 +42,7 @@ class StageMeter:
     `add`.
     """
 
-    def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = runtime.monotonic) -> None:
         self.folder, self._stores, self._clock = folder, stores, clock
         self._since, self._planned, self._puts = clock(), Stats(), Stats()
         self._reported = deque[Stats]()
@@ -136,16 +135,16 @@ class Committer:
         """True while each batch must be committed before the next batch starts."""
         self._store, self._meter, self._spool = store, meter, spool
         self._max_unflushed, self._failed = max_unflushed, on_failure
-        self._commit_lock = threading.Lock()
+        self._commit_lock = runtime.lock()
         self._uploaded: set[str] = set()
-        self._changed = threading.Condition()
+        self._changed = runtime.condition()
         """Guards the attributes below."""
         self._unflushed: deque[tuple[PendingVersion, float]] = deque()
         """Versions to commit, each with the seconds from its batch's start to its acknowledgement."""
         self._failure: BaseException | None = None
         self._closed = False
         if max_unflushed:
-            threading.Thread(target=self._flush, name=f"flush-{claimed.stage}", daemon=True).start()
+            runtime.thread(self._flush, name=f"flush-{claimed.stage}").start()
 
     @property
     def tip(self) -> Manifest:
@@ -176,7 +175,7 @@ class Committer:
                 )
             # `is_synchronous` may be set during the wait: versions submitted earlier still come first.
             if self._unflushed or not self.is_synchronous:
-                self._unflushed.append((change, time.monotonic() - change.started))
+                self._unflushed.append((change, runtime.monotonic() - change.started))
                 self._changed.notify_all()
                 return
         self._commit(change)
@@ -250,7 +249,7 @@ class Committer:
 
         def update(draft: Manifest) -> Manifest:
             nonlocal started
-            started = time.monotonic()
+            started = runtime.monotonic()
             # The batch may be built on another process's version, such as a compaction.
             return structs.replace(rebased.manifest, writer=draft.writer, by=draft.by)
 
@@ -264,14 +263,14 @@ class Committer:
                 writer=claimed.writer,
                 take_stats=self._meter.take if self._meter is not None else None,
             ).manifest
-            ended = time.monotonic()
+            ended = runtime.monotonic()
             if self._meter is not None:
                 self._meter.record_put(ended - started)
             self.head = committed
         # The store has these SSTs now. Files of a dropped merge stay until the end: a batch under way may read them.
         while self._spool is not None and self._uploaded:
             self._spool.drop_spooled(self._uploaded.pop())
-        seconds = time.monotonic() - change.started if acknowledged_s is None else acknowledged_s
+        seconds = runtime.monotonic() - change.started if acknowledged_s is None else acknowledged_s
         change.on_commit(
             CommittedVersion(rebased.base, committed, seconds, ended - started, max(0, len(self._unflushed) - 1))
         )

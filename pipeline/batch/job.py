@@ -6,7 +6,6 @@ Also defines the configuration of a stage's runner (`StageConfig`).
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
+from ...common.runtime import Future
 from ...state.event_time import BatchTimes, EventTimeScan, Lateness, due_span_after
 from ...state.failing import StateFailed
 from ...state.multi_input import INPUT_COLUMN, tagged_name

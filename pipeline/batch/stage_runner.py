@@ -1,10 +1,7 @@
 """Runs one stage: a streaming query in which every batch ends in one commit."""
 
 import dataclasses
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -12,7 +9,7 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import SlackwaterError, Unavailable
 from ...snapshot.change.edit import change_of, newest_active_cut
 from ...snapshot.change.edited import compute_edit
@@ -70,9 +67,9 @@ class StageRunner:
         self.stage = config.stage
         self._config, self._meter = config, meter
         self._on_commit, self._on_move = on_commit, on_move
-        self._batch_lock = threading.Lock()
+        self._batch_lock = runtime.lock()
         self._stopping = self._drained = False
-        self._query = Future[StreamingQuery]()
+        self._query = runtime.future()
         self.error: BaseException | None = None
         """Error that ended the stage; None while it runs or after a stop."""
         self._closed_snapshots: frozenset[str] = frozenset()
@@ -149,10 +146,10 @@ class StageRunner:
 
         Failures after this call are not recorded in `error`.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         if self._batch_lock.acquire(timeout=timeout_s):
             self._batch_lock.release()
-            self._committer.drain(max(0.0, deadline - time.monotonic()))
+            self._committer.drain(max(0.0, deadline - runtime.monotonic()))
         self._drained = True
         self._committer.close()
 
@@ -234,7 +231,7 @@ class StageRunner:
         *,
         with_rows: bool,
     ) -> None:
-        started = time.monotonic()
+        started = runtime.monotonic()
         # One base for the whole batch: a compaction may be adopted meanwhile.
         base = self.tip
         outcome, times = compute_outcome(base, starts, ends, self._closed_snapshots), self._job.batch_times(base)
@@ -266,7 +263,7 @@ class StageRunner:
                 raise
 
     def _retry(self, retry: Callable[[Batch], BatchResult]) -> None:
-        base, started = self.tip, time.monotonic()
+        base, started = self.tip, runtime.monotonic()
         times = self._job.batch_times(base)
         merged = replace(base, ssts=plan.apply_results(base.ssts, self._finished))
         written = retry(Batch(self._job, merged, {}, times))
@@ -282,7 +279,7 @@ class StageRunner:
             base, job = self.tip, self._job
             if self._stopping or find_edit_version(store, request, base) is not None:
                 return
-            started = time.monotonic()
+            started = runtime.monotonic()
             try:
                 try:
                     cut = newest_active_cut(store, base.app, base.stage, base)
@@ -333,10 +330,10 @@ class StageRunner:
             times,
             with_rows=with_rows,
             now_ms=instants.now_ms(),
-            duration_ms=round((time.monotonic() - started) * 1000),
+            duration_ms=round((runtime.monotonic() - started) * 1000),
         )
         self._commit(base, manifest, merges, started, results, stall_seconds, written.traceparents)
-        self._batch_s = time.monotonic() - started
+        self._batch_s = runtime.monotonic() - started
 
     def _commit(
         self,

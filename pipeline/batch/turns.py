@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+
+from ...common import runtime
 
 _NONE: frozenset[str] = frozenset()
 
@@ -61,7 +61,7 @@ class Turns:
     def __init__(self, at_once: int, readers: Mapping[str, Set[str]]) -> None:
         self._at_once = at_once
         self._order = TurnOrder(readers)
-        self._changed = threading.Condition()
+        self._changed = runtime.condition()
         self._running: dict[str, float] = {}
         """Stages that have their turn, with the time (monotonic seconds) of its beginning."""
         self._is_open = self._ended = False
@@ -85,7 +85,7 @@ class Turns:
             self._order.add(stage)
             self._changed.wait_for(lambda: self._ended or self._next() == stage)
             self._order.admit(stage)
-            self._running[stage] = time.monotonic()
+            self._running[stage] = runtime.monotonic()
             # Another stage may be next, and have a free place.
             self._changed.notify_all()
         try:
@@ -105,7 +105,7 @@ class Turns:
         with self._changed:
             if stage not in self._order.waiting:
                 return {}
-            now_s = time.monotonic()
+            now_s = runtime.monotonic()
             return {name: now_s - began_s for name, began_s in self._running.items()}
 
     def _next(self) -> str | None:

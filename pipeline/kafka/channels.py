@@ -14,8 +14,8 @@ from functools import cache, partial
 
 import pyarrow as pa
 import xxhash
-from ulid import ULID
 
+from ...common import runtime
 from ...errors import NotFound, Refused
 from ...snapshot.change.first_versions import offset_syncs
 from ...snapshot.cut.in_flight import InFlight
@@ -176,7 +176,7 @@ class KafkaChannels:
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.kafka.create_topics({topic: len(in_flight.ends)})
         starts = self.kafka.offset_bounds(topic)[1]
-        attempt = f"{app}.{in_flight.up_to}.{ULID()}"
+        attempt = f"{app}.{in_flight.up_to}.{runtime.ulid()}"
         ends = list(starts)
         # Copy chunk by chunk, since in-flight records may not fit into memory.
         for messages in self._messages(in_flight) if captured is None else map(_to_same_partitions, captured):

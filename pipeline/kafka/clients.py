@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
@@ -19,6 +18,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from ...common import runtime
 from ...common.silence import SILENCE_S, address_hint, call_on_silence, warn_silent
 from ...errors import Gone, Refused, Unavailable
 from ...state.records import Range
@@ -425,13 +425,13 @@ class LibrdKafkaProducer:
                 producer.poll(_FLUSH_S)
             if self._undelivered is not None:
                 raise KafkaException(self._undelivered)
-            began = time.monotonic()
+            began = runtime.monotonic()
             assert self._consumer is not None  # noqa: S101  set together with the producer
             group = self._consumer.consumer_group_metadata()
             position = TopicPartition(self._settings.source, 0, offset, text)
             producer.send_offsets_to_transaction([position], group, self._settings.timeout_s / 2)
             producer.commit_transaction(self._settings.timeout_s)
-            self._maybe_resent_commit = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
+            self._maybe_resent_commit = (offset, text) if runtime.monotonic() - began >= _SENT_ONCE_S else None
 
     def close(self) -> None:
         """Close the clients. An open transaction is aborted by the next producer with this id, or by a timeout.

@@ -5,9 +5,7 @@ Reads and transactions are in `clients`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,6 +13,8 @@ from typing import TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
+from ...common import runtime
+from ...common.runtime import Future
 from ...errors import Gone, NotFound, Refused
 from ...state.records import Range, TopicState, id_of_epochs
 from .clients import (
@@ -106,16 +106,16 @@ class LibrdKafka(Kafka):
 
     def _retry_until_leader(self, request: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Call `request` with the seconds left until the timeout; repeat it while partitions have no leader."""
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         while True:
             try:
                 with warn_on_silence(self.properties):
-                    return request(max(0.1, deadline - time.monotonic()))
+                    return request(max(0.1, deadline - runtime.monotonic()))
             except KafkaException as error:
                 # A new topic has no leaders yet, nor have the partitions of a broker that is starting.
-                if error.args[0].code() not in _NO_LEADER_CODES or time.monotonic() > deadline:
+                if error.args[0].code() not in _NO_LEADER_CODES or runtime.monotonic() > deadline:
                     raise unavailable_error(self.properties, error) from None
-            time.sleep(POLL_S)
+            runtime.sleep(POLL_S)
 
     def _describe_topic(self, topic: str, timeout_s: float) -> tuple[int, str]:
         admin = self._clients.admin
@@ -159,11 +159,11 @@ class LibrdKafka(Kafka):
             refused = self._creation_error(topic, missing[topic], error.str())
             raise missing_right_error(self.properties, error, "Create", topic) or refused
         # Metadata reaches the other brokers a little later; until then they would report the topic as missing.
-        deadline = time.monotonic() + _METADATA_TIMEOUT_S
+        deadline = runtime.monotonic() + _METADATA_TIMEOUT_S
         while not validate_only and missing.keys() - self.partition_counts().keys():
-            if time.monotonic() > deadline:
+            if runtime.monotonic() > deadline:
                 return
-            time.sleep(POLL_S)
+            runtime.sleep(POLL_S)
 
     def _creation_error(self, topic: str, partitions: int, reason: str) -> Refused:
         count = f"{partitions:,} partition{'' if partitions == 1 else 's'}"

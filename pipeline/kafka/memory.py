@@ -6,14 +6,12 @@ never time out.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from threading import Lock
-from uuid import uuid4
 from zlib import crc32
 
+from ...common import runtime
 from ...common.durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
 from ...state.records import Range, TopicState, id_of_epochs
@@ -97,7 +95,7 @@ class MemoryKafka(Kafka):
         """Number of calls of `state`."""
         self._producers: dict[str, object] = {}
         """Token of the current producer, by transactional id."""
-        self._lock = Lock()
+        self._lock = runtime.lock()
 
     @staticmethod
     @cache
@@ -143,7 +141,7 @@ class MemoryKafka(Kafka):
                 if name not in self._topics:
                     self._topics[name] = [_Partition() for _ in range(count)]
                     self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
-                    self._ids[name] = uuid4().hex
+                    self._ids[name] = runtime.random_hex()
                     self._max_bytes[name] = int((config or {}).get("max.message.bytes", MAX_MESSAGE_BYTES))
 
     def elect_leaders(self, topic: str) -> None:
@@ -205,7 +203,7 @@ class MemoryKafka(Kafka):
                 yield runs
             elif unread and not came:
                 patience.record_silence()
-                time.sleep(_POLL_S)
+                runtime.sleep(_POLL_S)
 
     def _read_log(
         self, topic: str, partition: int, at: int, end: int, deletion_errors: list[Gone] | None
@@ -264,7 +262,7 @@ class MemoryKafka(Kafka):
 
     def _append(self, topic: str, records: Iterable[Record], *, transactional: bool = False) -> dict[int, int]:
         """Append records; if `transactional`, also a control record. The caller holds the lock."""
-        partitions, ends, now_ms = self._topics[topic], dict[int, int](), time.time_ns() // 1_000_000
+        partitions, ends, now_ms = self._topics[topic], dict[int, int](), runtime.time_ns() // 1_000_000
         for record in records:
             by_key = crc32(record.key or b"") % len(partitions)
             partition = by_key if record.partition is None else record.partition

@@ -6,9 +6,7 @@ Each client process has one connection and calls the methods of the `MemoryKafka
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import threading
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -17,6 +15,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from types import SimpleNamespace
 from typing import Any, cast
 
+from ...common import runtime
 from ...errors import Gone, Unavailable
 from ...state.records import Range
 from .memory import MemoryKafka, MemoryTransactionalProducer
@@ -30,11 +29,11 @@ _HOST = "127.0.0.1"
 @contextmanager
 def serve(kafka: MemoryKafka) -> Iterator[Properties]:
     """Serve this Kafka to other processes during the context. Yields the properties to open it with `open_kafka`."""
-    key, closed = secrets.token_bytes(16), threading.Event()
+    key, closed = runtime.random_bytes(16), runtime.event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
         arguments = listener, kafka, closed
-        acceptor = threading.Thread(target=_accept_connections, args=arguments, name="memory-kafka", daemon=True)
+        acceptor = runtime.thread(_accept_connections, *arguments, name="memory-kafka")
         acceptor.start()
         try:
             yield {**kafka.properties, SERVER_PROPERTY: f"{os.getpid()} {port} {key.hex()}"}
@@ -59,7 +58,7 @@ def _remote_client(_pid: int, address: str, server: str) -> RemoteMemoryKafka:
     return RemoteMemoryKafka(address, server)
 
 
-def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: threading.Event) -> None:
+def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: runtime.Event) -> None:
     while not closed.is_set():
         try:
             connection = listener.accept()
@@ -68,7 +67,7 @@ def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: threadin
         if closed.is_set():
             connection.close()
             return
-        threading.Thread(target=_serve_connection, args=(connection, kafka), name="memory-kafka", daemon=True).start()
+        runtime.thread(_serve_connection, connection, kafka, name="memory-kafka").start()
 
 
 def _serve_connection(connection: Connection[Any, Any], kafka: MemoryKafka) -> None:
@@ -96,7 +95,7 @@ class RemoteMemoryKafka:
 
     def __init__(self, address: str, server: str) -> None:
         self.address, self._server = address, server
-        self._lock = threading.Lock()
+        self._lock = runtime.lock()
         self._connection: Connection[Any, Any] | None = None
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ...common import runtime
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...state.records import TopicState, explain_recreated_topic
 from ...store.versions.manifest import Input
@@ -63,7 +63,7 @@ def wait_until_available(kafka: Kafka, patience_s: float) -> None:
             kafka.partition_counts(timeout_s=2)
         except Unavailable as error:
             patience.record_silence(error.message)
-            time.sleep(0.2)
+            runtime.sleep(0.2)
         else:
             patience.record_answer()
             return

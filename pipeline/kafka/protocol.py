@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ...common import runtime
 from ...common.silence import address_hint, warn_silent
 from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
 from ...state.records import Range, TopicState, is_other_topic
@@ -308,7 +308,7 @@ class Patience:
 
     def record_silence(self, reason: str = "") -> None:
         """Record that a request got no answer. Raises `Unavailable` after `limit_s` seconds of silence."""
-        now = time.monotonic()
+        now = runtime.monotonic()
         if self._since is None:
             self._since = now
         elapsed = now - self._since

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import urllib3
 
+from ...common import runtime
 from ...errors import NotFound, Refused, SlackwaterError, Usage
 from ..kafka.protocol import Patience
 
@@ -214,7 +214,7 @@ class Registry:
                 if is_registry_404 if status == _NOT_FOUND_STATUS else status < 500 and status not in _RETRIED_STATUSES:
                     return self._check_answer(status, content, kind, name)
                 patience.record_silence(f"status {status}")
-            time.sleep(min(_RETRY_PAUSE_S, self.patience_s))
+            runtime.sleep(min(_RETRY_PAUSE_S, self.patience_s))
 
     def _check_answer(self, status: int, content: Any, kind: str, name: str) -> Any:
         if status == _NOT_FOUND_STATUS:

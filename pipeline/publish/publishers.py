@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
 
+from ...common import runtime
 from ...errors import Gone, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
@@ -35,7 +34,7 @@ _PURGE_EVERY_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
 
 
-class SinkThread(threading.Thread):
+class SinkThread:
     """Publishes the committed rows of one sink, from the thread's start until `stop`.
 
     `accept_loss`: True to continue without rows that Kafka has lost. `patience_s`: seconds after which the thread gives
@@ -47,7 +46,8 @@ class SinkThread(threading.Thread):
     ) -> None:
         claimed = book.claimed
         self.stage, self.sink = claimed.stage, book.name
-        super().__init__(name=f"sink-{self.stage}-{self.sink}", daemon=True)
+        self._thread = runtime.thread(self._run, name=f"sink-{self.stage}-{self.sink}")
+        self._is_started = False
         self.error: BaseException | None = None
         """Error that ended publishing; None while it runs."""
         self._kafka, self._progress, self._destination = kafka, book, target
@@ -61,7 +61,7 @@ class SinkThread(threading.Thread):
         self._publisher = Publisher(book.title, self._backlog, target, self._read)
         self._opened = self._stop_requested = self._withdrawn = False
         self._head = claimed
-        self._changed = threading.Condition()
+        self._changed = runtime.condition()
         self._backlog.offer(claimed)
 
     def offer(self, head: Manifest) -> None:
@@ -95,7 +95,16 @@ class SinkThread(threading.Thread):
             self._stop_requested = True
             self._changed.notify()
 
-    def run(self) -> None:
+    def start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        if self._is_started:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
         """Publish until stopped, or until an error that a retry cannot fix."""
         patience = Patience(f"what {self._progress.title} publishes to", self._patience_s)
         pause_s = _REOPEN_PAUSES_S[0]
@@ -177,7 +186,7 @@ class SinkThread(threading.Thread):
                 yield message.offset() + 1, rows_of(message)
 
     def _store_and_purge(self) -> None:
-        now = time.monotonic()
+        now = runtime.monotonic()
         if now >= self._store_due or self._store_promptly:
             self._store_due = now + _STORE_EVERY_S
             self._store_position()
@@ -240,8 +249,7 @@ class Publishers(Listener):
 
     def start(self) -> None:
         for thread in self._threads:
-            if thread.ident is None:
-                thread.start()
+            thread.start()
 
     def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
         """Create and stop threads so that each sink in `heads` has a thread. Return True if any thread changed.
@@ -288,5 +296,4 @@ class Publishers(Listener):
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
-            if thread.is_alive():
-                thread.join(_JOIN_TIMEOUT_S)
+            thread.join(_JOIN_TIMEOUT_S)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,9 +18,8 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyspark import inheritable_thread_target
 from pyspark.sql.types import LongType, StructField, StructType
-from ulid import ULID
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import BadRecord, Refused
 from ...state.failing import RECORD, Failure, Items, StateFailed, TooManyFailing, find_failures
 from ...state.next_version import BatchResult, PartitionWrite, TaskReport
@@ -72,8 +69,8 @@ class CulpritSearch:
     batch: Batch
     max_failures: int
     failures: Failures = field(default_factory=dict)
-    _began: float = field(default_factory=time.monotonic, init=False)
-    _logged: float = field(default_factory=time.monotonic, init=False)
+    _began: float = field(default_factory=runtime.monotonic, init=False)
+    _logged: float = field(default_factory=runtime.monotonic, init=False)
 
     def compute(self, error: Exception | None) -> tuple[TaskReport, ...]:
         """Compute the batch without the records that fail. `error` is the batch's error; None before the first attempt.
@@ -107,7 +104,7 @@ class CulpritSearch:
         raise error or AssertionError("nothing was tried")
 
     def _log_progress(self, count: int) -> None:
-        current_s = time.monotonic()
+        current_s = runtime.monotonic()
         if current_s - self._logged >= _LOG_INTERVAL_S:
             self._logged = current_s
             log.warning(
@@ -164,7 +161,7 @@ class CulpritSearch:
 
         def side_by_side(groups: Sequence[Items]) -> list[Failure | None]:
             self._log_progress(len(self.failures))
-            with ThreadPoolExecutor(_PARALLEL_JOBS) as jobs:
+            with runtime.executor(_PARALLEL_JOBS) as jobs:
                 return [*jobs.map(inheritable_thread_target(self.rerun.spark)(tried), groups)]
 
         failures = find_failures(len(numbers), side_by_side, self.max_failures - len(self.failures))
@@ -293,7 +290,7 @@ class BatchRejecter:
                 accepted.append(fitting)
             if records := [table for table in accepted if table.num_rows]:
                 # Globally unique, like a task's attempt.
-                attempt, rows_to_send = f"{batch.base.writer}.{version}.{ULID()}", pa.concat_tables(records)
+                attempt, rows_to_send = f"{batch.base.writer}.{version}.{runtime.ulid()}", pa.concat_tables(records)
                 messages = split_into_messages(rows_to_send, np.zeros(rows_to_send.num_rows, np.int32))
                 ends = send_messages(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
                 reports.append(

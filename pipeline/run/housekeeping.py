@@ -6,8 +6,6 @@ and sinks' internal topics, the topic ids are compared at intervals and after fa
 """
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import AnotherTopic, Corruption, Refused, SlackwaterError, Unavailable
 from ...snapshot.cut.graph import topological_order
 from ...snapshot.cut.moments import heads_of
@@ -52,9 +50,9 @@ _RETRY_MS = 600_000
 
 
 @contextmanager
-def background_thread(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    over = threading.Event()
-    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
+def background_thread(name: str, work: Callable[[runtime.Event], None]) -> Iterator[None]:
+    over = runtime.event()
+    thread = runtime.thread(work, over, name=name)
     thread.start()
     try:
         yield
@@ -63,7 +61,7 @@ def background_thread(name: str, work: Callable[[threading.Event], None]) -> Ite
         thread.join(_JOIN_TIMEOUT_S)
 
 
-def poll_spark(spark: SparkSession, listener: Listener, queued: set[str], stopping: threading.Event) -> None:
+def poll_spark(spark: SparkSession, listener: Listener, queued: set[str], stopping: runtime.Event) -> None:
     """Poll the progress of Spark's tasks every few seconds. A JVM that hangs blocks only this thread.
 
     Updates `queued`, less often, with the job groups that wait for a core (`queued_job_groups`).
@@ -75,11 +73,11 @@ def poll_spark(spark: SparkSession, listener: Listener, queued: set[str], stoppi
             listener.on_spark_answered(
                 tuple((stage_id, info.numCompletedTasks) for stage_id, info in stages if info is not None)
             )
-            if time.monotonic() >= due_s:
+            if runtime.monotonic() >= due_s:
                 waiting = set(queued_job_groups(spark))
                 queued &= waiting
                 queued |= waiting
-                due_s = time.monotonic() + BEAT_S / 2
+                due_s = runtime.monotonic() + BEAT_S / 2
         except (Py4JError, ConnectionError):
             return  # the queries report that Spark is gone
         stopping.wait(_SPARK_POLL_S)
@@ -101,14 +99,14 @@ class LagReporter:
     _other_heads: dict[str, Manifest] = field(default_factory=dict)
     _live_runners: tuple[Heartbeat, ...] | None = None
 
-    def run(self, stopping: threading.Event) -> None:
+    def run(self, stopping: runtime.Event) -> None:
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
         beat, heart = Heartbeat(self.claimer.writer, self.claimer.by, epochs), HeartbeatWriter(self.store, app)
         others_due = 0.0
         while not stopping.is_set():
             heart.write_if_due(lambda: replace(beat, waits={name: at.reason for name, at in self._waits.items()}))
-            if time.monotonic() >= others_due:
-                others_due = time.monotonic() + _OTHERS_EVERY_S
+            if runtime.monotonic() >= others_due:
+                others_due = runtime.monotonic() + _OTHERS_EVERY_S
                 self._refresh_others(app)
             lags = self._lags(app)
             not_run = [lag.stage for lag in lags if lag.running is False]
@@ -167,7 +165,7 @@ class Collector:
     listener: Listener
     _first_call_ms: int = 0
 
-    def run(self, stopping: threading.Event) -> None:
+    def run(self, stopping: runtime.Event) -> None:
         """Collect garbage when due, until `stopping` is set.
 
         Does not begin at once, because first batches need the cores. A collection that runs at the end is abandoned,
@@ -223,7 +221,7 @@ class TopicWatch:
     runners: Sequence[StageRunner]
     error: AnotherTopic | None = field(default=None, init=False)
 
-    def run(self, stopping: threading.Event) -> None:
+    def run(self, stopping: runtime.Event) -> None:
         while self.error is None and not stopping.wait(_TOPIC_CHECK_S):
             self.check(user_topics=False)
 

@@ -12,8 +12,6 @@ are there. Times are seconds of a monotonic clock.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app, start_http_server
 
+from ...common import runtime
 from ...errors import Refused
 from ...snapshot.status.overview import StageLag
 from ..listener import ArchiveState, BatchReport, Listener
@@ -61,7 +60,7 @@ class Health(Listener):
     """Collects signs of progress, and answers probes. Thread-safe."""
 
     hang_after_s: float = HANG_AFTER_S
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = runtime.monotonic
     _max_loop_s: float = _MAX_LOOP_S
     _stages: dict[str, _StageProgress] = field(default_factory=dict)
     _is_held: Callable[[str], bool] = lambda _stage: False
@@ -71,7 +70,7 @@ class Health(Listener):
     _jvm_answered_s: float = 0.0
     _task_progress: Hashable = None
     _ownership_checked_s: float = float("-inf")
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: runtime.Lock = field(default_factory=runtime.lock)
 
     def __post_init__(self) -> None:
         self._round_began_s = self.clock()

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ulid import ULID
-
-from ...common import instants
+from ...common import instants, runtime
 from ...common.durations import parse_ms
 from ...errors import NotFound, Refused
 from ...snapshot.change.first_versions import channel_topic, is_awaiting_initial_rows
@@ -98,7 +96,7 @@ def preflight(app: App, options: Options, listener: Listener) -> PreflightResult
         kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name), archive_first=False),
         app=app,
         topics=replicas.current_topic_names(store, info),
-        writer=str(ULID()),
+        writer=str(runtime.ulid()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
         migration=migration,

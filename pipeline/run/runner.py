@@ -1,6 +1,5 @@
 """`run`: checks an app's program, claims its stages, builds their runners, and supervises them."""
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from ...common import instants
+from ...common import instants, runtime
 from ...common.whole_file import locked_folder, remove_dead_folders, temporary_folder
 from ...errors import Refused
 from ...snapshot.change.migrate import check_no_newer_migration
@@ -216,7 +215,7 @@ class _RunComponents:
     def _is_local(self) -> bool:
         return (self.spark.sparkContext.master or "").startswith("local")
 
-    def _in_background(self, name: str, work: Callable[[threading.Event], None]) -> None:
+    def _in_background(self, name: str, work: Callable[[runtime.Event], None]) -> None:
         self.stack.enter_context(background_thread(name, work))
 
     def _epochs(self) -> dict[str, int]:

@@ -2,10 +2,11 @@
 
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from ...common import runtime
 
 _GRACE_S = 0.5
 """Seconds within which this process gets a signal that is sent to all processes of the run."""
@@ -15,16 +16,17 @@ class StopRequested(BaseException):
     """Raised to end the run after a stop request; `stop_signals` catches it."""
 
 
-class StopEvent(threading.Event):
+class StopEvent:
     """Event of a stop request. A second request (Ctrl-C) sets `immediate`: the run then waits for nothing more."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.immediate = threading.Event()
+        self._event = runtime.event()
+        self.immediate = runtime.event()
         self._is_interruptible = self._signalled = False
+        self.set, self.clear, self.wait = self._event.set, self._event.clear, self._event.wait
 
     def is_set(self) -> bool:
-        return self._signalled or super().is_set()
+        return self._signalled or self._event.is_set()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -70,7 +72,7 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
     and again when its `immediate` is set. It is called at once, on a separate thread, even if the main thread is busy.
     """
     stop = StopEvent()
-    if threading.current_thread() is not threading.main_thread():
+    if not runtime.is_main_thread():
         yield stop
         return
     # Python runs signal handlers between two bytecodes of the main thread, which may be in a library for seconds, or
@@ -83,7 +85,7 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
             for number in numbers:
                 if number not in (signal.SIGINT, signal.SIGTERM):
                     continue
-                if not threading.Event.is_set(stop):
+                if not stop._event.is_set():
                     stop.set()
                     on_stop(stop)
                 elif number == signal.SIGINT and not stop.immediate.is_set():
@@ -91,7 +93,7 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
                     stop.immediate.set()
                     on_stop(stop)
 
-    listener = threading.Thread(target=listen, name="stop-signals", daemon=True)
+    listener = runtime.thread(listen, name="stop-signals")
     listener.start()
     previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     handlers = {number: signal.signal(number, stop._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -106,7 +108,7 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
         sender.close()
         listener.join()
         receiver.close()
-        if stop._signalled and not threading.Event.is_set(stop):
+        if stop._signalled and not stop._event.is_set():
             # Another thread got the signal: this thread ended before that one wrote its byte.
             stop.set()
             on_stop(stop)

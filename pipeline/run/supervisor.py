@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +16,8 @@ from itertools import islice
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ...common import runtime
+from ...common.runtime import Executor, Future
 from ...errors import AnotherTopic, Corruption, NotFound, Refused, SlackwaterError, Unavailable
 from ...snapshot.change.edit import finish_edit
 from ...snapshot.change.stages import RETRIES
@@ -97,7 +97,7 @@ class SnapshotCompleter:
     app: str
     topics: KafkaTopics
     by: str
-    _executor: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "slackwater-snapshots"))
+    _executor: Executor = field(default_factory=partial(runtime.executor, 1, "slackwater-snapshots"))
     _completion: Future[None] | None = None
 
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
@@ -258,9 +258,9 @@ class Supervisor:
             self.listener.on_loop()
             if number >= at_once:
                 # Wait until the sources of an earlier query have answered for the first time.
-                query, deadline = self._queries[number - at_once], time.monotonic() + _SOURCE_START_S
+                query, deadline = self._queries[number - at_once], runtime.monotonic() + _SOURCE_START_S
                 while query.isActive and str(query.status["message"]).startswith(_STARTING_STATUSES):
-                    if time.monotonic() > deadline or self.stop.wait(_POLL_S / 2):
+                    if runtime.monotonic() > deadline or self.stop.wait(_POLL_S / 2):
                         break
             if self.stop.is_set():
                 return
@@ -278,7 +278,7 @@ class Supervisor:
             for runner in self.runners:
                 name, is_busy = runner.stage.name, runner.is_busy and runner.stage.name not in waiting
                 self.listener.on_stage_polled(name, busy=is_busy, version=runner.head.version)
-            now, previous = time.monotonic(), versions
+            now, previous = runtime.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
             requested = self.watch.poll(busy=versions != previous)
             self.publishers.set_prompt_storing(enabled=self.watch.is_held)
@@ -320,16 +320,16 @@ class Supervisor:
         for runner in self.runners:
             runner.stop()
         self.turns.end()
-        deadline = time.monotonic() + _BATCH_END_TIMEOUT_S
+        deadline = runtime.monotonic() + _BATCH_END_TIMEOUT_S
         while busy := [runner.stage.name for runner in self.runners if runner.is_busy]:
-            left_s = deadline - time.monotonic()
+            left_s = deadline - runtime.monotonic()
             if left_s <= 0 or self.stop.immediate.wait(_POLL_S / 2):
                 break
             self.listener.on_activity(
                 f"waiting for {_stages_text(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}"
             )
         for runner in self.runners:
-            runner.drain(0.0 if self.stop.immediate.is_set() else max(0.0, deadline - time.monotonic()))
+            runner.drain(0.0 if self.stop.immediate.is_set() else max(0.0, deadline - runtime.monotonic()))
         self.listener.on_activity("waiting for Spark to stop the queries")
         # In parallel, because each may take seconds. Without a wait, Spark's end stops the queries.
         ends = [query.stop for query in self._queries]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from ...common import runtime
 from ...snapshot.status.overview import StageLag
 from ...store.versions.manifest import Manifest
 
@@ -86,7 +86,7 @@ def input_behind(head: Manifest, timed: Collection[str]) -> str:
 class LongWaits:
     """Logs once for each stage that waits long for the same other stages."""
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = runtime.monotonic
     _since: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     _logged: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 

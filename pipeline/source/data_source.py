@@ -5,13 +5,13 @@ Spark starts a process merely to construct a source, so modules for reading are 
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from ...common import runtime
 from .options import PrivateOptions, SourceOptions
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class InputSource(DataSource):
         return (ChannelSourceReader if options.upstream else TopicSourceReader)(options, schema, self.private)
 
 
-_register_lock = Lock()
+_register_lock = runtime.lock()
 
 
 def open_stream(

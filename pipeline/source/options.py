@@ -7,7 +7,6 @@ to a source in another way (`data_source.open_stream`).
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...common import runtime
 from ...state.records import Position
 from .worker import ERROR_TAG, ErrorTag
 
@@ -77,7 +77,7 @@ class ScratchCheckpoint:
         """Make Spark start with batch `version` + 1 at these positions, one for each source, in the plan's order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
-        (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        (self.folder / "metadata").write_text(json.dumps({"id": str(runtime.uuid())}))
         header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
         # Spark compares offsets as text: write them as its Python sources do.
         lines = "\n".join(json.dumps(position.to_json()) for position in positions)

@@ -6,11 +6,10 @@ snapshot needs it, a batch ends early, or starts even without records.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import AnotherTopic, NotFound, Unavailable
 from ...state.records import Position, TopicState, explain_recreated_topic, id_to_store, sent_messages
 from ...store.objects.protocol import ObjectStore
@@ -36,7 +35,7 @@ class Pace:
     """
 
     interval_s: float
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = runtime.time
     is_held: Callable[[], bool] = lambda: False
     _next: float = field(default=0.0, init=False)
 
@@ -56,7 +55,7 @@ class _IntervalGate:
     _next: float = field(default=0.0, init=False)
 
     def try_pass(self) -> bool:
-        at = time.monotonic()
+        at = runtime.monotonic()
         if at < self._next:
             return False
         self._next = at + self.seconds
@@ -223,7 +222,7 @@ class ChannelPlanner:
                 for manifest in (*self._unread, *new)
                 if self.channel in manifest.outputs and any(manifest.version in counted for counted in counting)
             ]
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         self._news_s = now_s if new else self._news_s or now_s
         if committed is not None:
             # The runner announces its commits; other processes may commit, too.

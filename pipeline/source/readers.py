@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ...common import instants
+from ...common import instants, runtime
 from ...state.records import Position, ranges
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
@@ -121,7 +120,7 @@ class _SourceReader(DataSourceStreamReader):
         end of a planner's thread prints nothing.
         """
         error = sys.exception()
-        if threading.current_thread() is not threading.main_thread():
+        if not runtime.is_main_thread():
             return
         if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
             # An error raised in our own methods is of another connection: Kafka's, or the store's.

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 
+from ...common import runtime
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
 from ..kafka.columns import MessageColumns
@@ -79,7 +79,7 @@ class InputSpool:
         if self._full(topic).exists():
             yield None
             return
-        name = f"{extent.partition}-{extent.first}-{extent.end}-{uuid4().hex}.arrow"
+        name = f"{extent.partition}-{extent.first}-{extent.end}-{runtime.random_hex()}.arrow"
         keeper = SpoolWriter(folder / f".{name}")
         try:
             yield keeper

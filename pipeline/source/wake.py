@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+from ...common import runtime
 from ...snapshot.cut.stored import newest_notice, open_requests
 from ...snapshot.under_way import runners
 from ...snapshot.under_way.runners import HOLD_LAPSE_S, Hold
@@ -104,7 +102,7 @@ class PlannerFiles:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)  # may be called before the query starts
-        whole = path.with_name(f"{path.name}.{uuid4().hex}")
+        whole = path.with_name(f"{path.name}.{runtime.random_hex()}")
         whole.write_text(json.dumps(value))
         whole.replace(path)
 
@@ -131,7 +129,7 @@ class Backpressure(Listener):
     """Stages that lag, by the stage that is held for them."""
     _heads: dict[str, Manifest] = field(default_factory=dict)
     _tips: dict[str, Manifest] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: runtime.Lock = field(default_factory=runtime.lock)
 
     def on_version(self, head: Manifest, tip: Manifest) -> None:
         """Record a stage's versions, and notify its readers. Hold stages whose readers lag; release all others.
@@ -171,7 +169,7 @@ class RequestWatch:
     store: ObjectStore
     app: str
     planners: PlannerFiles
-    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    clock: Callable[[], float] = field(default=runtime.monotonic, kw_only=True)
     _seen: bytes | None = None
     _polled_s: float = float("-inf")
     _listed_s: float = float("-inf")

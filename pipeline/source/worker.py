@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-import secrets
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from functools import cache
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ...common import runtime
 from ...errors import BadRecord
 
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -31,7 +30,7 @@ class ErrorTag:
     log, so no record, and no text that a user's function quotes from a record, can contain it.
     """
 
-    token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    token: str = field(default_factory=lambda: runtime.random_hex(16), repr=False)
 
     @contextmanager
     def tagging(self) -> Iterator[None]:
@@ -80,7 +79,7 @@ def configure_worker() -> None:
     """
     if TaskContext.get() is None:
         return
-    if threading.current_thread() is threading.main_thread():
+    if runtime.is_main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.freeze()

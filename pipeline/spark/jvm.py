@@ -16,9 +16,7 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,7 +27,9 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 
+from ...common import runtime
 from ...common.printable import printable
+from ...common.runtime import Future
 from ...common.whole_file import temporary_folder
 from . import planner_server
 
@@ -80,7 +80,7 @@ def start(settings: dict[str, str], variables: Mapping[str, str]) -> SparkContex
     Runs on a thread of its own, because pyspark on the main thread handles Ctrl-C itself and interrupts any operation.
     If the wait for that thread is interrupted, the JVM stays, and ends with this process.
     """
-    context: Future[SparkContext] = Future()
+    context: Future[SparkContext] = runtime.future()
 
     def make() -> None:
         try:
@@ -98,7 +98,7 @@ def start(settings: dict[str, str], variables: Mapping[str, str]) -> SparkContex
         except BaseException as error:
             context.set_exception(error)
 
-    threading.Thread(target=make, name="spark", daemon=True).start()
+    runtime.thread(make, name="spark").start()
     return context.result()
 
 
@@ -205,7 +205,7 @@ def filter_stderr() -> Iterator[None]:
                 if not line.startswith(_NOISE):
                     terminal.write(_escape_line(line))
 
-    threading.Thread(target=relay, name="stderr", daemon=True).start()
+    runtime.thread(relay, name="stderr").start()
     try:
         yield
     finally:

@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ from typing import Any, Self
 
 from pyspark.serializers import write_int
 from pyspark.util import local_connect_and_auth
+
+from ...common import runtime
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 """Module that plans a source's batches; Spark runs it without further arguments."""
@@ -134,7 +135,7 @@ def _run_planners(listener: socket.socket) -> None:
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        planners: list[threading.Thread] = []
+        planners: list[runtime.Thread] = []
         for _ in _accepting(listener):
             connection, _address = listener.accept()
             with connection:
@@ -144,7 +145,7 @@ def _run_planners(listener: socket.socket) -> None:
                 if not planners:
                     # All planners of a session have the same environment, except for their connection to Spark.
                     request.adopt_environment()
-                planner = threading.Thread(target=_plan, args=(request.environment,), daemon=True)
+                planner = runtime.thread(_plan, request.environment)
                 planner.start()
                 planners = [*(other for other in planners if other.is_alive()), planner]
                 connection.sendall(b"+")

@@ -1,8 +1,6 @@
 """The Spark session of a run: starts it in UTC with slackwater's sources registered, and warms it up."""
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
@@ -14,6 +12,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from ...common import runtime
 from ...errors import Refused
 from ..dev.java import find_java
 from ..source.data_source import InputSource
@@ -49,7 +48,7 @@ def spark_session(
     master: str | None = None,
     conf: dict[str, str] | None = None,
     py_files: Sequence[str] = (),
-    hurry: threading.Event | None = None,
+    hurry: runtime.Event | None = None,
 ) -> Iterator[SparkSession]:
     """Yield a Spark session, and stop it at the end of the block, unless it existed before, as in a notebook.
 
@@ -201,18 +200,18 @@ def call_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], floa
     Calls that last longer end with this process. Failures are ignored, because the functions only stop Spark.
     """
     threads = [_run_in_thread(end) for end in ends]
-    started = time.monotonic()
+    started = runtime.monotonic()
     for thread in threads:
-        while thread.is_alive() and time.monotonic() - started < patience_s():
+        while thread.is_alive() and runtime.monotonic() - started < patience_s():
             thread.join(_POLL_S)
 
 
-def _run_in_thread(work: Callable[[], object]) -> threading.Thread:
+def _run_in_thread(work: Callable[[], object]) -> runtime.Thread:
     def quiet() -> None:
         with suppress(Exception):
             work()
 
-    thread = threading.Thread(target=quiet, name="spark", daemon=True)
+    thread = runtime.thread(quiet, name="spark")
     thread.start()
     return thread
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
-from ...common import instants
+from ...common import instants, runtime
 from ...store.sst.schema import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
 from ..listener import Listener
@@ -73,7 +71,7 @@ class StageLineage:
 
     start: Manifest
     names: DatasetNames
-    run: str = field(default_factory=lambda: str(uuid4()))
+    run: str = field(default_factory=lambda: str(runtime.uuid()))
 
     def create_event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
         """Create an event about the version `head`. `failed` is the class of the error that ended the stage."""
@@ -167,9 +165,9 @@ class RunLineage(Listener):
         self._stages = {name: StageLineage(head, where) for name, head in claimed.items()}
         self._heads = dict(claimed)
         self._every_s = every_s
-        self._stopping = threading.Event()
+        self._stopping = runtime.event()
         self._last_events: dict[str, tuple[Event, str]] = {}
-        self._thread = threading.Thread(target=self._send_events, name="lineage", daemon=True)
+        self._thread = runtime.thread(self._send_events, name="lineage")
         self._thread.start()
 
     def on_version(self, head: Manifest, _tip: Manifest | None = None) -> None:

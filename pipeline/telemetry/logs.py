@@ -2,12 +2,12 @@
 
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
+from ...common import runtime
 from ...common.install import install_hint
 
 _log = logging.getLogger("slackwater")
@@ -72,8 +72,8 @@ class RateLimitedHandler(logging.Handler):
         self._next_s = float("-inf")
 
     def emit(self, record: logging.LogRecord) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _MIN_INTERVAL_S
+        if runtime.monotonic() >= self._next_s:
+            self._next_s = runtime.monotonic() + _MIN_INTERVAL_S
             line = record.getMessage().partition("\n")[0]
             _log.warning("%s: %s (slackwater continues without it)", self._client, line)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ...common import runtime
 from ..kafka.channels import consumer_group
 from .logs import is_client_missing, limit_client_log, slackwater_version
 
@@ -74,7 +73,7 @@ class BatchSpan:
         from opentelemetry.trace import SpanKind, use_span
 
         topics = [read.topic for name, read in manifest.inputs.items() if read.offsets != previous.inputs[name].offsets]
-        now_ns = time.time_ns()
+        now_ns = runtime.time_ns()
         self.span.set_attributes(
             {
                 "messaging.batch.message_count": sum(read.rows for read in manifest.inputs.values()),
@@ -149,7 +148,7 @@ class Tracing:
     def close(self) -> None:
         if self._owns_provider:
             end: Any = getattr(self._provider, "shutdown", None)
-            ending = threading.Thread(target=end, name="spans-end", daemon=True)
+            ending = runtime.thread(end, name="spans-end")
             ending.start()
             ending.join(_SHUTDOWN_TIMEOUT_S)
 

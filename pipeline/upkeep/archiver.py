@@ -7,15 +7,13 @@ records.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ...common import instants
+from ...common import instants, runtime
 from ...common.durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
 from ...state.records import is_kafka_id, read_spans
@@ -31,7 +29,6 @@ from ..kafka.columns import MessageColumns
 from ..kafka.protocol import Kafka
 from ..listener import ArchiveState, Listener
 from ..source.spool import InputSpool, SpooledFile
-from .upkeep import lower_priority
 
 _log = logging.getLogger("slackwater")
 
@@ -88,8 +85,8 @@ class Archiver(Listener):
         self._spool, self._by, self._patience_s, self._report = spool, by, patience_s, report
         self._heads: dict[str, Manifest] = {}
         self._topics: dict[str, _TopicArchive] = {}
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._lock = runtime.lock()
+        self._wake = runtime.event()
 
     def on_version(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """Add the records that were read since the stage's previous version to the ranges to archive."""
@@ -113,8 +110,8 @@ class Archiver(Listener):
     @contextmanager
     def running(self, drain_s: Callable[[], float]) -> Iterator[None]:
         """Run the archiver in a thread during the block, then wait up to `drain_s()` seconds for pending records."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._work, args=(over,), name="archiver", daemon=True)
+        over = runtime.event()
+        thread = runtime.thread(self._work, over, name="archiver")
         thread.start()
         try:
             yield
@@ -123,8 +120,8 @@ class Archiver(Listener):
             self._wake.set()
             thread.join(drain_s())
 
-    def _work(self, over: threading.Event) -> None:
-        lower_priority()
+    def _work(self, over: runtime.Event) -> None:
+        runtime.lower_priority()
         while not over.is_set():
             self.archive_pending(over)
             self._report(self.states)
@@ -149,17 +146,17 @@ class Archiver(Listener):
                 for topic in self._topics.values()
             )
 
-    def archive_pending(self, over: threading.Event | None = None, *, merging: bool = True) -> None:
+    def archive_pending(self, over: runtime.Event | None = None, *, merging: bool = True) -> None:
         """Archive pending records and, with `merging`, merge objects. Failures are retried later."""
         with self._lock:
             topics = tuple(self._topics.values())
         for topic in topics:
-            if time.monotonic() < topic.retry_s:
+            if runtime.monotonic() < topic.retry_s:
                 continue
             try:
                 self._archive(topic)
                 if merging:
-                    self._merge(topic, over or threading.Event())
+                    self._merge(topic, over or runtime.event())
                 topic.error = ""
             except SlackwaterError as error:
                 self._record_failure(topic, error.message, expected=isinstance(error, Unavailable | CommitConflict))
@@ -168,7 +165,7 @@ class Archiver(Listener):
                 self._record_failure(topic, f"{type(error).__name__}: {error}", expected=False)
 
     def _record_failure(self, topic: _TopicArchive, why: str, *, expected: bool) -> None:
-        topic.retry_s, topic.checked_s = time.monotonic() + _RETRY_S, float("-inf")
+        topic.retry_s, topic.checked_s = runtime.monotonic() + _RETRY_S, float("-inf")
         if topic.error != why:
             log = _log.info if expected else _log.warning
             log(
@@ -181,7 +178,7 @@ class Archiver(Listener):
         topic.error = why
 
     def _archive(self, topic: _TopicArchive) -> None:
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         if now_s - topic.checked_s > _TOPIC_CHECK_S:
             self._open_archive(topic)
             topic.checked_s = now_s
@@ -273,7 +270,7 @@ class Archiver(Listener):
         first = self._kafka.offset_bounds(topic)[0][part.partition]
         return intersect((part,), (Extent(part.partition, 0, first),)) if first else ()
 
-    def _merge(self, topic: _TopicArchive, over: threading.Event) -> None:
+    def _merge(self, topic: _TopicArchive, over: runtime.Event) -> None:
         assert topic.head is not None  # noqa: S101  it was opened
         span_ms = max(1, min(DAY_MS, topic.keep_ms // _MERGES_WITHIN))
         while not over.is_set() and (inputs := merge.pick_inputs(topic.head, span_ms)):

@@ -5,8 +5,6 @@ Spark does the rest: a pool of low weight lets batches go first, and a task whos
 
 import dataclasses
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,6 +13,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
+from ...common import runtime
 from ...errors import SlackwaterError, Unavailable
 from ...store.compaction import merge
 from ...store.compaction.pieces import split
@@ -48,7 +47,7 @@ class MergeSlots:
     count: Callable[[], int]
     """Returns the number of tasks that all executors can run at the same time."""
     _taken: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: runtime.Lock = field(default_factory=runtime.lock)
 
     def take(self) -> bool:
         """Take a slot; return False if none is free."""
@@ -94,7 +93,7 @@ class Executors:
         Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour,
         `Unavailable` if Spark did not run a task, and `Corruption`.
         """
-        began_s, outputs = time.monotonic(), list[Sst]()
+        began_s, outputs = runtime.monotonic(), list[Sst]()
         for piece in split(compaction, PIECE_BYTES):
             if should_stop():
                 raise merge.MergeStopped

@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from ...common import runtime
+from ...common.runtime import Executor
 from ...errors import ObjectNotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 from ...store.versions.pages.page import VersionParts, build_page, parts_of
 from ...store.versions.pages.stored import PAGE_SIZES, block_of, merge_pages, put_page, read_parts
-from .upkeep import lower_priority
 
 _log = logging.getLogger("slackwater")
 
@@ -27,7 +27,7 @@ class PageWriter:
         """Committed versions of one block that no page has yet."""
         self._next = first
         """First version that no page has yet."""
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Executor | None = None
 
     def record(self, manifest: Manifest) -> None:
         """Record a version that was just committed, as it was stored. Call it for one version after another."""
@@ -45,7 +45,7 @@ class PageWriter:
             self._pool.shutdown()
 
     def _flush(self, last: int) -> None:
-        self._pool = self._pool or ThreadPoolExecutor(1, "pages", initializer=lower_priority)
+        self._pool = self._pool or runtime.executor(1, "pages", initializer=runtime.lower_priority)
         self._pool.submit(self._write, self._versions, range(self._next, last + 1))
         self._versions, self._next = {}, last + 1
 

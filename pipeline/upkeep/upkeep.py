@@ -6,16 +6,13 @@ result that no version names is an orphan.
 """
 
 import logging
-import os
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
+from ...common import runtime
+from ...common.runtime import Future
 from ...errors import SlackwaterError
 from ...store.compaction import merge, plan
 from ...store.compaction.picker import pick_for_manifest
@@ -70,8 +67,8 @@ class WriteStall:
     """Returns the largest number of L0 SSTs in one hash range."""
     merge_progress: Callable[[], MergeProgress]
     start_merges: Callable[[], None]
-    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
-    sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
+    clock: Callable[[], float] = field(default=runtime.monotonic, kw_only=True)
+    sleep: Callable[[float], None] = field(default=runtime.sleep, kw_only=True)
     _logged: set[str] = field(default_factory=set)
     _held_s: float = 0.0
 
@@ -171,8 +168,8 @@ class Upkeep:
         self.stall = WriteStall(
             name, triggers or StallTriggers(), self._l0_files, lambda: self.merge_progress, self._start_if_idle
         )
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._lock = runtime.lock()
+        self._closing = runtime.event()
         self._waiting_merges: list[Compaction] = []
         """Merges that the newest version needs and that have not started, most urgent first."""
         self._running_merges: set[Compaction] = set()
@@ -186,7 +183,7 @@ class Upkeep:
         self._threads, self._driver_bytes = threads, threads * driver_bytes
         # A merge on an executor has a thread that waits for it.
         most = threads + (MAX_MERGES if executors is not None else 0)
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix=f"compact-{head.stage}") if threads else None
+        self._pool = runtime.executor(most, name=f"compact-{head.stage}") if threads else None
 
     @property
     def finished(self) -> tuple[Finished, ...]:
@@ -323,7 +320,6 @@ class Upkeep:
                 self._folding, self._fold = fold is not None, fold
 
 
-_NICE = 10
 _MAX_CACHE_FILL = 0.9
 _EXPANSION = 4
 """Approximate ratio of an SST's decoded bytes to its stored bytes, used until the SST is cached."""
@@ -338,9 +334,9 @@ class Prefetcher:
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
         self._store, self._cache, self._head = store, cache, head
         self._missing: set[str] = set()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch-{head.stage}", initializer=lower_priority)
+        self._executor = runtime.executor(1, name=f"prefetch-{head.stage}", initializer=runtime.lower_priority)
         self._running: Future[None] | None = None
-        self._stopping = threading.Event()
+        self._stopping = runtime.event()
 
     def prefetch_missing(self, head: Manifest, ranged: Iterable[str]) -> None:
         """Start fetching the SSTs of `head` that look-ups on this machine lack. Returns at once.
@@ -384,9 +380,3 @@ class Prefetcher:
                 # Look-ups that need the SST will raise the error.
                 _log.warning("prefetch of %s/%s put off: %s", head.app, head.stage, error)
                 return
-
-
-def lower_priority() -> None:
-    # On Linux, each thread has its own priority.
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
 from ...client.declared.questions import SearchOptions, VerifyOptions
 from ...client.show import verdict as shown
+from ...common import runtime
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import TracedCause
 from ...snapshot.bisect.verdict import Evaluation, Verdict
@@ -77,7 +77,7 @@ async def verify_moment(
 
     Raises `TooOften`, and the errors of `Moment.verify`.
     """
-    stopped = Event()
+    stopped = runtime.event()
 
     def forward(line: str) -> None:
         if stopped.is_set():

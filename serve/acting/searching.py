@@ -7,15 +7,15 @@ without access to the machine.
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from threading import Event, Lock
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from ...client.app import StoredApp
 from ...client.declared.questions import SearchOptions
+from ...common import runtime
+from ...common.runtime import Future
 from ...errors import Refused, Usage
 from ...snapshot.bisect.predicate import Context, SqlPredicate, parse_check, parse_where
 from ...snapshot.bisect.verdict import Evaluation, Verdict
@@ -49,7 +49,7 @@ class Searcher:
     def __init__(self, statements: SqlProcessPool, bounds: Bounds, max_rows: int, who: str = "") -> None:
         self._statements, self._bounds, self._max_rows, self._who = statements, bounds, max_rows, who
         self._loop = asyncio.get_running_loop()
-        self._stopped, self._lock = Event(), Lock()
+        self._stopped, self._lock = runtime.event(), runtime.lock()
         self._pending: Future[Any] | asyncio.Future[Any] | None = None
 
     def search(self, app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> Verdict:

@@ -5,16 +5,15 @@ so all instances give equal values the same pseudonym. Without access to the sto
 their pseudonyms. The secret is deleted after the day, and then nobody can guess the values.
 """
 
-import secrets
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from threading import Lock
 from typing import Annotated
 
 from cachetools import LRUCache
 from msgspec import Meta, Struct
 
+from ...common import runtime
 from ...common.instants import format_iso, now_ms
 from ...errors import Forbidden
 from ...snapshot.query.hidden import Pseudonyms
@@ -42,7 +41,7 @@ class ValueNaming:
         self._store = store
         self._day_secret: DaySecret | None = None
         self._names: LRUCache[str, Pseudonyms] = LRUCache(_MAX_CALLERS)
-        self._lock = Lock()
+        self._lock = runtime.lock()
 
     def names_for(self, who: str) -> Pseudonyms | None:
         """Return a caller's pseudonyms; None until `load_day_secret` has loaded today's secret."""
@@ -61,7 +60,7 @@ class ValueNaming:
 
         If the store is read-only, uses a secret of this instance alone. Raises the errors of `JsonFolder.find`.
         """
-        new_secret = DaySecret(_today(), secrets.token_hex(32))
+        new_secret = DaySecret(_today(), runtime.random_hex(32))
         stored = SECRETS.find(self._store, new_secret.day)
         if stored is None:
             stored = new_secret

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ... import __version__
 from ...client import Client
 from ...client.show.shown import encode_json
+from ...common import runtime
 from ...errors import NotFound, SlackwaterError
 from ...snapshot.query.hidden import Pseudonyms
 from .. import audit
@@ -89,7 +89,7 @@ class AgentServer:
         return types.ListToolsResult(tools=[*map(_mcp_tool, TOOLS.values())])
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        grant, began_s = self._grant(context), time.perf_counter()
+        grant, began_s = self._grant(context), runtime.monotonic()
         host = context.request.client.host if context.request is not None and context.request.client else ""
         arguments, rows, status = dict[str, Any](), 0, 200
         masking, root = Masking("values" in grant.verbs), self._service.client.root
@@ -114,10 +114,10 @@ class AgentServer:
                 _log.exception("%s", tool.name)
                 data, status = encode_json(problem(error)), 500
         self._service.metrics.observe(
-            f"mcp {params.name if params.name in TOOLS else ''}", status, time.perf_counter() - began_s
+            f"mcp {params.name if params.name in TOOLS else ''}", status, runtime.monotonic() - began_s
         )
         audit.log_request(
-            f"mcp {params.name[:100]}", host, grant.name, arguments, status, rows, time.perf_counter() - began_s
+            f"mcp {params.name[:100]}", host, grant.name, arguments, status, rows, runtime.monotonic() - began_s
         )
         content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
         return types.CallToolResult(content=[content], is_error=status != 200)

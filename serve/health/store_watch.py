@@ -4,11 +4,10 @@ The store client's own timeout, a minute, suits batches, which must not be lost;
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
+from ...common import runtime
 from ...errors import SlackwaterError, TooMuch, Unavailable
 from ...store.objects.protocol import ObjectStore, exists
 
@@ -40,7 +39,7 @@ class SharedCheck:
 
         Raises the errors of the function that checks the store, except `Unavailable`.
         """
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         if self._future is None or now_s - self._started_s > (age_s if self._future.done() else _HUNG_AFTER_S):
             self._future, self._started_s = asyncio.ensure_future(self._in_thread(self._function)), now_s
             self._future.add_done_callback(
@@ -60,7 +59,7 @@ class StoreWatch:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="watch")
+        self._pool = runtime.executor(_THREADS, name="watch")
         self._store_check = self.shared_check(self._request_store)
         self.is_unavailable = False
         self._background_check: asyncio.Future[bool] | None = None

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 from ...client.moment import Moment
 from ...client.show.shown import encode_json
 from ...client.show.values import row_encoder
+from ...common import runtime
 from ...common.instants import now_ms
+from ...common.runtime import Lock
 from ...snapshot.cut.graph import Cut
 from ...snapshot.query.columns import visible_schema
 from ...store.read.open_rows import OpenRows
@@ -68,7 +69,7 @@ class CachedMoment:
     """Function called with each table whose rows are requested, to keep the newest moment's tables warm."""
     _cached: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _tables: dict[str, TableAnswers] = field(default_factory=dict)
-    _build_lock: Lock = field(default_factory=Lock)
+    _build_lock: Lock = field(default_factory=runtime.lock)
 
     def has_table(self, table: str) -> bool:
         return table in self._tables or table in self.moment.cut.tables

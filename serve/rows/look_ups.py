@@ -6,7 +6,6 @@ waits for the store, the next look-up starts soon, without waiting for it.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from ...client.show import values
 from ...client.show.shown import encode_json
+from ...common import runtime
 from ...common.instants import now_ms
 from ...errors import SlackwaterError, Usage
 from ...snapshot.query.columns import check_columns, hashed_key, hashed_keys, select
@@ -149,13 +149,13 @@ class SharedLookUps:
             queue = self._queues[name] = _Queue(reading, name)
         request = _Request(keys, asyncio.get_running_loop().create_future())
         queue.waiting.append(request)
-        if not queue.num_running or time.monotonic() - queue.started_s > _NEXT_BATCH_AFTER_S:
+        if not queue.num_running or runtime.monotonic() - queue.started_s > _NEXT_BATCH_AFTER_S:
             self._start_batch(queue)
         return await request.future
 
     def _start_batch(self, queue: _Queue) -> None:
         queue.num_running += 1
-        queue.started_s = time.monotonic()
+        queue.started_s = runtime.monotonic()
         task = asyncio.create_task(self._run_batch(queue, queue.take_batch()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

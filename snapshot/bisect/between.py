@@ -3,7 +3,6 @@
 Moments with equal rows are evaluated once.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
+from ...common import runtime
 from ...errors import Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -189,14 +189,14 @@ class Evaluator:
         columns = tuple((table.key, table.values) if table else None for table in tables)
         if (why := self.missing_column_errors.get(columns)) is not None:
             return Evaluation(0, 0, self.ref(cut), cut, "skip", why=why, is_column_missing=True)
-        started, number = time.perf_counter(), len(self.evaluated) + 1
+        started, number = runtime.monotonic(), len(self.evaluated) + 1
         try:
             answer, why, lacks = self._ask_predicate(cut)
         except AnswerNeeded:
             raise AnswerNeeded(cut, self.ref(cut), remaining) from None
         # The predicate has worked with these columns before, so something else is missing.
         lacks = lacks and columns not in self.working_columns
-        took_ms = round((time.perf_counter() - started) * 1000)
+        took_ms = round((runtime.monotonic() - started) * 1000)
         # The total never shrinks, even if fewer evaluations remain than expected.
         total = max(number + remaining, *(step.total for step in self.evaluated.values()), 0)
         step = Evaluation(number, total, self.ref(cut), cut, answer, why=why, took_ms=took_ms, is_column_missing=lacks)

@@ -5,15 +5,13 @@ came first.
 """
 
 import io
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
-from ulid import ULID
 from xxhash import xxh3_128_hexdigest
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -77,7 +75,7 @@ def edit(
     cut = newest_active_cut(store, app, stage)
     head = cut.stages[stage]
     rows = read_rows(source, head) if source is not None else None
-    done = Edit(str(ULID()), by, description, operation_message())
+    done = Edit(str(runtime.ulid()), by, description, operation_message())
     data = _encode(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     request = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
@@ -159,7 +157,7 @@ def _carry_out(
     patience_s: float,
     on_wait: Callable[[str], None],
 ) -> EditDone:
-    stage, deadline, waited_for = request.stage, time.monotonic() + patience_s, ""
+    stage, deadline, waited_for = request.stage, runtime.monotonic() + patience_s, ""
     while True:
         head = newest_active_cut(store, app, stage).stages[stage]
         if (done := find_edit_version(store, request, head)) is not None:
@@ -174,13 +172,13 @@ def _carry_out(
         if answer is not None and answer.error:
             withdraw_edit(store, app, request)
             raise Refused(f"the runner could not apply the edit: {answer.error}", hint="nothing was changed")
-        if time.monotonic() > deadline:
+        if runtime.monotonic() > deadline:
             withdraw_edit(store, app, request)
             raise Refused(
                 f"runner {runner} did not apply the edit of {app}/{stage} within {patience_s:g} s; it was withdrawn",
                 hint=f"`slackwater status {app}` shows if it is alive; --timeout waits longer",
             )
-        time.sleep(_POLL_S)
+        runtime.sleep(_POLL_S)
 
 
 def finish_edit(store: ObjectStore, app: str, request: EditRequest, manifest: Manifest) -> None:

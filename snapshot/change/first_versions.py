@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
-from ...common import instants
+from ...common import instants, runtime
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys, limits
 from ...store.versions.amend import commit_first
@@ -235,7 +234,7 @@ def _first_version(
         base,
         app=info.name,
         epoch=1,
-        writer=str(ULID()),
+        writer=str(runtime.ulid()),
         time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
-from ulid import ULID
 
-from ...common import instants
+from ...common import instants, runtime
 from ...common.durations import format_ms
 from ...errors import Refused
 from ...state.fits import ColumnChange, Declared
@@ -147,7 +146,7 @@ def carry_out(
     raises the errors of `finish_migration`.
     """
     detail = f"{number}: {summary}; before it {app}@{snapshot}"
-    id_ = recovery or str(ULID())
+    id_ = recovery or str(runtime.ulid())
     migration = Migration(
         app, number, id_, by, now_ms, snapshot, dict(steps), detail, operation_message(), bool(recovery)
     )

@@ -16,8 +16,8 @@ from functools import partial
 
 import xxhash
 from msgspec.structs import replace
-from ulid import ULID
 
+from ...common import runtime
 from ...errors import Refused
 from ...state import records
 from ...state.kinds.kind import kind_of
@@ -333,7 +333,7 @@ def _first_renamed(
         stage=step.called,
         kind="rename",
         time_ms=max(now_ms, last.time_ms + 1),
-        writer=str(ULID()),
+        writer=str(runtime.ulid()),
         outputs={name: output(name, written) for name, written in last.outputs.items()},
         sinks={},
         called="",

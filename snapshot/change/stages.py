@@ -19,8 +19,8 @@ from itertools import islice, pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
+from ...common import runtime
 from ...common.validation import check_whole
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
@@ -247,7 +247,7 @@ def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: 
         raise Refused(f"{app}/{stage} has no rejected records to retry")
     request = next((open_request for open_request in RETRIES.all(store, app) if open_request.stage == stage), None)
     if request is None:
-        request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
+        request = RETRIES.add(store, RetryRequest(str(runtime.ulid()), stage, now_ms, by), app)
     record_operation_once(store, app, "rejected --retry", stage, by, since_ms=request.created_ms)
     notify_runners(store, app)
     return request

@@ -6,20 +6,20 @@ compares UUIDs only with UUIDs, and has no arithmetic and no function on a UUID 
 """
 
 import re
-import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import blake2b
-from threading import Lock
 
 import duckdb
 import pyarrow as pa
 from cachetools import LRUCache
 from duckdb.func import PythonUDFType
 
+from ...common import runtime
+from ...common.runtime import Lock
 from ...store.read.duckdb_view import quote_identifier
 from ...store.sst.arrow_types import bytes_to_hex, python_values
 
@@ -35,9 +35,9 @@ _MAX_REMEMBERED_BYTES = 1_000
 class Pseudonyms:
     """Pseudonyms of values, computed with one secret. Remembers the values of the newest pseudonyms. Thread-safe."""
 
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    secret: bytes = field(default_factory=lambda: runtime.random_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))
-    lock: Lock = field(default_factory=Lock)
+    lock: Lock = field(default_factory=runtime.lock)
 
     def pseudonym(self, value: object) -> str | None:
         """Return the pseudonym of a value; None for null. Bytes must be given in hexadecimal."""
@@ -106,7 +106,7 @@ class PseudonymViews:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, secret: bytes) -> None:
         self._con, self._names = con, pseudonyms_for(secret) if secret else None
-        self._salt = secrets.token_hex(16)
+        self._salt = runtime.random_hex(16)
         self._functions: dict[tuple[str, bool], str] = {}
 
     def hidden_table(self, name: str) -> str:

@@ -13,12 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Timer
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
 
+from ...common import runtime
 from ...errors import NotFound, SlackwaterError, TooMuch, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
@@ -214,7 +213,7 @@ def pseudonym_views(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Ps
 def empty_database() -> duckdb.DuckDBPyConnection:
     """Open a database in memory. The caller closes it."""
     # DuckDB makes this folder when a query does not fit into memory, and removes it with the connection.
-    spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{uuid4().hex}"
+    spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{runtime.random_hex()}"
     # Without replacements, Python variables are not visible as tables.
     return duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
 
@@ -269,15 +268,13 @@ def run_query(
 def _run_within_bounds(
     con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | None, bounds: Bounds
 ) -> pa.Table:
-    is_over = Event()
+    is_over = runtime.event()
 
     def interrupt() -> None:
         is_over.set()
         con.interrupt()
 
-    timer = Timer(bounds.seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    cancel = runtime.timer(bounds.seconds, interrupt)
     try:
         rows = con.sql(statement)
         reader = (rows if max_rows is None else rows.limit(max_rows)).to_arrow_reader(2_048)
@@ -297,7 +294,7 @@ def _run_within_bounds(
             raise SlackwaterError(str(error).partition("\n")[0]) from None
         raise
     finally:
-        timer.cancel()
+        cancel()
 
 
 def parse_reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _OUT_HINT) -> str:

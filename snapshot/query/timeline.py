@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from threading import Lock
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 from msgspec import Struct
 
+from ...common import runtime
 from ...errors import Corruption
 from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore
@@ -91,7 +91,7 @@ class ThinnedLine:
 _cached_points: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
 _cached_objects: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
 """Cached snapshots and operations, by key and modification time, since a name may be reused."""
-_lock = Lock()
+_lock = runtime.lock()
 
 
 def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:

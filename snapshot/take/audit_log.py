@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from msgspec import Struct
 from ulid import ULID
 
+from ...common import runtime
 from ...common.arguments import check_arguments
 from ...common.validation import nearest_hint
 from ...errors import Usage
@@ -113,7 +114,7 @@ def record_operation(
 
     Idempotent if `id_`, a ULID, and `message` are given, with equal values in each call.
     """
-    ulid, changed = ULID.from_str(id_) if id_ else ULID(), versions or {}
+    ulid, changed = ULID.from_str(id_) if id_ else runtime.ulid(), versions or {}
     done = Operation(
         id=str(ulid),
         app=app,

@@ -4,8 +4,8 @@ The removal of a snapshot also deletes in-flight records that no other snapshot 
 """
 
 from msgspec.structs import replace
-from ulid import ULID
 
+from ...common import runtime
 from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import history, horizon, keys
@@ -127,7 +127,7 @@ def move_snapshot(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str =
 
 
 def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapshot:
-    ulid = ULID()
+    ulid = runtime.ulid()
     asked_ms = completed_ms = ulid.milliseconds
     return Snapshot(name, str(ulid), cut.app, asked_ms, completed_ms, kind, cut.versions, by)
 

@@ -4,15 +4,12 @@ Until the request is deleted, the head manifest of each stage has the version th
 whose marker it awaits. So one look at each head suffices to complete the snapshot, and any process may do it.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ulid import ULID
-
 from ...chandy_lamport.events import ProtocolError
 from ...chandy_lamport.global_state import StageChannels, completed_cut
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Corruption, Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
@@ -85,7 +82,7 @@ def request_snapshot(store: ObjectStore, app: str, name: str, by: str) -> Snapsh
     check_not_asked(store, app, name)
     check_exclusion(store, app, Intent.SNAPSHOT)
     migration = min((head.migration for head in _active_heads(store, app).values()), default=0)
-    ulid = ULID()
+    ulid = runtime.ulid()
     pending = SnapshotRequest(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=migration)
     # The key is unique, so retrying a put after a lost response is harmless.
     SNAPSHOT_REQUESTS.put(store, pending, app)
@@ -333,16 +330,16 @@ def _wait(
     timeout_s: float,
     on_progress: Callable[[SnapshotProgress], None],
 ) -> Snapshot:
-    started = time.monotonic()
+    started = runtime.monotonic()
     answered: float | None = None
     stage_answers: dict[str, StageAnswer] = {}
     polls = 0
     while True:
         snapshot = find_snapshot(store, app, pending.name)
         if answered is not None and snapshot is None:
-            own_turn = time.monotonic() - answered > _GRACE_S
+            own_turn = runtime.monotonic() - answered > _GRACE_S
             snapshot = try_complete(store, app, pending, reader if own_turn else None)
-        waited_s = time.monotonic() - started
+        waited_s = runtime.monotonic() - started
         if snapshot is not None and snapshot.id == pending.id:
             # The stages may have dropped their answers already.
             times = {stage: answer.head_ms for stage, answer in stage_answers.items()}
@@ -355,14 +352,14 @@ def _wait(
         stage_answers = read_answers(store, app, pending)
         on_progress(SnapshotProgress(waited_s, stage_answers, complete=False))
         complete = bool(stage_answers) and all(answer.finished for answer in stage_answers.values())
-        answered = (answered or time.monotonic()) if complete else None
+        answered = (answered or runtime.monotonic()) if complete else None
         if polls % _POLLS_A_SECOND == 0:
             is_open = any(open_request.id == pending.id for open_request in open_requests(store, app))
             if not is_open and find_written(store, app, pending) is None:
                 raise _failure(store, app, pending.name)
         if waited_s > timeout_s and not complete:
             raise _timeout_error(app, pending.name, stage_answers, timeout_s)
-        time.sleep(1 / _POLLS_A_SECOND)
+        runtime.sleep(1 / _POLLS_A_SECOND)
         polls += 1
 
 

@@ -6,7 +6,6 @@ requested edit between two batches, so that no batch uses outdated rows. Without
 Each edit is made once, since its version has the request's id.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ...common import instants
+from ...common import instants, runtime
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys, limits
@@ -82,9 +81,9 @@ class HeartbeatWriter:
     _swept: bool = False
 
     def write_if_due(self, now: Callable[[], Heartbeat]) -> None:
-        if time.monotonic() < self._due_s:
+        if runtime.monotonic() < self._due_s:
             return
-        self._due_s, beat = time.monotonic() + BEAT_S, now()
+        self._due_s, beat = runtime.monotonic() + BEAT_S, now()
         with suppress(Unavailable, Refused):
             HEARTBEATS.put(self.store, beat, self.app)
             if not self._swept:

@@ -1,6 +1,5 @@
 """Reads ranges of offsets from the archives of an app, and of the apps that it was cloned from."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from ...common import runtime
 from ...errors import Corruption, Gone
 from ..objects.protocol import ObjectStore
 from ..versions.apps import find_app
@@ -144,7 +144,7 @@ class Archives:
         For a re-created topic, `topic_id` selects the incarnation; without it, the newest incarnation of each app is
         used. Costs a few requests for each app. Raises `Corruption`.
         """
-        now_s, key = time.monotonic(), (topic, topic_id)
+        now_s, key = runtime.monotonic(), (topic, topic_id)
         at_s, archives = self._archives_by_topic.get(key, (0.0, None))
         if archives is None or now_s - at_s > _CACHE_S:
             archives = TopicArchives(tuple(self._find(topic, topic_id)))

@@ -5,7 +5,6 @@ SST, however large the runs are. A sorted run is written as several SSTs with di
 single SST with other values, or without some rows; the other rows keep their order and their `_seq`.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ...common import runtime
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
@@ -74,7 +74,7 @@ def run_compaction(
     to_read = _inputs_to_read(compaction)
     if not to_read:
         return CompactionResult(compaction, ())
-    began_s = time.monotonic()
+    began_s = runtime.monotonic()
     row_bytes = _row_bytes(to_read)
     interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _INTERVALS_PER_SST)))
     finish = partial(_put, store=store, cache=cache, app=app, stage=stage, compaction=compaction)
@@ -115,8 +115,8 @@ def _inputs_to_read(compaction: Compaction) -> tuple[Sst, ...]:
 
 
 def check_time(compaction: Compaction, began_s: float) -> None:
-    """Raise `Refused` if a merge that began at `began_s` (`time.monotonic`) takes over half an hour."""
-    if time.monotonic() - began_s > _MAX_MERGE_S:
+    """Raise `Refused` if a merge that began at `began_s` (`runtime.monotonic`) takes over half an hour."""
+    if runtime.monotonic() - began_s > _MAX_MERGE_S:
         raise Refused(
             f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of hash range "
             f"{compaction.partition} takes more than {_MAX_MERGE_S / 60:.0f} minutes, so garbage collection "

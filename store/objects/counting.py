@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
+from ...common import runtime
 from .protocol import ObjectStore
 from .wrapper import StoreWrapper
 
@@ -159,7 +159,7 @@ class CountingStore(StoreWrapper):
     def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:
         super().__init__(inner)
         self._on_request = on_request
-        self._lock = Lock()
+        self._lock = runtime.lock()
         # Since the last `reset`: requests by method, sums by field of `Stats`, and sums that `take` returned.
         self._counts, self._totals, self._taken = Counter[str](), Counter[str](), Counter[str]()
 
@@ -231,7 +231,7 @@ class SharedCounts:
         with file.open("a+b") as opened:
             opened.truncate(_SLOTS_BYTES)
             self._slots = memoryview(mmap.mmap(opened.fileno(), _SLOTS_BYTES)).cast("q")
-        self._lock = Lock()
+        self._lock = runtime.lock()
 
     def add(self, method: str, read: int, written: int) -> None:
         with self._lock:

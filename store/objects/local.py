@@ -5,13 +5,12 @@ Also `SpooledStore`, whose puts wait in such a folder until they are uploaded.
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
-from uuid import uuid4
 
+from ...common import runtime
 from ...common.whole_file import fsync_path
 from ...errors import Forbidden, ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from .protocol import ObjectInfo, ObjectStore, UnfinishedWrite, check_key, check_range
@@ -171,9 +170,9 @@ class LocalStore(BaseStore):
             if not self._swept:
                 self._swept = True
                 for leftover in self.unfinished_writes(""):
-                    if leftover.begun_ms < (time.time() - _LEFTOVER_S) * 1000:
+                    if leftover.begun_ms < (runtime.time() - _LEFTOVER_S) * 1000:
                         self.discard(leftover)
-            temporary = scratch / uuid4().hex
+            temporary = scratch / runtime.random_hex()
             try:
                 with temporary.open("xb") as file:
                     file.write(data)

@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from ...common import runtime
+from ...common.runtime import Future
 
 _WORKERS, _MAX_UNREAD = 16, 256
 
@@ -16,7 +18,7 @@ def map_concurrently(
 ) -> Iterator[R]:
     """Yield `call(item)` for each item, in order, from `workers` threads. At most `max_unread` results are buffered."""
     under_way: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    with runtime.executor(workers) as pool:
         try:
             for item in items:
                 under_way.append(pool.submit(call, item))

@@ -3,9 +3,8 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import count
-from threading import Lock
-from time import time_ns
 
+from ...common import runtime
 from ...errors import ObjectExists, ObjectNotFound
 from .protocol import ObjectInfo, check_key, check_range
 from .wrapper import BaseStore
@@ -20,7 +19,7 @@ class MemoryStore(BaseStore):
         super().__init__()
         # Two stores never share a root, so their URLs differ.
         self._url = f"memory:{next(_store_numbers)}"
-        self._lock = Lock()
+        self._lock = runtime.lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []
 
@@ -55,7 +54,7 @@ class MemoryStore(BaseStore):
         if key not in self._objects:
             insort(self._keys, key)
         # bytes() copies a caller's bytearray, which may change later.
-        self._objects[key] = (bytes(data), time_ns() // 1_000_000)
+        self._objects[key] = (bytes(data), runtime.time_ns() // 1_000_000)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         key = self._first_key(max(prefix, start_after + "\0"))

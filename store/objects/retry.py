@@ -4,14 +4,12 @@ A budget limits the retries that a process sends to a server from all its thread
 """
 
 import logging
-import random
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from threading import Lock
 from typing import TypeVar
 
+from ...common import runtime
 from ...common.silence import SILENCE_S, address_hint, call_on_silence, warn_silent
 from ...errors import Unavailable
 
@@ -42,10 +40,10 @@ class RetryBudget:
 
     max_burst: float = MAX_RETRY_BURST
     retries_per_s: float = RETRIES_PER_S
-    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    clock: Callable[[], float] = field(default=runtime.monotonic, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._lock = Lock()
+        self._lock = runtime.lock()
         self._tokens = self.max_burst
         self._filled_s = self.clock()
 
@@ -90,14 +88,14 @@ class Retry:
     silent_s: float = SILENCE_S
     """Seconds without an answer before a warning, for a server that has never answered."""
     budget: RetryBudget | None = None
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = runtime.monotonic
+    sleep: Callable[[float], None] = runtime.sleep
     seed: int | None = None
 
     def __post_init__(self) -> None:
         self._budget = self.budget or RetryBudget(clock=self.clock)
-        self._random = random.Random(self.seed)  # noqa: S311 - not for security
-        self._lock = Lock()
+        self._random = runtime.random(self.seed)
+        self._lock = runtime.lock()
         self._has_answered = self._is_reported = False
         self._outage_since_s: float | None = None
 

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from botocore.session import Session as Core
 from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
+from ...common import runtime
 from ...errors import Forbidden, NotFound, Refused, Usage
 from .retry import RetryBudget, TransientError
 from .s3_settings import S3Access, S3ClientConfig, S3Settings, aws_variables
@@ -75,13 +75,13 @@ class Connection(NamedTuple):
 
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
-_lock = Lock()
+_lock = runtime.lock()
 
 
 def _after_fork() -> None:
     # A thread that does not exist in the child may hold the lock.
     global _lock
-    _lock = Lock()
+    _lock = runtime.lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,9 +1,7 @@
 """Object store in an S3 bucket, on AWS or any server with conditional writes. Large objects are moved in parts."""
 
 import os
-import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 
+from ...common import runtime
 from ...errors import ObjectExists, ObjectNotFound, Refused
 from .protocol import ObjectInfo, UnfinishedWrite, check_key, check_range
 from .retry import Retry, TransientError
@@ -122,7 +121,7 @@ class S3Store(BaseStore):
                 return first
             same: dict[str, Any] = {"IfMatch": etag} if etag else {}
             try:
-                with ThreadPoolExecutor(min(self._settings.parallel_parts, len(starts))) as pool:
+                with runtime.executor(min(self._settings.parallel_parts, len(starts))) as pool:
                     parts = pool.map(partial(self._get, key, part_bytes, **same), starts)
                     return b"".join((first, *(data for data, _, _ in parts)))
             except ClientError as error:
@@ -143,7 +142,7 @@ class S3Store(BaseStore):
         name = self._full_key(key)
 
         def request(s3: "S3Client") -> tuple[bytes, str, int]:
-            until_s = time.monotonic() + self._settings.attempt_timeout_s
+            until_s = runtime.monotonic() + self._settings.attempt_timeout_s
             part = f"bytes={start}-{start + length - 1}"
             answer = s3.get_object(Bucket=self._bucket, Key=name, Range=part, **condition)
             data = _read_body(answer["Body"], until_s)
@@ -330,6 +329,6 @@ def _read_body(body: "StreamingBody", until_s: float) -> bytes:
     with body:
         while chunk := body.read(_CHUNK_BYTES):
             chunks.append(chunk)
-            if time.monotonic() > until_s:
+            if runtime.monotonic() > until_s:
                 raise TransientError("the answer takes too long to arrive")
     return b"".join(chunks)

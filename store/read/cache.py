@@ -8,17 +8,16 @@ otherwise.
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Lock, RLock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache, TTLCache
 
+from ...common import runtime
 from ...errors import Corruption, Unavailable
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
@@ -43,7 +42,7 @@ class ParquetCopies:
 
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
-        self._lock = Lock()
+        self._lock = runtime.lock()
         self._paths: dict[str, Path] = {}
         self._spill: Path | None = None
         self._pins = ExitStack()
@@ -151,14 +150,14 @@ class SstCache:
         self.max_bytes = max_bytes
         self._folder = CacheFolder(folder, max_bytes)
         self._parquet = ParquetCopies(self._folder)
-        self._lock = RLock()
+        self._lock = runtime.rlock()
         # Keyed by the SST's file name.
         self._mapped: LRUCache[str, MappedSst] = LRUCache(_MAX_OPEN)
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
         self._in_memory: LRUCache[str, MappedSst] = LRUCache(
             _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
-        self._dropped_s = time.monotonic()
+        self._dropped_s = runtime.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
         self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _RETRY_REFUSED_S)
 
@@ -305,7 +304,7 @@ class SstCache:
         except (Corruption, pa.ArrowException, OSError):
             self._folder.remove(name + _ARROW_SUFFIX)
             return None
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         with self._lock:
             if now_s - self._dropped_s > _TOUCH_S:
                 # Once in a while, because evicted files keep their disk space while they are mapped.

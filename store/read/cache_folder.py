@@ -11,18 +11,17 @@ followed by the xxh3_128 of its bytes and its name, to detect failing disks and 
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 import xxhash
 
+from ...common import runtime
 from ..sst.schema import ColumnConversion
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
@@ -55,7 +54,7 @@ class CacheFolder:
 
         File system errors return False. Other errors of `write` are raised, and leave no file.
         """
-        temporary = self.path / f"{_TEMPORARY}{uuid4().hex}"
+        temporary = self.path / f"{_TEMPORARY}{runtime.random_hex()}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write(temporary)
@@ -133,7 +132,7 @@ class CacheFolder:
                     stat = item.stat()
                     if not item.name.startswith(_TEMPORARY):
                         entries.append((stat.st_mtime_ns, stat.st_size, item.name))
-                    elif stat.st_mtime < time.time() - _STALE_S:
+                    elif stat.st_mtime < runtime.time() - _STALE_S:
                         self.remove(item.name)
         total = sum(file_bytes for _, file_bytes, _ in entries)
         if total + size > self.max_bytes:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from threading import Lock
 
 import xxhash
 
+from ...common import runtime
+from ...common.runtime import Lock
 from ...errors import Corruption, ObjectExists, ObjectNotFound
 from ..objects.many import for_each_concurrently
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
@@ -26,7 +27,7 @@ class Copier:
     objects: int = 0
     copied_bytes: int = 0
     _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
+    _lock: Lock = field(default_factory=runtime.lock)
 
     def copy_ssts(self, ssts: Iterable[Sst], *, may_be_missing: bool) -> None:
         """Copy the SSTs that the target lacks. Each is verified against its manifest entry.

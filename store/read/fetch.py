@@ -1,16 +1,15 @@
 """Fetches SSTs from the store: whole and verified, or in byte ranges; nearby ranges share a request."""
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from operator import itemgetter
 
 import pyarrow as pa
 import xxhash
 
+from ...common import runtime
+from ...common.runtime import Executor
 from ...errors import Corruption, ObjectNotFound
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
@@ -58,13 +57,8 @@ _MAX_REQUEST_BYTES = 8 << 20
 _MAX_REQUESTS = 32
 
 
-@cache
-def request_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_MAX_REQUESTS, thread_name_prefix="slackwater-read")
-
-
-# Spark forks its workers, and threads do not survive a fork.
-os.register_at_fork(after_in_child=request_pool.cache_clear)
+def request_pool() -> Executor:
+    return runtime.shared_executor(_MAX_REQUESTS, "slackwater-read")
 
 
 class RangeReader:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 import xxhash
 from cachetools import LRUCache
 
+from ...common import runtime
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..sst.parquet_index import (
@@ -95,7 +95,7 @@ _footers: LRUCache[str, Footer] = LRUCache(
 )
 _indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_BYTES, getsizeof=lambda index: index.memory_bytes)
 _chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=len)
-_lock = Lock()
+_lock = runtime.lock()
 
 
 def load_footer(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:

@@ -7,7 +7,6 @@ vectorised search. A query then reads only the selected columns of the older SST
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
+from ...common import runtime
 from ..objects.protocol import ObjectStore
 from ..sst.schema import HASH, OP, TOMBSTONE
 from ..sst.sorted_runs import newer_than
@@ -31,7 +31,7 @@ _MAX_CACHED_SSTS = 64
 _cached: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
     _MAX_BYTES, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES
 )
-_lock = Lock()
+_lock = runtime.lock()
 
 
 def find_hidden_rows(

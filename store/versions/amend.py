@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from ulid import ULID
 
+from ...common import runtime
 from ...errors import CommitConflict, Fenced
 from ..objects.counting import Stats
 from ..objects.protocol import ObjectStore
@@ -90,7 +90,7 @@ def amend(
     head, (app, stage) = (target, (target.app, target.stage)) if isinstance(target, Manifest) else (None, target)
     keys.check_name("app", app)
     keys.check_name("stage", stage)
-    writer, spent, attempt = writer or str(ULID()), change.cost, 1
+    writer, spent, attempt = writer or str(runtime.ulid()), change.cost, 1
     while True:
         if attempt > 1 or not change.epoch:
             head = read_base(store, app, stage, head)

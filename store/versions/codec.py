@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from threading import Lock
 from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import xxhash
 from msgspec import Struct
 
+from ...common import runtime
 from ...errors import Corruption, ObjectExists, ObjectNotFound, Unstorable
 from ..objects.many import map_concurrently
 from ..objects.protocol import ObjectInfo, ObjectStore, list_json
@@ -39,7 +39,7 @@ FORMAT = 1
 
 T = TypeVar("T", bound=msgspec.Struct)
 Kind = TypeVar("Kind")
-_registration_lock = Lock()
+_registration_lock = runtime.lock()
 _registered: set[object] = set()
 
 # "deterministic" sorts dicts, so equal values give equal bytes.

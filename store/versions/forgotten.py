@@ -15,12 +15,12 @@ While a forget is in progress, operations that would copy its keys wait, or are 
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
-from threading import Lock
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ...common import runtime
 from ...errors import CommitConflict
 from ..objects.protocol import ObjectStore
 from . import checks, codec, keys, limits
@@ -133,7 +133,7 @@ def empty_index(app: str) -> ForgottenIndex:
 
 _indexes: WeakKeyDictionary[ObjectStore, dict[str, tuple[ForgottenIndex, int]]] = WeakKeyDictionary()
 """Cache by store and app: the newest index read, and the largest index number that a reader required."""
-_lock = Lock()
+_lock = runtime.lock()
 
 
 def newest(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:

@@ -8,17 +8,16 @@ time is found by pages (`pages`), and by a binary search where no page has it. D
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from threading import Lock
 from typing import overload
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
+from ...common import runtime
 from ...errors import MomentGone, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from . import apps, codec, forgotten, horizon, keys
@@ -36,7 +35,7 @@ _MAX_CACHED_BYTES = 16 << 20
 # Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
 _recent: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[Manifest, int]]] = WeakKeyDictionary()
 """Manifests by key, each with its stored size."""
-_lock = Lock()
+_lock = runtime.lock()
 
 
 def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest | None:
@@ -170,7 +169,7 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     the older kept versions form a cut.
     """
     pages = StagePages(store, app, stage)
-    with ThreadPoolExecutor(2) as pool:
+    with runtime.executor(2) as pool:
         reading = pool.submit(horizon.newest, store, app)
         pool.submit(forgotten.cached_index, store, app)  # for the version that is read last
         _, later = pages.around(time_ms)

@@ -11,7 +11,6 @@ versions. Only versions outside a final boundary are deleted, and no later bound
 that was suspended, and resumes after others, deletes only collectable versions.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -19,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from ...common import runtime
 from ...common.durations import HOUR_MS
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
@@ -144,12 +144,6 @@ def overtaken_error(app: str) -> Refused:
     )
 
 
-def _boot_time_s() -> float:
-    # Unlike the monotonic clock, this clock continues while the machine sleeps.
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.clock_gettime(clock) if clock is not None else time.time()
-
-
 class Freshness:
     """Times at which this process last saw that a stage's next version number was free.
 
@@ -158,7 +152,7 @@ class Freshness:
     check after they created the version. A runner checks every few seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = _boot_time_s) -> None:
+    def __init__(self, clock: Callable[[], float] = runtime.boot_time) -> None:
         self.now = clock
         """Clock in seconds, which continues while the machine sleeps."""
         self._free: dict[tuple[str, str], tuple[int, float]] = {}

@@ -9,7 +9,6 @@ belong to a running commit.
 """
 
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +34,7 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
+from ....common import runtime
 from ....common.durations import HOUR_MS
 from ....errors import ObjectExists, ObjectNotFound, Refused
 from ....store.objects.protocol import ObjectStore
@@ -232,7 +232,7 @@ class IcebergTable:
         )
 
     def _write_snapshot(self, base: TableMetadata, new: NewSnapshot, schema_id: int, time_ms: int) -> Snapshot:
-        snapshot_id, parent, unique_id = base.new_snapshot_id(), base.current_snapshot(), uuid.uuid4()
+        snapshot_id, parent, unique_id = base.new_snapshot_id(), base.current_snapshot(), runtime.uuid()
         live, sequence = self.snapshot_files(parent), base.next_sequence_number()
         deletes = self._write_deletes(new.deletes.added, f"{unique_id}-deletes.parquet")
         added_data = [new.data[path] for path in new.data.keys() - live.data.keys()]

@@ -7,7 +7,6 @@ version. If the adoption fails, everything that it wrote is deleted.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ....common import runtime
 from ....errors import Corruption, Gone, Refused
 from ....snapshot.take.audit_log import record_operation_once
 from ....snapshot.under_way.exclusion import Intent, check_exclusion
@@ -202,7 +202,7 @@ class Adoption:
 
     def _run_merges(self, head: Manifest) -> Manifest:
         compactor = StageCompactor(
-            self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
+            self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=runtime.event()
         )
         for _ in compactor.merge_until_done():
             pass

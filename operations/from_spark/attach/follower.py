@@ -1,11 +1,11 @@
 """Process that follows a Spark query until stopped, with heartbeats, merges and garbage collection in threads."""
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+from ....common import runtime
 from ....errors import SlackwaterError, Unavailable
 from ....pipeline.listener import Listener
 from ....pipeline.run.housekeeping import Collector, background_thread
@@ -33,7 +33,7 @@ class Follower:
     on_version: OnVersion
     retention: Retention = field(default_factory=Retention)
     _compactor: AppCompactor = field(init=False)
-    _stopped: threading.Event = field(default_factory=threading.Event, init=False)
+    _stopped: runtime.Event = field(default_factory=runtime.event, init=False)
 
     def __post_init__(self) -> None:
         tail = self.tail
@@ -89,7 +89,7 @@ class Follower:
             self.on_version(version)
         return len(landed)
 
-    def _beat(self, stopped: threading.Event) -> None:
+    def _beat(self, stopped: runtime.Event) -> None:
         tail, heart = self.tail, HeartbeatWriter(self.store, self.tail.app)
 
         def beat() -> Heartbeat:
@@ -107,7 +107,7 @@ class Follower:
             stopped.wait(_BEAT_S)
         heart.delete(tail.writer)
 
-    def _merge(self, stopped: threading.Event) -> None:
+    def _merge(self, stopped: runtime.Event) -> None:
         while not stopped.wait(_MERGE_S):
             try:
                 for _ in self._compactor.merge_due():

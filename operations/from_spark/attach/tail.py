@@ -1,16 +1,14 @@
 """Follower of a Spark query: claims a stage, then commits a version for each batch, or for several if it lags."""
 
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
-from ulid import ULID
 
-from ....common import instants
+from ....common import instants, runtime
 from ....errors import Gone, Refused
 from ....snapshot.cut.moments import heads_of
 from ....snapshot.take.audit_log import record_operation, whoami
@@ -81,7 +79,7 @@ class Tail:
     _: KW_ONLY
     by: str
     partitions: int = 4
-    writer: str = field(default_factory=lambda: str(ULID()), init=False)
+    writer: str = field(default_factory=lambda: str(runtime.ulid()), init=False)
     head: Manifest | None = field(default=None, init=False)
     newest_batch: int = field(default=-1, init=False)
     _store: CountingStore = field(init=False)
@@ -154,7 +152,7 @@ class Tail:
             writer=self.writer,
             take_stats=self._store.take_stats,
         )
-        self.head, self._head_read_s = amended.manifest, time.monotonic()
+        self.head, self._head_read_s = amended.manifest, runtime.monotonic()
         if previous is None:
             record_operation(
                 self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.location}", whoami(),
@@ -187,9 +185,9 @@ class Tail:
         )
         if step is None:
             return ()
-        if time.monotonic() - self._head_read_s > _HEAD_CACHED_S:
+        if runtime.monotonic() - self._head_read_s > _HEAD_CACHED_S:
             head = self.head = amending.read_base(self._store, self.app, self.stage, head) or head
-            self._head_read_s = time.monotonic()
+            self._head_read_s = runtime.monotonic()
         try:
             return (
                 self._commit_changes(step) if isinstance(step, ReadChanges) else (self._commit_whole_state(step.batch),)
@@ -211,7 +209,7 @@ class Tail:
             self.checkpoint.read_changes(table, after, up_to, at_once=step.batches_per_version, appended=True)
             for table in self._tables.values()
         )
-        committed, began_s = list[FollowedVersion](), time.monotonic()
+        committed, began_s = list[FollowedVersion](), runtime.monotonic()
         try:
             # Changes are read lazily, and each version is committed once its batches are read.
             for number, *changed in zip(step.ends, *changes_by_table, strict=True):
@@ -227,7 +225,7 @@ class Tail:
                 )
                 committed.append(self._commit(batch, new, seq, began_s))
                 self._last_read = number - after
-                began_s = time.monotonic()
+                began_s = runtime.monotonic()
         except Gone:
             if not committed:
                 raise
@@ -235,7 +233,7 @@ class Tail:
         return tuple(committed)
 
     def _commit_whole_state(self, number: int) -> FollowedVersion:
-        began_s, batch, head = time.monotonic(), self.checkpoint.read_batch(number), self._head
+        began_s, batch, head = runtime.monotonic(), self.checkpoint.read_batch(number), self._head
         seq, new = head.version + 1, {}
         for name, table in self._tables.items():
             stored = as_main_table(head, table_name(self.stage, name)) if name else head
@@ -275,7 +273,7 @@ class Tail:
                     batches=batch.id + 1 - following,
                     others=tuple(sorted(map(_input_name, batch.non_kafka))),
                 ),
-                duration_ms=round((time.monotonic() - began_s) * 1_000),
+                duration_ms=round((runtime.monotonic() - began_s) * 1_000),
             )
 
         change = Amendment("batch", update, epoch=expected.epoch)
@@ -289,7 +287,7 @@ class Tail:
             writer=self.writer,
             take_stats=store.take_stats,
         ).manifest
-        self.head, self._misses, self._head_read_s = version, 0, time.monotonic()
+        self.head, self._misses, self._head_read_s = version, 0, runtime.monotonic()
         rows = sum(sst.rows for ssts in new.values() for sst in ssts)
         return FollowedVersion(version, rows, max(0, instants.now_ms() - batch.committed_ms))
 

@@ -6,14 +6,13 @@ Leaves are immutable and read again for many versions, so their entries are cach
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from threading import Lock
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
+from ....common import runtime
 from ....errors import Corruption, ObjectExists, ObjectNotFound
 from ...objects.many import map_concurrently
 from ...objects.protocol import ObjectStore
@@ -28,7 +27,7 @@ _MAX_CACHED_SSTS = 1 << 18
 
 _cached: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, str], tuple[Sst, ...]]] = WeakKeyDictionary()
 """Entries by store, and then by the root and the key of the leaf."""
-_lock = Lock()
+_lock = runtime.lock()
 
 
 class LeafContent(Struct, frozen=True):
@@ -76,7 +75,7 @@ def write_leaf(
 
     `slot` is the number of the leaf's slot and the number of slots, `bounds` the lowest and the highest hash.
     """
-    content = LeafContent(app, stage, str(ULID()), Ssts(ssts))
+    content = LeafContent(app, stage, str(runtime.ulid()), Ssts(ssts))
     key = keys.leaf(app, stage, content.id)
     # Not `put`: a spool would keep the leaf on this machine, and the version that names it may be committed elsewhere.
     with suppress(ObjectExists):  # this call's own put, whose answer was lost: nobody else knows the name

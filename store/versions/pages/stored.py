@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
-from threading import Lock
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
+from ....common import runtime
 from ....errors import Corruption, ObjectNotFound, Unstorable
 from ...objects.many import for_each_concurrently, map_concurrently
 from ...objects.protocol import ObjectStore
@@ -38,7 +38,7 @@ _NAME = re.compile(r"(\d{15})-(\d{20})-(\d{20})\.json")
 
 _cached: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[VersionPage, int]]] = WeakKeyDictionary()
 """Pages that were written or checked by this process, by store and key, each with its stored size."""
-_lock = Lock()
+_lock = runtime.lock()
 
 
 class PageRef(NamedTuple):

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from slackwater.common import runtime
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.store.objects.protocol import ObjectStore
 
@@ -75,7 +76,7 @@ def test_a_topic_that_is_not_a_pair_is_a_usage_error(pair: str) -> None:
 def _at(patch: pytest.MonkeyPatch, days: float) -> None:
     """So many days from now."""
     present = time.time_ns
-    patch.setattr(time, "time_ns", lambda: present() + round(days * 86_400 * 10**9))
+    patch.setattr(runtime, "time_ns", lambda: present() + round(days * 86_400 * 10**9))
 
 
 @pytest.mark.usefixtures("kafka")

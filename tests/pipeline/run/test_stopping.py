@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 from slackwater.cli.reporter import Reporter
 from slackwater.cli.terminal import Printer
+from slackwater.common import runtime
 from slackwater.pipeline.run.stopping import StopEvent, StopRequested, stop_signals
 
 
@@ -147,8 +148,8 @@ def reports(*steps: Callable[[Reporter], None], live: bool = False) -> Reporter:
 
 
 def after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    now = time.monotonic() + seconds
-    monkeypatch.setattr("slackwater.cli.reporter.time.monotonic", lambda: now)
+    now = runtime.monotonic() + seconds
+    monkeypatch.setattr("slackwater.common.runtime.monotonic", lambda: now)
 
 
 def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     upstream, clock = Upstream(), Clock(1)
-    monkeypatch.setattr("time.monotonic", clock)
+    monkeypatch.setattr("slackwater.common.runtime.monotonic", clock)
     store = CountingStore(upstream.store)
     planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=None)
 

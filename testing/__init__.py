@@ -19,8 +19,9 @@ from decimal import Decimal
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
+from .common import runtime
 from .common.extras import require_extras
 from .errors import NotFound, Usage
 from .pipeline.kafka.memory import MemoryKafka
@@ -199,7 +200,7 @@ def run(
             f"the app to run is a {type(app).__name__}; expected a slackwater.App",
             hint="pass module.app, not the module",
         )
-    kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
+    kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{runtime.random_hex()}")
     _send(kafka, app, topics, partitions)
     folder = after.folder if after is not None else _TemporaryFolder()
     settings = Settings(store=str(folder.path / "store"), brokers=kafka.address, cache=str(folder.path / "cache"))
