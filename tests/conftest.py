@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.leaves import fold
 
-from tests.durations import Recorder, longest_first
+from tests.durations import Recorder, longest_first, needs_servers
 from tests.models.profiles import PROFILE
 from tests.support.manifests import SMALL_LEAVES
 from tests.support.registries import EmbeddedRegistry
@@ -82,13 +82,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(patch.undo)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """`make test` finds the files with tests that need Kafka or Spark by what stands in them (WITH_SERVERS)."""
-    longest_first(items)
-    for path in {item.path for item in items if any(item.iter_markers("kafka")) or any(item.iter_markers("spark"))}:
+    for path in {item.path for item in items if needs_servers(item)}:
         if not re.search(r"mark\.(kafka|spark)|any_kafka", path.read_text()):
             raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")
+    yield  # -m deselects items
+    longest_first(items)
 
 
 def free_port() -> int:

@@ -1,11 +1,13 @@
 """Seconds of test files, as recorded in `tests/durations.json`: the longest begin first, so that workers end together.
 
 `pytest --record-durations` writes the file anew for the files that ran. Files that it lacks begin before all others.
+A file whose tests only partly need servers has two entries, since each half of `make test` runs a part of it.
 """
 
 import fcntl
 import json
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ import pytest
 FILE = Path(__file__).with_name("durations.json")
 _LEAST_S = 1.0
 """Shorter files are left out of the record: their order does not matter."""
+_WITH_SERVERS = " with servers"
+"""Ends the key of the tests of a file that need Kafka or Spark."""
+_NEEDS_SERVERS = "needs servers"
+"""Property of a test that needs them: reports have no markers."""
 
 
 class Recorder:
@@ -22,7 +28,8 @@ class Recorder:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+        half = _WITH_SERVERS if _NEEDS_SERVERS in dict(report.user_properties) else ""
+        self.seconds[report.nodeid.partition("::")[0] + half] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Merge into the record; another pytest may do so at the same time."""
@@ -30,7 +37,9 @@ class Recorder:
             fcntl.flock(file, fcntl.LOCK_EX)
             merged = json.loads(file.read() or "{}") | self.seconds
             kept = {
-                path: round(s, 1) for path, s in merged.items() if s >= _LEAST_S and (FILE.parents[1] / path).exists()
+                key: round(s, 1)
+                for key, s in merged.items()
+                if s >= _LEAST_S and (FILE.parents[1] / key.removesuffix(_WITH_SERVERS)).exists()
             }
             file.seek(0)
             file.truncate()
@@ -38,9 +47,18 @@ class Recorder:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort items by their file's seconds, in place; items of one file keep their order."""
+    """Sort selected items by their file's seconds, in place; items of one file keep their order."""
     recorded: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    root = FILE.parents[1]
-    files = {item.path for item in items}
-    order = {path: recorded.get(str(path.relative_to(root)), 0.0) for path in files if path.is_relative_to(root)}
-    items.sort(key=lambda item: (-order.get(item.path, 0.0), str(item.path)))
+    keys: dict[Path, set[str]] = defaultdict(set)
+    for item in items:
+        half = ""
+        if needs_servers(item):
+            half = _WITH_SERVERS
+            item.user_properties.append((_NEEDS_SERVERS, True))
+        keys[item.path].add(item.nodeid.partition("::")[0] + half)
+    seconds = {path: sum(recorded.get(key, inf) for key in of_file) for path, of_file in keys.items()}
+    items.sort(key=lambda item: (-seconds[item.path], str(item.path)))
+
+
+def needs_servers(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("kafka", "spark"))

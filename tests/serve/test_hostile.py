@@ -183,10 +183,8 @@ def test_a_request_that_never_ends_is_not_waited_for(
     ):
         with connected() as connection:
             connection.sendall(begun)
-            began_s = time.monotonic()
-            while connection.recv(1 << 16):
+            while connection.recv(1 << 16):  # raises TimeoutError if the server keeps the connection
                 pass
-            assert time.monotonic() - began_s < 5
 
 
 def test_a_body_that_is_too_large_is_not_read(instance: str) -> None:

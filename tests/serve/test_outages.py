@@ -23,8 +23,8 @@ from .conftest import Ask, made, serving, wait_until
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = ListenOptions(needs_tokens=True)
-MOST_S = 4.0
-"""Two seconds, and what a machine that does other work takes."""
+MOST_S = 20.0
+"""An answer takes two seconds, but up to a minute if it waits for the store; a busy machine adds some seconds."""
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pyte
         for factor in (1, 1, 1, 10_000):
             orders = ({"number": n, "country": "DE", "cents": 500 * factor, "customer": "c1"} for n in range(30))
             kafka.send("orders", [Record(json.dumps(order).encode()) for order in orders], patience_s=0)
-            invoked("run", "shop.py", "--until-caught-up")
+        invoked("run", "shop.py", "--until-caught-up", "--max-records", "30")
         invoked("snapshot", "take", "shop", "before-release", "--instant")
         yield folder
 

@@ -87,7 +87,7 @@ def test_without_a_right_on_groups_setting_their_offsets_ends(secured: SecuredKa
     secured.allow("Read", "topic", topic)
     started = time.monotonic()
     secured.client(USER).commit_offsets(f"slackwater-a{uuid4().hex[:8]}-stage", {topic: (0,)})
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
 
 
 @dataclass

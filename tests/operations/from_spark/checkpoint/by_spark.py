@@ -13,6 +13,8 @@ from pyspark.sql.types import NullType, StructType, VariantVal
 from slackwater.operations.from_spark.checkpoint.checkpoint import Checkpoint
 from slackwater.operations.from_spark.checkpoint.tables import StateTable
 
+from tests.support.running import UNCOMPILED
+
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 _INSTANTS = {"timeoutTimestamp": 1e3, "ttlExpirationMs": 1e3, "expiresAtMicros": 1e6}
 """Fields of Spark's own that are times, and their ticks of a second."""
@@ -34,7 +36,9 @@ class Variant:
 def by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
     """A table at the end of a batch, by key: read where the query has it, without the code under test."""
     session = spark.newSession()
-    session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", checkpoint.files.format_of(batch))
+    read_format = {"spark.sql.streaming.stateStore.checkpointFormatVersion": checkpoint.files.format_of(batch)}
+    for name, value in (UNCOMPILED | read_format).items():
+        session.conf.set(name, value)
     options = {"path": str(folder), "batchId": batch, "operatorId": table.operator, "storeName": table.store}
     frame = session.read.format("statestore").options(**(options | dict(table.options))).load()
     rows = [_split(row, frame.schema, table.kind) for row in frame.collect()]

@@ -187,6 +187,7 @@ def test_a_checkpoint_on_s3_is_read_without_hadoop(
 
 
 def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
+    """Compare with Spark's reader the first state and the last one; profiles that search compare each between too."""
     before = _listing(folder)
     with open_checkpoint(str(folder), spark) as checkpoint:
         batches = checkpoint.readable_batches()[-4 if SEARCHES else -3 :]
@@ -196,13 +197,14 @@ def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
             state: State = {}
             changes: Iterator[pa.Table] = iter([])
             for batch in batches:
-                expected = by_spark(spark, folder, checkpoint, table, batch)
                 if batch == batches[0]:
                     state = _whole(checkpoint, table, batch)
                     changes = checkpoint.read_changes(table, batch, batches[-1])
                 else:
                     _apply(state, table, next(changes))
-                assert state == expected, f"{table.name or table.kind} at the end of batch {batch}"
+                if SEARCHES or batch in (batches[0], batches[-1]):
+                    expected = by_spark(spark, folder, checkpoint, table, batch)
+                    assert state == expected, f"{table.name or table.kind} at the end of batch {batch}"
             assert _whole(checkpoint, table, batches[-1]) == state
             assert next(changes, None) is None
     assert _listing(folder) == before
