@@ -178,7 +178,7 @@ def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files:
         raise Usage(f"this covers all versions of an app; expected APP or APP/TABLE KEY, found {where}")
     if bool(table) != bool(key_words):
         example = f"{app}/{key_words[0]} {' '.join(key_words[1:]) or 'KEY'}" if key_words else f"{where} KEY"
-        raise Usage(f"{where!r} {'names no table of the key' if key_words else 'has no key'}", hint=f"write {example}")
+        raise Usage(f"{where!r} {'names no table for the key' if key_words else 'has no key'}", hint=f"write {example}")
     if not key_words:
         return [*keys]
     if keys or files:

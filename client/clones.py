@@ -112,7 +112,7 @@ class AppClones(AppHistory):
                 be recreated.
         """
         client, dry_run = self._client, options["dry_run"]
-        self._check_allowed("to make it anew", options)
+        self._check_allowed("to refresh it", options)
         check_exclusion(client.store, self.name, Intent.REFRESH, *RUNS_ELSEWHERE, dry_run=dry_run)
         # An interrupted refresh may have removed half of the clone: read its terms from the source.
         made_from = origin_of(client.store, self.name)

@@ -299,7 +299,7 @@ class Moment(Displayable):
                 where,
                 "export to",
                 f"a file of one table ends in {', '.join(values.ENDINGS)}, one of all tables in "
-                f"{', '.join(FILE_SUFFIXES)}; a folder's name has no ending, or a slash behind it: {where}{os.sep}",
+                f"{', '.join(FILE_SUFFIXES)}; a folder's name has no ending, or ends in a slash: {where}{os.sep}",
                 any_extension=True,
             )
         if not self._is_undamaged:

@@ -1,4 +1,4 @@
-"""Packages of the optional extras, and the refusal of what needs a missing one."""
+"""Checks that the packages of optional extras are installed."""
 
 import importlib.util
 

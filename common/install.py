@@ -18,7 +18,7 @@ def install_command(*extras: str, repository: str = REPOSITORY) -> str:
 
 
 def install_source(repository: str = REPOSITORY) -> str:
-    """Return the words that say from where `install_command` installs."""
+    """Return a phrase for the source from which `install_command` installs."""
     return "from PyPI" if repository else "in a clone of the repository (no release is on PyPI yet)"
 
 

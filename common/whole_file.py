@@ -117,7 +117,10 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's content durable, or a folder's entries. A new file needs a call for each of the two."""
+    """Make a file's content durable, or a folder's entries.
+
+    A new file needs two calls: for itself and for its folder.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -242,6 +242,6 @@ def _check_behind(topic: str, partition: int, end: int, new_end: int) -> None:
     if new_end <= end:
         raise AnotherTopic(
             f"messages just sent to {topic}[{partition}] end at offset {new_end}, but earlier ones ended at {end}: "
-            "the topic was deleted and made again",
+            "the topic was deleted and created again",
             hint="run the app again: its message says how to continue",
         )

@@ -30,7 +30,7 @@ _REFS = argument(
     'slackwater bisect flights/carriers --check "min(flights) >= 0"',
     'slackwater bisect flights --run "python check.py"      # SLACKWATER_DB is the moment, 0 good, 125 skip, else bad',
     'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
-    "slackwater bisect start flights      # and say of each moment what it is: good, bad, skip",
+    "slackwater bisect start flights      # judge each moment yourself: good, bad, skip",
     parent=bisect_group,
     is_group_command=True,
     kafka=True,

@@ -23,7 +23,7 @@ _FOLDER = option("FOLDER", "Folder for data, logs and settings.", Path(".slackwa
 
 
 def _port(name: str, usual: int) -> Any:
-    where = f"Port of {name}. Default: the last one, else {usual}, else a free one."
+    where = f"Port of {name}. Default: the port used last, else {usual}, else a free port."
     return option("PORT", where, min=1, max=65535)
 
 

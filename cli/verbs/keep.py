@@ -55,7 +55,7 @@ def rewind(
     "slackwater reset flights --all-topics --to-earliest --dry-run",
     "slackwater reset flights --topic flights:0,1 --shift-by -1000",
     "slackwater reset flights --topic flights --to-datetime 2026-11-21T07:12Z",
-    "slackwater reset flights --topic flights --by-duration PT30M --message 'the feed sent them anew'",
+    "slackwater reset flights --topic flights --by-duration PT30M --message 'the feed sent them again'",
     kafka=True,
     changes=True,
 )
@@ -183,7 +183,7 @@ def compact(
     retry_note = f"trying again in {every_s:g} s"
 
     def put_off(stage: str, error: Exception) -> None:
-        session.note(f"compaction of {app.name}/{stage} put off; {retry_note}")
+        session.note(f"compaction of {app.name}/{stage} postponed; {retry_note}")
         session.show_error(error)
 
     # Without --watch, a signal ends the process immediately.
@@ -251,7 +251,7 @@ def protect(
 @verb(
     "slackwater archive flights",
     "slackwater archive flights --from flights@-7d --dry-run",
-    "slackwater archive flights --from beginning        # with all that Kafka still has of what it read",
+    "slackwater archive flights --from beginning        # everything read that Kafka still has",
     kafka=True,
     changes=True,
 )

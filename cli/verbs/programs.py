@@ -151,7 +151,7 @@ def _with_spark(
 
 @verb(
     "slackwater attach /checkpoints/totals --app shop --dry-run",
-    "slackwater attach /checkpoints/totals --app shop          # beside the query, which knows nothing of it",
+    "slackwater attach /checkpoints/totals --app shop          # while the query runs, unchanged",
     "slackwater attach s3://bucket/checkpoints/totals --app shop --stage countries --once",
     changes=True,
     runs_long=True,

@@ -247,7 +247,7 @@ def _export_iceberg(
     "slackwater rejected flights",
     "slackwater rejected flights --stage legs --limit 0 --json | jq '.records[].stack'",
     "slackwater rejected flights --retry --dry-run",
-    "slackwater rejected flights --retry      # once the program, or what it reads, is mended",
+    "slackwater rejected flights --retry      # once the program, or its data, is fixed",
     changes=True,
 )
 def rejected(

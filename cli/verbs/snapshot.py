@@ -31,13 +31,13 @@ def _snapshot_of(session: Session, app: str, name: str | None) -> "tuple[StoredA
     if bool(named) == bool(name):
         typed, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"
         hint = f"slackwater snapshot list {app_name} shows them"
-        raise Usage(f"{typed!r} does not say which snapshot; {expected}", hint=hint)
+        raise Usage(f"{typed!r} names no snapshot; {expected}", hint=hint)
     return session.app(app_name), named or str(name)
 
 
 @verb(
     "slackwater snapshot take flights before-deploy",
-    "slackwater snapshot take flights --instant      # also of an app that does not run",
+    "slackwater snapshot take flights --instant      # works for a stopped app, too",
     parent=snapshot,
     kafka=True,
     changes=True,

@@ -44,7 +44,7 @@ def tour(
         folder = recording.unpack(folder)
     environment = _environment()
     steps = [_run(session, folder, environment, step) for step in recording.STEPS]
-    summary = f"told in {runtime.monotonic() - began_s:.0f} s; the store stays. Go on:"
+    summary = f"the tour took {runtime.monotonic() - began_s:.0f} s; the store stays. Next steps:"
     following = [f"  {command}" for command in (f"cd {folder}", *recording.NEXT)]
     session.show(Result({"folder": folder, "steps": steps}, "", summary, *following))
     if not no_page and not session.as_json:
@@ -52,7 +52,7 @@ def tour(
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without settings, so that those of the tour's folder hold."""
+    """Return this process's environment without settings, so that the settings in the tour's folder apply."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER_")}
 
 
@@ -97,7 +97,7 @@ def _open_page(session: Session, folder: Path, environment: Mapping[str, str]) -
     with log.open("wb") as lines, subprocess.Popen(command, cwd=folder, env=environment, stderr=lines) as server:
         try:
             if not _answers(server, url):
-                session.note(f"no page: the server does not answer; its lines are in {log}")
+                session.note(f"no page: the server does not answer; its output is in {log}")
                 server.terminate()
                 return
             session.show(Result(None, "", f"the page: {url}   (Ctrl-C ends it)"))

@@ -285,7 +285,7 @@ class TokenOptions(TypedDict, total=False):
 
 
 class InitOptions(TypedDict, total=False):
-    """Begin a stage's table with rows from elsewhere, as version 1.
+    """Begin a stage's table with imported rows, as version 1.
 
     The rows need exactly the columns that the program declares, and one row per key. Atomic. The first `slackwater run`
     continues from there. Other stages begin empty, at the given offsets or where the program says.

@@ -113,7 +113,7 @@ def recovery_plan_blocks(plan: RecoveryPlan) -> Iterator[Block]:
     rows = []
     for (stage, name), (read, starts) in plan.inputs.items():
         for partition, start in enumerate(starts):
-            how = f"{_HOW[start.how]}{', but it ends before what was read' if start.unmirrored else ''}"
+            how = f"{_HOW[start.how]}{', but the topic ends before the records read last' if start.unmirrored else ''}"
             rows.append((stage, f"{name}[{partition}]", f"{read.topic}[{partition}]", start.offset, how))
     if rows:
         yield TableBlock.from_rows(("stage", "topic", "continues in", ">at", "by"), rows)
@@ -122,7 +122,7 @@ def recovery_plan_blocks(plan: RecoveryPlan) -> Iterator[Block]:
     rows_on_way = sum(state.rows for state in plan.in_flight)
     yield f"in flight between stages: {plural(rows_on_way, 'row')}, carried over"
     if plan.sink_rows:
-        yield f"committed for sinks and not published: {plural(plan.sink_rows, 'row')}, published from here"
+        yield f"committed for sinks and not published: {plural(plan.sink_rows, 'row')}, which the new run publishes"
     if cut.lacks:
         yield f"the replica is incomplete: {cut.lacks}"
 

@@ -139,7 +139,7 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         yield f"wrote {bundle} ({formats.size(bundle.stat().st_size)}); to replay it anywhere:"
         yield f"  slackwater replay {bundle}"
     if test is not None:
-        yield f"{test} expects the committed rows: correct in it what should differ"
+        yield f"{test} expects the committed rows; correct the values that are wrong"
 
 
 def _more(count: int, noun: str) -> Iterator[Block]:

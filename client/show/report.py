@@ -216,7 +216,7 @@ def _search(case: ReportInput, mask: Mask) -> Iterator[Block]:
     verdict, evidence = case.verdict, case.evidence
     picture = search_picture(verdict, evidence)
     yield picture
-    caption = "Commits of the app by their distance from the turn, on a logarithmic scale."
+    caption = "Commits of the app by their distance from the first bad commit, on a logarithmic scale."
     if picture.wrong:
         counted = plural(len(picture.wrong), "moment")
         caption += f" Wrong rows were counted at {counted}; the curve connects these."
@@ -241,7 +241,7 @@ def _search(case: ReportInput, mask: Mask) -> Iterator[Block]:
             # An error of the database or a program may quote values anywhere.
             yield Remark((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
     for step in verdict.non_monotone:
-        remark = ": the app turned more than once, and this is one of the changes."
+        remark = ": the app changed between good and bad more than once, and the commit above is one of the changes."
         yield (moment(step), " is ", AnswerSpan(step.answer), remark)
 
 

@@ -263,7 +263,7 @@ def expired_clones_result(
 def promotion_result(done: PromotionResult, *, with_values: bool, dry_run: bool) -> BlockGenerator:
     plan = done.plan
     if plan.done:
-        yield AlreadyDone(f"the app in folder {plan.to} is {plan.name}, and {plan.name}~1 the one that was before")
+        yield AlreadyDone(f"the app in folder {plan.to} has the name {plan.name}; its former owner is {plan.name}~1")
     else:
         yield Title(f"{'would promote' if dry_run else 'promoted'} {plan.staging} over {plan.name}")
         if dry_run:

@@ -179,7 +179,10 @@ def verdict_notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
         turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in outcome.flips.flips[:MAX_SHOWN]]
         more = f", and {plural(len(outcome.flips.flips) - MAX_SHOWN, 'more change')}"
         turns += [more] * (len(outcome.flips.flips) > MAX_SHOWN)
-        yield f"the app turned more than once: {', '.join(turns)}; --first or --last chooses the change to find"
+        yield (
+            f"the app changed between good and bad more than once: {', '.join(turns)}; "
+            "--first or --last chooses the change to find"
+        )
     elif outcome.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in outcome.non_monotone)
         which_one = f"the {edge} that the search found" if edge else "one of the changes"

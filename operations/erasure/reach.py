@@ -49,7 +49,7 @@ def list_out_of_reach(members: tuple[Member, ...], kafka: KafkaTopics | None) ->
     return (
         *unreached.values(),
         OutOfReach("handed out", "bundles of replays, reports, exported files, backups"),
-        OutOfReach("sink", "whatever consumers of sinks have stored"),
+        OutOfReach("sink", "data that consumers of sinks have stored"),
         OutOfReach("cache", "SSTs in caches of other machines, which nothing reads any more"),
         OutOfReach("replica", "replicas under other roots, until they are next replicated"),
     )

@@ -24,7 +24,7 @@ from ...store.objects.s3_settings import S3Settings
 
 PATIENCE_S = 5.0
 _MAX_SKEW_MS = 60_000
-"""A ref may lie at most a minute in the future."""
+"""Maximum difference of two clocks in ms, because a ref may lie at most a minute in the future."""
 _PROBES = "_doctor/"
 _OWN_EXTRAS = ("bench", "dev", "local", "spark")
 """Extras without a diagnosis of their own: for developers, or covered by the diagnoses `java` and `spark`."""
@@ -63,7 +63,7 @@ def examine(configured: Configuration, requested: Collection[str], *, writes: bo
     names = names_to_request()
     for name in requested:
         if name not in names:
-            raise Usage(f"{name!r} is nothing that slackwater uses{nearest_hint(name, names)}", hint=", ".join(names))
+            raise Usage(f"{name!r} is not used by slackwater{nearest_hint(name, names)}", hint=", ".join(names))
     yield Diagnosis("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     spark = _spark()
     diagnoses = (_java(needed=spark.state == "ok"), spark, _dev(), *_store(configured, writes=writes))
@@ -136,9 +136,7 @@ def _rights(store: ObjectStore, *, writes: bool) -> Diagnosis:
     # A store that may not be listed or read answers with an error.
     exists(store, key)
     if not writes:
-        return Diagnosis(
-            "rights", "ok", "list and read; --write also tries to write, once and only once, and to delete"
-        )
+        return Diagnosis("rights", "ok", "listing and reading work; --write also tries conditional puts and a deletion")
     store.put_if_absent(key, b"1")
     try:
         store.put_if_absent(key, b"2")
@@ -156,7 +154,7 @@ def _clocks(store: ObjectStore) -> Diagnosis:
     began_ms = instants.now_ms()
     server_ms = store.now_ms()
     if server_ms is None:
-        return Diagnosis("clocks", "ok", "the store does not tell its time")
+        return Diagnosis("clocks", "ok", "the store does not report its time")
     skew_ms = server_ms - (began_ms + instants.now_ms()) // 2
     detail = f"the store's clock and this machine's differ by {abs(skew_ms) / 1_000:.0f} s"
     if abs(skew_ms) <= _MAX_SKEW_MS:

@@ -157,7 +157,7 @@ def remove_temporary_clone(
             hint=f"look at the app: slackwater status {name} --store {store.url}",
         )
     if not have_runners_lapsed(store, name, pause):
-        fact = f"{reason} is running already: a runner has its clone, {name}"
+        fact = f"{reason} is running already: a runner runs its clone, {name}"
         raise refusal_error(Intent.REMOVE, Evidence(AppCondition.RUNNER, fact, "wait until that has ended"))
     delete_temporary_app(store, name, remove_topics)
     remove_pins_without_clone(store, source, name, "")

@@ -291,7 +291,7 @@ def find_unmasked_columns(cut: Cut, masks: Masks) -> Iterator[str]:
         masked, columns = f"{mask.table}.{mask.column}", _columns_with_masked_values(cut, mask)
         shown = [text for column, text in columns.items() if column not in hidden]
         if shown:
-            yield f"{masked} is masked, but by name the same values are in {', '.join(shown)}, which are not masked"
+            yield f"{masked} is masked, but columns of the same name or source are not: {', '.join(shown)}"
         after = downstream_stages(cut.stages, cut.tables[mask.table].stage)
         named = {table for table, _ in columns}
         uncertain = [name for name, at in cut.tables.items() if at.stage in after and name not in named]

@@ -121,7 +121,7 @@ def separate_too_large(
         if not target.rejects_too_large:
             raise BadRecord(
                 f"{unsent[0].why}; nothing was committed: raise the topic's max.message.bytes, up to "
-                f'{_MAX_PUBLISHED_BYTES:,}, or set such records aside with sink(..., on_error="reject")'
+                f'{_MAX_PUBLISHED_BYTES:,}, or reject such records by sink(..., on_error="reject")'
             )
     return records.filter(pa.array(sizes <= limit)), tuple(unsent)
 

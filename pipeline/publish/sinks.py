@@ -57,8 +57,8 @@ def check_targets(
             raise NotFound("Kafka topic", topic, visible, hint=hint)
         if topic in read:
             raise Refused(
-                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would loop for "
-                "ever",
+                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would circulate "
+                "forever",
                 hint="publish to another topic",
             )
         if refused := kafka.write_error(topic):

@@ -241,7 +241,7 @@ class TopicWatch:
             _, previous_id, kind, hint, stage = topics[topic]
             if is_other_topic(previous_id, topic_id):
                 self.error = AnotherTopic(
-                    f"stage {stage!r} cannot continue: {kind or 'topic'} {topic!r} was deleted and made again while "
+                    f"stage {stage!r} cannot continue: {kind or 'topic'} {topic!r} was deleted and created again while "
                     f"the app ran: its id was {previous_id}, and is now {topic_id}",
                     hint=hint,
                 )

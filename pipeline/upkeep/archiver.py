@@ -203,7 +203,8 @@ class Archiver(Listener):
         head = index.newest(self._store, self._app, topic.name, incarnation, previous=previous)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
-                "topic %s was deleted and made again: its records go to a new input archive of %s; the old archive is "
+                "topic %s was deleted and created again: its records go to a new input archive of %s; the old archive "
+                "is "
                 "kept",
                 topic.name,
                 self._app,

@@ -73,7 +73,10 @@ def count_slots(context: SparkContext) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """Runs upkeep of one stage on executors, each part where its hash range is at home. All methods are thread-safe."""
+    """Runs upkeep of one stage on executors, each part on the home of its hash range (`Homes`).
+
+    All methods are thread-safe.
+    """
 
     homes: Homes
     resources: WorkerResources

@@ -30,7 +30,7 @@ class PageWriter:
         self._pool: Executor | None = None
 
     def record(self, manifest: Manifest) -> None:
-        """Record a version that was just committed, as it was stored. Call it for one version after another."""
+        """Record a version that was just committed, as it was stored. Call it for each version, in order."""
         block = block_of(manifest.version, PAGE_SIZES[0])
         if self._next < block.start:
             if self._versions:
@@ -64,7 +64,7 @@ class PageWriter:
 
 
 def _with_others(store: ObjectStore, own: dict[int, VersionParts], numbers: range) -> Iterator[VersionParts]:
-    """Yield all versions of these numbers. Costs a request for each that another process committed."""
+    """Yield all versions of these numbers. Costs a request for each version that another process committed."""
     version = next(iter(own.values()))
     for number in numbers:
         with suppress(ObjectNotFound):

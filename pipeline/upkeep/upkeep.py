@@ -177,7 +177,8 @@ class Upkeep:
         self._finished_merges: tuple[CompactionResult, ...] = ()
         self._folding = False
         self._fold: Fold | None = None
-        """Fold whose leaves no version names yet; `_folding` is True from the fold's start until a version took it."""
+        """Fold whose leaves no version names yet; `_folding` is True from its start until a version names its leaves.
+        """
         self._driver_merges: set[Compaction] = set()
         """Running merges that have a thread of the driver."""
         self._threads, self._driver_bytes = threads, threads * driver_bytes
@@ -290,7 +291,7 @@ class Upkeep:
             pass
         except SlackwaterError as error:
             # The runs stay and are picked again later: look-ups are slower but correct.
-            _log.warning("compaction of %s/%s put off: %s", head.app, head.stage, error)
+            _log.warning("compaction of %s/%s postponed: %s", head.app, head.stage, error)
         except Exception:
             # A bug of ours: log it, because nothing reads this future's error. Later merges still start.
             _log.exception("compaction of %s/%s failed", head.app, head.stage)
@@ -378,5 +379,5 @@ class Prefetcher:
                 self._cache.prefetch(self._store, sst, head.table)
             except SlackwaterError as error:
                 # Look-ups that need the SST will raise the error.
-                _log.warning("prefetch of %s/%s put off: %s", head.app, head.stage, error)
+                _log.warning("prefetch of %s/%s postponed: %s", head.app, head.stage, error)
                 return

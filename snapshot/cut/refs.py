@@ -98,7 +98,7 @@ def _time_since_1970(time_ms: int) -> Iterator[RefSuggestion]:
 
 REF_FORMS = (
     "app, app@SNAPSHOT, app@2026-11-21T07:12 (local time, or with Z or +01:00), app@2026-11-21, "
-    "app@-5m (s, m, h, d, w), app@now, app@~3 (commits of data back); "
+    "app@-5m (s, m, h, d, w), app@now, app@~3 (three commits with data before the newest); "
     "for one stage app/stage@v42, app/stage@~3, app/stage@TIME"
 )
 

@@ -160,7 +160,7 @@ class Snapshot(Struct, frozen=True):
 def _(value: Snapshot) -> Iterator[Violation]:
     yield from checks.root_violations("clone_root", value.clone_root)
     if value.kind == "clone" and not value.clone:
-        yield Violation("clone", value.clone, "the app that lives from it, as its kind is clone")
+        yield Violation("clone", value.clone, "the clone that uses it, as its kind is clone")
     pattern = keys.captured_pattern(value.app)
     for index, captured in enumerate(value.channels):
         at, starts = f"channels[{index}]", captured.starts
@@ -207,14 +207,17 @@ class SnapshotPack(Struct, frozen=True):
 _MIN_PACKED = 16
 """Number of snapshots from which a pack is read, and number of new ones from which it is written."""
 _SETTLED_MS = 10_000
-"""Age of packed snapshots, by storage's clock: a later one of the same name then has another time."""
+"""Minimum age at which a snapshot is packed, by storage's clock.
+
+A later snapshot of the same name then has another time.
+"""
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
     """Return the app's snapshots, oldest first; with `since_ms`, only snapshots written at that time or later.
 
-    Makes one list request, and one read for each snapshot; of many, one read and one for each that is not packed.
-    Raises `NotFound` if the app does not exist.
+    Makes one list request, and one read for each snapshot. With many snapshots, one read of the pack replaces those of
+    packed snapshots. Raises `NotFound` if the app does not exist.
     """
     listed = [info for info in SNAPSHOTS.listed(store, app) if info.modified_ms >= since_ms]
     snapshots = tuple(_read_listed(store, app, listed).values())

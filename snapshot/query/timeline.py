@@ -159,7 +159,7 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
 def _version_range(
     store: ObjectStore, head: Manifest, low: int, pages: StagePages | None, from_ms: int, to_ms: int
 ) -> range:
-    """Return the versions from `low` on of the period, which `timeline` describes."""
+    """Return the versions from `low` on that were committed from `from_ms` to `to_ms`, as in `timeline`."""
     high = head.version
     if to_ms:
         last = history.newest_at(store, head, low, to_ms, pages)

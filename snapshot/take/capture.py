@@ -117,7 +117,7 @@ def _capture_one(
     if state.counts and actual != state.counts:
         raise Corruption(
             f"channel {state.channel!r} holds {actual} records in flight by partition; "
-            f"{state.sender} and {state.receiver} say {state.counts}",
+            f"the manifests of {state.sender} and {state.receiver} count {state.counts}",
             object_key=state.topic,
         )
     return Captured(

@@ -27,7 +27,7 @@ from .extents import Extents
 
 _ATTEMPTS = 100
 _MAX_UNCHECKED_S = 30.0
-"""Seconds after which a slow put is checked: meanwhile its number may have been used and collected."""
+"""Duration of a put in seconds, above which the writer checks that its number was not used and collected meanwhile."""
 
 
 class ArchiveObject(Struct, frozen=True):

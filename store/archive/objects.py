@@ -64,7 +64,7 @@ class ArchiveWriter:
         partitions, offsets = (records[name].to_numpy() for name in ("partition", "offset"))
         later = (partitions[1:] > partitions[:-1]) | ((partitions[1:] == partitions[:-1]) & (np.diff(offsets) > 0))
         if (int(partitions[0]), int(offsets[0])) <= self._last or not later.all():
-            raise ValueError(f"records of an archive come by partition and offset; these do not, behind {self._last}")
+            raise ValueError(f"expected records in the order of partition and offset; these do not follow {self._last}")
         self._last = int(partitions[-1]), int(offsets[-1])
 
     def _write(self) -> None:

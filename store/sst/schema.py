@@ -195,7 +195,10 @@ def _column_conversion(stored: tuple[tuple[str, pa.DataType, int, bool], ...], t
 
 
 def default_value(column: Column) -> pa.Scalar:
-    """Return the value of a column in rows older than the column. Raises `ValueError` if it does not fit the type."""
+    """Return the default of a column, for rows older than the column.
+
+    Raises `ValueError` if it does not fit the type.
+    """
     kind = to_arrow(column.type)
     if column.default is None:
         return pa.scalar(None, kind)

@@ -59,9 +59,7 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
     """
     match = _NAME_PATTERN.fullmatch(name)
     if match is None:
-        raise Usage(
-            f"app name {name!r} is not usable: expected {keys.NAME_IN_WORDS}; or NAME~1 for the one before a promotion"
-        )
+        raise Usage(f"app name {name!r} is not usable: expected {keys.NAME_IN_WORDS}; or NAME~1 for its former owner")
     called, ago = match[1], int(match[2] or 0)
     folders = owner_folders(store, called)
     if ago >= len(folders):

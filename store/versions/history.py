@@ -179,7 +179,7 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
 
 
 def pages_of(store: ObjectStore, newest: Manifest, first: int) -> StagePages | None:
-    """Return the pages of the stage of `newest`, which are not listed yet. None if its history is too short for them.
+    """Return the pages of the stage of `newest`, without listing them yet; None if its history is too short for pages.
 
     `first` is as for `newest_at`.
     """

@@ -82,9 +82,7 @@ CLAIM: Final = Traits(
 BATCH: Final = Traits("batch", "a batch", fences=False, reads_records=True, writes_rows=True, shows_reading=True)
 EDIT: Final = Traits("edit", "an edit by hand", ("edit",), fences=False, writes_rows=True, ends_replays=True)
 
-INIT: Final = Traits(
-    "init", "a table's first rows, from elsewhere", ("init", "adopt"), may_begin=True, brings_rows=True
-)
+INIT: Final = Traits("init", "an import of a table's first rows", ("init", "adopt"), may_begin=True, brings_rows=True)
 CLONE: Final = Traits(
     "clone", "a clone", ("clone", "clone refresh"), brings_rows=True, begins="clone", shows_reading=True
 )

@@ -267,7 +267,10 @@ class FormerName(Struct, frozen=True):
 
     stage: limits.Name
     version: limits.Version
-    """Last version under this name, by which the name is retired; also the first version under the next name."""
+    """Last version under this name, which retires the name.
+
+    The history under the next name begins with an equal number.
+    """
 
 
 class Rewind(Struct, frozen=True):

@@ -56,7 +56,7 @@ def check_all_published(store: ObjectStore, head: Manifest) -> None:
         if unpublished := unpublished_rows(head.sinks[name], place):
             raise Refused(
                 f"the sink {name!r} of stage {head.app}/{head.stage} is not fully published: "
-                f"{unpublished:,} rows to go",
+                f"{unpublished:,} rows remain",
                 hint=f"run the program that has the sink until `slackwater status {head.app}` shows none",
             )
 
@@ -64,7 +64,7 @@ def check_all_published(store: ObjectStore, head: Manifest) -> None:
 def read_positions(store: ObjectStore, head: Manifest) -> dict[str, PublishedPosition | None]:
     """Return the published position of each sink of a stage. Costs a listing and a read for each sink.
 
-    Returns nothing if the sinks came with a promotion that was withdrawn.
+    Returns no positions if the sinks came with a promotion that was withdrawn.
     """
     promotion = head.promotion
     if (

@@ -58,7 +58,7 @@ def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_wi
     former, now = made_again(app)
     (wrong,) = looked(app).differences
     assert wrong.check == "topics"
-    message = "read another topic than the current one: topic 'flights' was deleted and made again: it had"
+    message = "read another topic than the current one: topic 'flights' was deleted and created again: it had"
     assert message in wrong.message
     assert all(each in wrong.message for each in (former, now))
     set_back(app, to_earliest=True)
@@ -88,7 +88,7 @@ def test_a_reset_goes_on_with_the_topic_that_is_there_now_and_says_so(app: Fligh
     done = set_back(app, to_earliest=True)
     (moved,) = done.stages
     (said,) = moved.made_again
-    assert said.startswith(f"topic 'flights' was deleted and made again: it had id {stood.topic_id}")
+    assert said.startswith(f"topic 'flights' was deleted and created again: it had id {stood.topic_id}")
     at = legs(app).inputs["flights"]
     assert (at.offsets, at.topic_id) == ((0,) * partitions, app.kafka.topic_id("flights"))
     assert (at.resets[-1].starts, at.resets[-1].topic_id) == (stood.offsets, stood.topic_id)
@@ -120,7 +120,7 @@ def test_a_restored_topic_is_taken_for_the_same_by_a_shift_by_nothing(app: Fligh
 
 def test_some_partitions_of_a_topic_that_was_made_again_are_not_reset_alone(app: FlightsApp) -> None:
     made_again(app)
-    with pytest.raises(Refused, match="was deleted and made again") as no:
+    with pytest.raises(Refused, match="was deleted and created again") as no:
         set_back(app, "flights:0", to_earliest=True)
     assert no.value.hint == "reset all of its partitions: --topic flights"
     with pytest.raises(Refused, match=r"would be read from \d+, and Kafka has 0\.\.\d+.* Topic 'flights' was deleted"):

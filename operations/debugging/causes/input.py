@@ -42,16 +42,16 @@ def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedK
     without = bad.manifest_without(guilty.source_record.location)
     if bad.is_bad_with(without):
         details = (
-            "; a record of another key turned it bad first, but without that record, others in the batch turn it bad"
+            "; the first bad record has another key, and without it other records of the batch make the moment bad"
         )
         return absence_cause(store, verdict, untouched_keys, proved=True, suffix=details)
     turns_bad, batches = bad.replay_later_batches(without, MAX_LATER_BATCHES)
     if turns_bad:
-        details = "; a record of another key turned it bad first, but without that record, the next batches turn it bad"
+        details = "; the first bad record has another key, and without it the next batches make the moment bad"
         return absence_cause(store, verdict, untouched_keys, proved=True, suffix=details)
     if batches or not _is_last_record(bad, guilty):
         return None
-    details = "; the batch turned bad with its last record, of another key, so that record may be the cause instead"
+    details = "; the batch's last record, which has another key, made the moment bad, so it may be the cause instead"
     return absence_cause(store, verdict, untouched_keys, proved=False, suffix=details)
 
 
@@ -75,8 +75,8 @@ def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause |
     if not bad.is_bad_with(without) and not bad.replay_later_batches(without, MAX_LATER_BATCHES)[0]:
         return None
     return unknown_cause(
-        "without the first record that turns it bad, others turn it bad, so the fault is in rows that it did not "
-        "write; search again with a query that returns the key's columns, to see for which key no record came"
+        "the moment is bad even without its first bad record, so the fault is in rows that this record did not write; "
+        "search again with a query that returns the key columns, which shows the key that lacks a record"
     )
 
 
@@ -123,7 +123,7 @@ def find_duplicate_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     return Cause(
         "duplicate",
         proved=guilty.proved,
-        sentence=f"{copy.location} is a copy of {original}, with the same key and value: the second one turned it bad",
+        sentence=f"{copy.location} is a copy of {original}, with the same key and value: the copy made the moment bad",
         record=copy.location,
         records=(original, copy.location),
         evidence={"original": str(original), "copy": str(copy.location)},

@@ -193,8 +193,7 @@ class OpenBatches:
             return part.sender
         if not part.version:
             raise UnprovedRecord(
-                f"{part.batch!r} read rejected records that were retried: it is not known any more which batch sent "
-                "them"
+                f"{part.batch!r} read rejected records that were retried: the batch that sent them is no longer known"
             )
         app = part.batch.replay.after.app
         sender = self.open(history.read(self.program.store, app, part.upstream, part.version))
@@ -289,8 +288,8 @@ def explain_difference(program: LoadedProgram, after: Manifest) -> str:
     if now.checksum != then.checksum:
         return f"Has the code changed? {now.path} is not, byte for byte, the program that ran then, {then}"
     return (
-        "The program's file is the one that ran then, so its result is not the same each time, or depends on something "
-        "else: slackwater check FILE says on what"
+        "The program's file is the one that ran then, so the program is nondeterministic: `slackwater check FILE` "
+        "finds the cause"
     )
 
 

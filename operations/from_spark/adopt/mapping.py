@@ -144,8 +144,8 @@ def _map_distinct(state: ReadableTable, table: Table, search: ColumnMapper) -> N
             )
         else:
             search.problems.append(
-                f"column {column.name!r} is {kind}, but all that the state has of a key is that it was seen: declare "
-                "a boolean, which becomes true, or a timestamp, the end of the time in which duplicates are dropped"
+                f"column {column.name!r} is {kind}, but the state only has the keys that were seen: declare a boolean, "
+                "which becomes true, or a timestamp, until which duplicates are dropped"
             )
 
 

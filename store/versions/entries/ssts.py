@@ -2,9 +2,9 @@
 
 A leaf is an immutable object with the entries of SSTs whose hashes begin in one range. A manifest refers to at most 64
 leaves, each with the names of its SSTs that later versions removed, so its size does not grow with the table. Any
-version opens with two requests in sequence: the manifest, then the leaves that the reader needs, side by side. A tree
-of height two whose root buffers changes (Bender et al., "An Introduction to Be-trees and Write-Optimization", ;login:
-2015).
+version opens with two requests in sequence: the manifest, then the leaves that the reader needs, side by side. Manifest
+and leaves are a tree of height two whose root buffers changes (Bender et al., "An Introduction to Be-trees and
+Write-Optimization", ;login: 2015).
 """
 
 from bisect import bisect_right
@@ -182,7 +182,10 @@ class Ssts(Sequence[Sst]):
         entries: Mapping[str, tuple[Sst, ...]],
         reader: LeafReader,
     ) -> "Ssts":
-        """Return the same SSTs as other leaves hold them. `entries` are those of new leaves, without removed SSTs."""
+        """Return the same SSTs, held inline and in other leaves.
+
+        `entries` has those of new leaves, without removed SSTs.
+        """
         ssts = self._changed(inline, leaves)
         ssts._by_leaf |= entries
         ssts._reader = ssts._reader or reader

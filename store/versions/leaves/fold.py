@@ -132,7 +132,10 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
 
 
 def fold_before_commit(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return the manifest with its SSTs folded if nobody folded them beside the batches; usually the given object."""
+    """Return the manifest, with its SSTs folded if it exceeds its limits by far; usually the given object.
+
+    A runner folds earlier, beside its batches.
+    """
     if not needs_fold(manifest, excess=_TOLERANCE):
         return manifest
     return replace(manifest, ssts=apply_fold(manifest.ssts, fold_ssts(store, manifest)))

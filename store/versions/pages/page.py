@@ -67,7 +67,7 @@ class _Shared(Struct, frozen=True, omit_defaults=True):
 
 
 class _Row(Struct, frozen=True, array_like=True):
-    """One version. Numbers and times count from the row before; the first row's from those of the page."""
+    """One version. Its number and time are differences from the row before; those of the first row, from the page's."""
 
     number: limits.Count
     ms: limits.Count

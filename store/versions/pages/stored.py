@@ -106,7 +106,7 @@ def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
 def add_pages(
     pages: Sequence[VersionPage], others: Sequence[int], read: Callable[[int], VersionParts | None]
 ) -> list[VersionPage]:
-    """Return these pages and new ones of other versions, ascending. Pages have no other version in their ranges.
+    """Return these pages, and new pages of `others`, ascending. No version of a page is in the range of another page.
 
     `read` returns a version, or None if it does not exist; many are read at a time.
     """
@@ -154,7 +154,7 @@ def _manifest_key(version: VersionIdentity) -> str:
 
 @dataclass(slots=True)
 class StagePages:
-    """Pages of one stage, listed when they are first needed and read when one of their versions is."""
+    """Pages of one stage, listed when they are first needed, and read when one of their versions is needed."""
 
     store: ObjectStore
     app: str

@@ -91,7 +91,7 @@ def test_protection_goes_with_the_name_and_wants_the_name_as_typed(world: World)
     for typed in ("p", "s"):
         assert f"{typed!r} is not its name" in refused("app", "rm", "p~1", "--yes-really", typed)
     assert "protecting a name covers both apps" in refused("protect", "p~1", "--off", "--yes-really", "p~1")
-    assert "done already: the app in folder s is p" in done("promote", "s", "--over", "p")
+    assert "done already: the app in folder s has the name p" in done("promote", "s", "--over", "p")
     assert "to give the name back, give its name once more: --yes-really p" in refused(
         "promote", "--back", "--over", "p"
     )

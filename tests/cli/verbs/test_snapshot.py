@@ -26,7 +26,7 @@ def test_an_instant_snapshot_is_pinned_listed_shown_and_removed(store: ObjectSto
     assert "flights-by-aircraft-repartition[0] " in shown
     assert done("snapshot", "show", "flights@before").splitlines()[1:] == shown.splitlines()[1:]
     for neither in (("flights",), ("flights@before", "before")):
-        assert "does not say which snapshot" in slackwater("snapshot", "show", *neither).stderr
+        assert "names no snapshot" in slackwater("snapshot", "show", *neither).stderr
     assert from_json("snapshot", "show", "flights", "before")["in_flight"][0]["rows"] == 5
     assert done("snapshot", "rm", "flights", "before", "--dry-run").startswith("would remove flights@before")
     assert [snapshot.name for snapshot in list_snapshots(store, "flights")] == ["before"]

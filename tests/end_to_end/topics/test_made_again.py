@@ -63,11 +63,11 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
     assert f"it had id {ids[0]} and 3 partitions" in no.value.message
     assert f"and holds {ledger.topic}[0] 0..80, {ledger.topic}[1] 0..80" in no.value.message
     (wrong,) = differences(ledger)
-    assert f"read another topic than the current one: topic {ledger.topic!r} was deleted and made again" in wrong
+    assert f"read another topic than the current one: topic {ledger.topic!r} was deleted and created again" in wrong
     assert counted(ledger) == 60
 
     said = ledger.slackwater("reset", ledger.app, "--topic", ledger.topic, "--to-earliest").stdout
-    assert f"topic {ledger.topic!r} was deleted and made again: it had id {ids[0]}" in said
+    assert f"topic {ledger.topic!r} was deleted and created again: it had id {ids[0]}" in said
     ledger.catch_up(*STAGES)
     assert counted(ledger) == 300
     assert differences(ledger) == []

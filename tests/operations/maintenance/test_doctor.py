@@ -43,7 +43,7 @@ def test_all_that_is_used_is_found_and_what_is_not_configured_fails_only_if_requ
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Usage, match="'sparc' is nothing that slackwater uses; the nearest is 'spark'"):
+    with pytest.raises(Usage, match="'sparc' is not used by slackwater; the nearest is 'spark'"):
         diagnose(None, None, "sparc")
 
 

@@ -349,7 +349,7 @@ def test_a_stage_with_rows_to_be_published_is_not_retired(app: FlightsApp) -> No
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
     head = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
     with pytest.raises(
-        Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows to go"
+        Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows remain"
     ):
         gone(app)
     published.write_position(app.store, head, "alerts", PublishedPosition(head.version, 1, 2), None)

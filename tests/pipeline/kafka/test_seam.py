@@ -164,7 +164,7 @@ def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_f
     ends = EndOffsets(kafka, timeout_s=10)
     assert ends(Input(topic, (0, 0), topic_id=kafka.topic_id(topic))) == (0, 0)
     assert ends(Input(topic, (1, 0), topic_id=former)) is None
-    assert ends.missing_reasons[topic].startswith(f"topic {topic!r} was deleted and made again")
+    assert ends.missing_reasons[topic].startswith(f"topic {topic!r} was deleted and created again")
     assert ends(Input("nowhere", (0,))) is None
 
 

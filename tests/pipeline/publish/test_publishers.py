@@ -353,6 +353,6 @@ def test_a_watch_tells_of_every_kind_of_topic_with_one_request(memory_kafka: Mem
         memory_kafka.create_topics({topic: 3})
         found = watch.check()
         assert found is not None
-        assert f"{topic!r} was deleted and made again while the app ran: its id was {former}" in found.message
+        assert f"{topic!r} was deleted and created again while the app ran: its id was {former}" in found.message
         assert "--accept-loss" in found.hint
         memory_kafka._ids[topic] = former

@@ -1,4 +1,4 @@
-"""Claiming a stage one of whose topics was deleted and made again: who was there, who is there, and the ways on."""
+"""Claiming a stage one of whose topics was deleted and created again: who was there, who is there, and the ways on."""
 
 from dataclasses import replace
 from uuid import uuid4

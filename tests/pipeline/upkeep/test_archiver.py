@@ -195,7 +195,7 @@ def test_a_topic_that_was_made_anew_gets_an_archive_of_its_own(
     kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
     going.on_version(at(3, 20, 0))
     going.archive_pending()
-    assert "orders was deleted and made again" in caplog.text
+    assert "orders was deleted and created again" in caplog.text
     first, second = index.iter_archives(store, "shop")
     assert (first.life, first.covered) == (1, (Extent(0, 0, 10),))
     assert (second.life, second.covered, second.topic_id) == (2, (Extent(0, 10, 20),), kafka.topic_id(TOPIC))

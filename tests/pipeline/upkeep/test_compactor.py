@@ -187,7 +187,7 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     compactor = Upkeep(stage.store, stage.cache, head)
     compactor.start_merges(head)
     eventually(lambda: len(plan.apply_results(head.ssts, compactor.finished)) == 4, "the other partition")
-    assert "put off" in caplog.text
+    assert "postponed" in caplog.text
     compactor.close()
 
 

@@ -139,7 +139,7 @@ def test_a_merge_that_fails_on_an_executor_is_put_off_and_picked_again(merging: 
     outcome = merging("damaged")
     assert (outcome.named, outcome.rows) == (2, newest_rows())
     (warning,) = outcome.warnings
-    assert warning.startswith("compaction of app/stage put off: ")
+    assert warning.startswith("compaction of app/stage postponed: ")
     assert ".parquet" in warning
 
 

@@ -114,7 +114,7 @@ def test_a_missing_sst_stops_no_batch(
     store.delete(made[3].object)
     running.prefetch_missing(manifest_of(ROUTES, made), names(made))
     settle(running)
-    assert "put off" in caplog.text
+    assert "postponed" in caplog.text
     store.put(made[3].object, b"damaged")
     running.prefetch_missing(manifest_of(ROUTES, made), ())
     settle(running)

@@ -161,7 +161,9 @@ def test_a_commit_is_called_the_first_where_none_was_bad_before(cache: SstCache,
     assert said.endswith("is the first bad commit of flights") == (verdict.bad_version == turns[0])
     if verdict.bad_version != turns[0]:
         assert "one of the commits at which flights went bad: it was bad before, at flights/carriers@v" in said
-    assert any("turned more than once" in note for note in verdict_notes(verdict)) == (len(turns) > 1)
+    assert any("changed between good and bad more than once" in note for note in verdict_notes(verdict)) == (
+        len(turns) > 1
+    )
 
 
 def test_what_is_assumed_is_said_where_nothing_counts_all_changes(cache: SstCache) -> None:

@@ -574,7 +574,7 @@ def test_a_stage_gets_another_name_when_all_of_its_sinks_is_published_and_begins
     last = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
     called = {"carriers": "airlines"}
     with pytest.raises(
-        Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows to go"
+        Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows remain"
     ):
         find_plan(app.store, program(called), {}, stages=called)
     published.write_position(app.store, last, "alerts", PublishedPosition(last.version, 1, 2), None)

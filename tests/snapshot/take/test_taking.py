@@ -193,7 +193,8 @@ def test_fewer_records_than_the_manifests_say_are_corruption_and_leave_nothing_b
     diamond, asked = finished
     diamond.logs.lost = 1
     with pytest.raises(
-        Corruption, match=r"holds \(1, 0\) records in flight by partition; odds and joined say \(1, 1\)"
+        Corruption,
+        match=r"holds \(1, 0\) records in flight by partition; the manifests of odds and joined count \(1, 1\)",
     ):
         complete(diamond, asked)
     assert objects(diamond) == set()

@@ -100,7 +100,7 @@ def test_records_out_of_order_are_no_object() -> None:
     writer = objects.ArchiveWriter()
     writer.append(records(0, [1, 2]))
     for bad in (records(0, [2]), records(0, [5, 4]), pa.concat_tables([records(2, [0]), records(1, [0])])):
-        with pytest.raises(ValueError, match="come by partition and offset"):
+        with pytest.raises(ValueError, match="in the order of partition and offset"):
             writer.append(bad)
     with pytest.raises(ValueError, match="at least one record"):
         objects.ArchiveWriter().finish("k", (), 1)

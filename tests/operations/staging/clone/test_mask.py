@@ -258,12 +258,10 @@ def test_where_else_hidden_values_stand_is_said() -> None:
         return list(find_unmasked_columns(cut, Masks.from_options(dict.fromkeys(places, "hash"))))
 
     assert said("people.email") == [
-        "people.email is masked, but by name the same values are in totals.latest (max(email)), regions.latest, "
-        "which are not masked",
+        "people.email is masked, but columns of the same name or source are not: "
+        "totals.latest (max(email)), regions.latest",
         "renamed may have values of people.email under other names, from functions of the program",
     ]
     assert said("people.email", "totals.latest", "regions.latest")[0].startswith("renamed may have values")
     assert said("renamed.contact") == []
-    assert said("others.city") == [
-        "others.city is masked, but by name the same values are in people.city, which are not masked"
-    ]
+    assert said("others.city") == ["others.city is masked, but columns of the same name or source are not: people.city"]
