@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
+.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults crashpoints mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,11 @@ soak: programs ## for hours: real apps whose stages are killed, 100,000 schedule
 
 faults: $(READY) ## plant faults of each class in apps by chance: is each told for what it is? (SEEDS=20, CLASSES=deploy,join)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.faults.run --seeds $(or $(SEEDS),20) --classes "$(CLASSES)"
+
+# Each file that kills verbs; `SEED=2 pytest --crash-points …` tries other points than the gate does.
+crashpoints: $(READY) ## kill each verb at each of its calls to store and broker, and print what was hit (an hour)
+	@SLACKWATER_PROFILE=ci OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --timeout 0 --crash-points -m "not soak" \
+		$$(grep -rl killed_at_each_call tests --include='test_*.py') -k "killed or given_up"
 
 mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)
 	@$(BIN)/python -m tests.mutation.run $(GROUPS)

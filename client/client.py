@@ -288,7 +288,8 @@ class Client(Backends, Displayable):
         from ..operations.maintenance import tokens
         from .show.maintenance import token_removal_result
 
-        return token_removal_result(tokens.remove(self.store, name, by=self.by, dry_run=dry_run), dry_run=dry_run)
+        gone = tokens.remove(self.store, name, by=self.by, dry_run=dry_run)
+        return token_removal_result(name, gone, dry_run=dry_run)
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)

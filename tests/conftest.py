@@ -29,6 +29,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.leaves import fold
 
+from tests.crash.points import TALLY
 from tests.durations import Recorder, longest_first, needs_servers
 from tests.models.profiles import PROFILE
 from tests.support.manifests import SMALL_LEAVES
@@ -62,12 +63,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations", action="store_true", help="write what test files take to tests/durations.json"
     )
+    parser.addoption("--crash-points", action="store_true", help="print which points of each verb it was killed at")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """All that is temporary in one folder: programs that are killed cannot clear up."""
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
+    if config.getoption("--crash-points"):
+        config.pluginmanager.register(TALLY)
     patch = pytest.MonkeyPatch()
     multiprocessing.util.get_temp_dir()  # which that library removes itself, after the folder is gone
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")

@@ -18,6 +18,7 @@ from ...snapshot.change.stages import Rescaled, Retired
 from ...snapshot.gc.archives import ArchiveCollected
 from ...snapshot.gc.collect import Collected, Explanation
 from ...snapshot.status.overview import ArchiveStatus
+from ...snapshot.take.audit_log import Operation
 from ...snapshot.take.taking import retire_question
 from ...store.versions.forgotten import ForgetJournal
 from ...store.versions.manifest import Manifest
@@ -554,6 +555,9 @@ def token_list_result(token_list: Sequence[Token]) -> Result:
 
 
 @operation_result
-def token_removal_result(token: Token, *, dry_run: bool) -> BlockGenerator:
-    yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it stops working within 5 s"
-    return attributes(token, "name")
+def token_removal_result(name: str, gone: Token | Operation, *, dry_run: bool) -> BlockGenerator:
+    if isinstance(gone, Operation):
+        yield AlreadyDone(f"token {name} was removed {instants.format_with_age(gone.time_ms)} by {gone.by}")
+    else:
+        yield f"{'would remove' if dry_run else 'removed'} token {name}; it stops working within 5 s"
+    return {"name": name}

@@ -2,7 +2,7 @@
 
 import hashlib
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
@@ -12,7 +12,7 @@ from ...common.durations import DAY_MS
 from ...common.validation import nearest_hint
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.take.audit_log import operation_message, record_operation
+from ...snapshot.take.audit_log import Operation, find_operation, operation_message, record_operation_once
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, keys, limits
 from ...store.versions.codec import JsonFolder
@@ -124,18 +124,29 @@ def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collecti
             raise NotFound(f"table of {', '.join(folders)}", table, existing)
 
 
-def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
-    """Remove a token. Running servers notice within seconds. Raises `NotFound`."""
+def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token | Operation:
+    """Remove a token. Running servers notice within seconds. Safe to repeat after an interruption.
+
+    Returns the removed token, or the operation in an audit log if an earlier call removed it. Raises `NotFound`.
+    """
     token = TOKENS.find(store, name)
     if token is None:
+        logs = (find_operation(store, app, "token rm", _is_of(name)) for app in apps.list_apps(store))
+        if (earlier := next(filter(None, logs), None)) is not None:
+            return earlier
         raise NotFound("token", name, (token_.name for token_ in TOKENS.all(store)))
     if not dry_run:
-        TOKENS.remove(store, name)
+        # Recorded first, to distinguish a retry of an interrupted call from a misspelled name.
         _record(store, token, "token rm", by)
+        TOKENS.remove(store, name)
     return token
+
+
+def _is_of(name: str) -> Callable[[str], bool]:
+    return lambda detail: detail.startswith(f"{name}: ")
 
 
 def _record(store: ObjectStore, token: Token, verb: str, by: str) -> None:
     for app in apps.list_apps(store) if ALL in token.apps else token.apps:
         detail = f"{token.name}: {', '.join(token.verbs)} of {', '.join(token.tables)}"
-        record_operation(store, apps.folder_of(store, app), verb, detail, by)
+        record_operation_once(store, apps.folder_of(store, app), verb, detail, by, since_ms=token.created_ms)

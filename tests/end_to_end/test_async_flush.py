@@ -36,9 +36,9 @@ from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import Input, Manifest, Policy
 
+from tests.crash.points import Killed
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore
-from tests.support.collecting import Killed
 from tests.support.manifests import claim
 from tests.support.running import eventually
 from tests.support.state_rows import ROUTES, Key, Values, columns, write_version

@@ -42,13 +42,14 @@ from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Table, Ttl
 
+from tests.crash.points import Killed
 from tests.models.checks import check_grace, check_reads, check_what_stays, expired_objects
 from tests.models.programs import Change as RowChange
 from tests.models.programs import another_program
 from tests.models.states import Shown, State, moment
 from tests.models.tables import TABLES, VALUES, Form, in_columns, same_form, values
 from tests.models.writers import STAGE, STEP_MS, Writer, patiently
-from tests.support.collecting import AgingStore, Killed, fresh
+from tests.support.collecting import AgingStore, fresh
 from tests.support.state_rows import Hashes, Key, Values, columns
 
 

@@ -16,9 +16,10 @@ from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.versions import history, keys
 
+from tests.crash.points import Killed
 from tests.models.profiles import scaled
 from tests.snapshot.gc.paging import change_pages, collect_with_and_without
-from tests.support.collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
+from tests.support.collecting import HOUR_MS, AgingStore, StoreClock, aging_app, fresh, keys_of
 from tests.support.histories import STAGES, FlightsApp, Totals, flights, rows_of
 
 States = dict[str, dict[str, Totals]]

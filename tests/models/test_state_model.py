@@ -28,13 +28,14 @@ from slackwater.store.sst.sorted_runs import by_partition, max_overlap, overlapp
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Policy, Ttl
 
+from tests.crash.points import Killed
 from tests.models.checks import expired_objects
 from tests.models.profiles import SECONDS, scaled
 from tests.models.state_machine import StateMachine
 from tests.models.tables import LIFETIMES_MS, POLICIES, TABLES
 from tests.models.writers import STAGE, patiently
 from tests.store.objects.faulty_store import FaultyStore
-from tests.support.collecting import HOUR_MS, Killed, fresh, keys_of
+from tests.support.collecting import HOUR_MS, fresh, keys_of
 from tests.support.histories import Kafka
 from tests.support.state_rows import Hashes
 

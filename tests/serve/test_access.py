@@ -98,8 +98,9 @@ def test_a_token_that_was_removed_or_has_ended_is_none(
     monkeypatch.undo()
     client.remove_token("reports")
     assert client.tokens() == ()
+    assert "done already: token reports was removed" in repr(client.remove_token("reports"))
     with pytest.raises(NotFound):
-        client.remove_token("reports")
+        client.remove_token("report")
 
 
 def test_the_open_stream_of_a_token_that_is_removed_ends_and_says_why(

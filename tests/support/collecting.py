@@ -12,16 +12,12 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectInfo, ObjectStore
 from slackwater.store.versions import history
 
-from tests.models.profiles import crash_points
+from tests.crash.points import Calls, Point, numbered
 from tests.support.histories import STAGES, START_MS, Clock, FlightsApp, Kafka, flights, rows_of
 
-World = TypeVar("World")
+T = TypeVar("T")
 HOUR_MS = 3_600_000
 FEW = Retention(versions=3)
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 class AgingStore(MemoryStore):
@@ -32,6 +28,7 @@ class AgingStore(MemoryStore):
         self.clock_ms = START_MS
         self.before: Callable[[str, str], None] = lambda verb, key: None
         """Told of each request, verb and key, before it is done; may make others, or raise."""
+        self.calls: Calls | None = None
         self._written_ms: dict[str, int] = {}
 
     def pause(self, seconds: float) -> None:
@@ -42,26 +39,28 @@ class AgingStore(MemoryStore):
         super()._write(key, data)
         self._written_ms[key] = self.clock_ms
 
+    def _call(self, verb: str, key: str, call: Callable[[], T]) -> T:
+        self.before(verb, key)
+        return call() if self.calls is None else self.calls(verb, key, call)
+
     def get(self, key: str) -> bytes:
-        self.before("get", key)
-        return super().get(key)
+        return self._call("get", key, lambda: MemoryStore.get(self, key))
 
     def put(self, key: str, data: bytes) -> None:
-        self.before("put", key)
-        super().put(key, data)
+        self._call("put", key, lambda: MemoryStore.put(self, key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        self.before("put_if_absent", key)
-        super().put_if_absent(key, data)
+        self._call("put_if_absent", key, lambda: MemoryStore.put_if_absent(self, key, data))
 
     def delete(self, key: str) -> None:
-        self.before("delete", key)
-        super().delete(key)
+        self._call("delete", key, lambda: MemoryStore.delete(self, key))
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        self.before("list", prefix)
-        for info in super().list(prefix, start_after):
-            yield info._replace(modified_ms=self._written_ms[info.key])
+        listed = self._call("list", prefix, lambda: MemoryStore.list(self, prefix, start_after))
+        return (info._replace(modified_ms=self._written_ms[info.key]) for info in listed)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        return self._call("list_folders", prefix, lambda: MemoryStore.list_folders(self, prefix))
 
     def once(self, verb: str, part: str, do: Callable[[], object]) -> None:
         """Do something before the next request of this verb whose key has this part."""
@@ -76,29 +75,14 @@ class AgingStore(MemoryStore):
     @contextmanager
     def requests(self) -> Iterator[Sequence[str]]:
         """The requests that are made inside, verb and key of each."""
-        made: list[str] = []
-        self.before = lambda verb, key: made.append(f"{verb} {key}")
-        try:
-            yield made
-        finally:
-            self.before = lambda verb, key: None
+        with numbered(self) as calls:
+            yield calls.made
 
     @contextmanager
-    def death_after(self, requests: int, error: BaseException | None = None) -> Iterator[None]:
-        """Inside, the request after so many raises `error`, by default `Killed`, and so does each one after it."""
-        left = requests
-
-        def before(verb: str, key: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise error or Killed
-
-        self.before = before
-        try:
+    def death_after(self, requests: int) -> Iterator[None]:
+        """Inside, the request after so many is the end of the process."""
+        with numbered(self, point=Point(requests)):
             yield
-        finally:
-            self.before = lambda verb, key: None
 
 
 class StoreClock(Clock):
@@ -137,29 +121,6 @@ def keys_of(store: MemoryStore, prefix: str = "") -> set[str]:
 def store_of(app: FlightsApp) -> AgingStore:
     """The store of an `aging_app`."""
     return cast("AgingStore", app.store)
-
-
-def killed_at_each_request(
-    build: Callable[[], World], work: Callable[[World], object], *, store: Callable[[World], AgingStore]
-) -> Iterator[tuple[World, bool]]:
-    """Yield worlds that `build` made, and whether `work` ended there: first one where it did.
-
-    In each of the others it was killed before a request to `store` of the world; which requests, `crash_points` says.
-    """
-    world = build()
-    with store(world).requests() as made:
-        work(world)
-    yield world, True
-    assert len(made) > 3
-    for point in crash_points(len(made) - 1):
-        world = build()
-        try:
-            with store(world).death_after(point):
-                work(world)
-        except Killed:
-            yield world, False
-        else:
-            raise AssertionError(f"{made[point]} was not requested")
 
 
 def wait(app: FlightsApp, span_ms: int = 2 * HOUR_MS) -> None:

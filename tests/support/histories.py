@@ -165,6 +165,19 @@ class Kafka:
     def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]]) -> None:
         self.groups[f"{app}/{stage}"] = dict(positions)
 
+    @property
+    def kafka(self) -> "Kafka":
+        """The client below, as `KafkaChannels` has it."""
+        return self
+
+    def delete_topics(self, topics: Iterable[str]) -> dict[str, str]:
+        for topic in topics:
+            self.topics.pop(topic, None)
+        return {}
+
+    def delete_groups(self, _groups: Iterable[str]) -> None:
+        """Its groups have other names here."""
+
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
         """As `snapshot.take.KafkaTopics`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):

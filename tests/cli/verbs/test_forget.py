@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from slackwater.store.versions import keys
 
-from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
 from tests.cli.verbs.test_who_did_what import promoted
+from tests.crash.verbs import command_line, gone_on
 from tests.support.histories import Flight, FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")

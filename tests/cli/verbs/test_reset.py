@@ -6,8 +6,8 @@ import pytest
 import slackwater as sw
 from slackwater.errors import Usage
 
-from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
+from tests.crash.verbs import command_line, gone_on
 from tests.support.histories import STAGES, FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")

@@ -6,8 +6,8 @@ import pytest
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 
-from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, slackwater
+from tests.crash.verbs import command_line, gone_on
 from tests.support.histories import STAGES, FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")

@@ -20,8 +20,8 @@ from slackwater.snapshot.take.audit_log import VERBS as RECORDED
 from slackwater.snapshot.take.audit_log import Operation, list_operations, record_operation, whoami
 from slackwater.store.objects.memory import MemoryStore
 
-from tests.cli.test_killed_verbs import command_line, gone_on
 from tests.cli.verbs.calling import done, from_json, slackwater
+from tests.crash.verbs import command_line, gone_on
 from tests.documents.test_help import VERBS
 from tests.operations.exchange.init.test_initialise import FIRST
 from tests.operations.repair.rejected.rejecting import reject

@@ -16,8 +16,9 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import forgotten
 
+from tests.crash.points import killed_at_each_call
 from tests.operations.erasure.everything import archive_of, occurrences, tables_of_all_versions
-from tests.support.collecting import aging_app, fresh, keys_of, killed_at_each_request, store_of
+from tests.support.collecting import aging_app, fresh, keys_of, store_of
 from tests.support.histories import FlightsApp, flights
 
 LATER_MS = 2_000_000_000_000
@@ -64,7 +65,7 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
     undisturbed, met = whole_app(), set()
     before = shown(undisturbed)
     whole = make(undisturbed, cache)
-    for app, ended in killed_at_each_request(whole_app, work, store=store_of):
+    for app, ended in killed_at_each_call("forget", whole_app, work, store_of):
         for name, tables in shown(app).items():
             old = {place: rows for place, rows in before[name].items() if KEY in rows}
             gone = {place: {key: row for key, row in rows.items() if key != KEY} for place, rows in old.items()}

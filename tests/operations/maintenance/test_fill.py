@@ -1,10 +1,9 @@
 """Filling archives with what Kafka still has, and merging their objects, as `archive` and `compact` do it."""
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from slackwater.common import instants
@@ -26,7 +25,9 @@ from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from tests.cli.verbs.calling import slackwater
+from tests.crash.points import NumberedBroker, killed_at_each_call
 from tests.store.archive.small_archives import append
+from tests.support.collecting import AgingStore
 
 APP, TOPIC, BY, DAY_MS = "shop", "orders", "somebody@here", 86_400_000
 BEGAN_MS = 1_700_000_000_000
@@ -85,25 +86,15 @@ def test_what_kafka_has_not_any_more_is_named_and_the_rest_is_added() -> None:
 
 
 def test_killed_anywhere_the_same_call_finishes_it() -> None:
-    left = [0]
+    def build() -> tuple[AgingStore, NumberedBroker]:
+        store = AgingStore()
+        return store, NumberedBroker(KafkaChannels(an_app(store, days=4)), store)
 
-    class Killed(BaseException):
-        pass
+    def filled(world: tuple[AgingStore, Any]) -> None:
+        fill(world[0], APP, world[1], None, by=BY)
 
-    class Dying(KafkaChannels):
-        def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-            left[0] -= 1
-            if not left[0]:
-                raise Killed
-            return super().records(topic, partition, start, end)
-
-    for number in range(1, 10):
-        store, left[0] = MemoryStore(), number
-        kafka = an_app(store, days=4)
-        try:
-            fill(store, APP, Dying(kafka), None, by=BY)
-        except Killed:
-            assert fill(store, APP, KafkaChannels(kafka), None, by=BY)[0].offsets
+    for (store, kafka), _ in killed_at_each_call("archive", build, filled, lambda world: world[0]):
+        filled((store, kafka))
         assert newest(store).covered == (Extent(0, 5, 45), Extent(1, 5, 45))
         assert newest(store).rows == 80
 

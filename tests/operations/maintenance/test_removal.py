@@ -22,15 +22,8 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo
 from ulid import ULID
 
-from tests.support.collecting import (
-    AgingStore,
-    aging_app,
-    fresh,
-    keys_of,
-    killed_at_each_request,
-    store_of,
-    wait,
-)
+from tests.crash.points import killed_at_each_call
+from tests.support.collecting import AgingStore, aging_app, fresh, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -97,7 +90,7 @@ def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_
         return app
 
     ref, seen = build().heads, set()
-    for app, _ in killed_at_each_request(build, gone, store=store_of):
+    for app, _ in killed_at_each_call("app rm", build, gone, store_of):
         store = fresh(app.store)
         for moment in ("flights@good", "flights/legs@v3", "flights/carriers"):
             try:

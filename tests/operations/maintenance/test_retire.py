@@ -30,7 +30,7 @@ from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest, Sink
 from slackwater.store.versions.published import PublishedPosition
 
-from tests.support.collecting import HOUR_MS, aging_app, fresh, killed_at_each_request, store_of
+from tests.support.collecting import HOUR_MS, aging_app, fresh
 from tests.support.histories import Flight, FlightsApp, flights, rows_of
 
 
@@ -315,19 +315,6 @@ def test_litter_of_a_retired_stage_goes_without_another_commit() -> None:
         "aircraft": 0,
         "carriers": 1,
     }
-
-
-def test_killed_at_any_request_and_typed_again_it_finishes() -> None:
-    def build() -> FlightsApp:
-        app = aging_app()
-        app.run(flights(10))
-        return app
-
-    for app, _ in killed_at_each_request(build, gone, store=store_of):
-        done = gone(app)
-        assert newest(app).version == done.version == 3
-        assert newest(app).retired
-        assert [each.detail for each in audit_log.list_operations(app.store, "flights")] == ["carriers with v3"]
 
 
 def test_stages_that_a_program_has_not_are_named_receivers_first(app: FlightsApp) -> None:

@@ -25,9 +25,10 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import scaled
 from tests.operations.repair.test_rewind import LATER_MS, assert_whole, rewound, tables, totals
-from tests.support.collecting import aging_app, killed_at_each_request, store_of
+from tests.support.collecting import aging_app, store_of
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights
 
 WRITER = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
@@ -289,14 +290,14 @@ def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp) -
     assert said.value.hint == "start it again, with the program that continues from there"
 
 
-def killed_and_typed_again(typed: Callable[[FlightsApp, str], object]) -> None:
+def killed_and_typed_again(verb: str, typed: Callable[[FlightsApp, str], object]) -> None:
     def late() -> FlightsApp:
         app = aging_app()
         app.run(flights(30))
         return app
 
     expected = None
-    for app, _ in killed_at_each_request(late, lambda app: typed(app, "typed once"), store=store_of):
+    for app, _ in killed_at_each_call(verb, late, lambda app: typed(app, "typed once"), store_of):
         expected = expected or offsets(app)
         decided = bool(MIGRATIONS.all(app.store, "flights"))
         stood = resolve(app.store, "flights", now_ms=LATER_MS).stages["legs"].inputs["flights"].offsets
@@ -317,7 +318,7 @@ def test_killed_anywhere_all_of_it_is_done_or_nothing_and_typed_again_it_is_done
         with because(why):
             reset(app.store, "flights", {}, scenario, app.kafka, by="ada@host", now_ms=app.clock.now_ms)
 
-    killed_and_typed_again(typed)
+    killed_and_typed_again(f"reset, {scenario.kind}", typed)
 
 
 STEPS = st.one_of(

@@ -27,9 +27,10 @@ from slackwater.store.versions import history
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import Column, Program
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import SEARCHES, scaled
 from tests.snapshot.change.test_migrate import program
-from tests.support.collecting import aging_app, killed_at_each_request, store_of
+from tests.support.collecting import aging_app, store_of
 from tests.support.histories import STAGES, TABLES, Flight, FlightsApp, Kafka, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
@@ -263,7 +264,7 @@ def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cach
             rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.now_ms, cache=cache)
 
     before, after, seen = tables(late()), None, set()
-    for app, _ in killed_at_each_request(late, lambda app: typed(app, "typed once"), store=store_of):
+    for app, _ in killed_at_each_call("rewind", late, lambda app: typed(app, "typed once"), store_of):
         after = after or tables(app)
         decided = bool(MIGRATIONS.all(app.store, "flights"))
         found = resolve(app.store, "flights", now_ms=LATER_MS).stages

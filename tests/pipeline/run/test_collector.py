@@ -15,7 +15,8 @@ from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 
-from tests.support.collecting import FEW, HOUR_MS, Killed, gc, old_app, store_of, wait
+from tests.crash.points import Killed
+from tests.support.collecting import FEW, HOUR_MS, gc, old_app, store_of, wait
 from tests.support.histories import FlightsApp
 from tests.support.running import eventually
 

@@ -1,5 +1,7 @@
 """The tag `last-good`: it moves, gc keeps what it names, and nobody who dies over it leaves it broken."""
 
+from contextlib import suppress
+
 import pytest
 from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.bisect.watcher import LAST_GOOD, advance_last_good, find_last_good
@@ -10,7 +12,8 @@ from slackwater.snapshot.take.snapshots import move_snapshot, pin_cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.protocol import ObjectStore
 
-from tests.support.collecting import Killed, aging_app, check_whole, gc, old_app, store_of, wait
+from tests.crash.points import Killed
+from tests.support.collecting import aging_app, check_whole, gc, old_app, store_of, wait
 from tests.support.histories import FlightsApp, flights
 
 
@@ -72,27 +75,16 @@ def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> Non
         before = now(app)
         advance_last_good(store, before, "ada@host")
         app.run(flights(10))
-        requests = 0
-
-        def count(_verb: str, _key: str, died_at: int = died_at) -> None:
-            nonlocal requests
-            requests += 1
-            if requests > died_at:
-                raise Killed
-
-        store.before = count
-        try:
+        ended = False
+        with suppress(Killed), store.death_after(died_at):
             advance_last_good(store, now(app), "ada@host")
-        except Killed:
-            pass
-        finally:
-            store.before = lambda _verb, _key: None
+            ended = True
         assert named(store) in (before.versions, now(app).versions)
         app.run(flights(40))
         wait(app)
         gc(app)
         check_whole(app)
-        if requests <= died_at:
+        if ended:
             return
     raise AssertionError("it takes more requests than that")
 

@@ -1,7 +1,7 @@
 """A changed program over a stored app: all of its stages or none, at every moment in its own columns."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TypeVar
 
 import pytest
@@ -32,7 +32,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table
 
-from tests.support.collecting import Killed, aging_app, store_of
+from tests.crash.points import Killed, killed_at_each_call
+from tests.support.collecting import aging_app, store_of
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights
 
 VALUES = (
@@ -167,29 +168,26 @@ def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
     assert [each.name for each in list_snapshots(store, app.name)] == [decided.snapshot]
 
 
-@pytest.mark.parametrize(
-    "after",
-    # Two of three are left to `make test-all`: points of the same migration, of which some lie in each of its steps.
-    [pytest.param(after, marks=pytest.mark.ci if after % 6 else []) for after in range(0, 60, 2)],
-)
-def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(after: int, cache: SstCache) -> None:
-    app = aging_app()
-    app.run(flights(20))
-    store = app.store
-    state = {name: dict(each) for name, each in app.state.items()}
-    with suppress(Killed), store.death_after(after):  # type: ignore[attr-defined]
-        migrated(app)
-    app.clock.tick("legs")
-    assert len({each.table.schema for each in at(app, app.name).tables.values() if each.table}) == 1
-    # A runner finishes it, or nothing of it is there.
-    begun = any(True for _ in store.list("flights/migrations/"))
-    finish_newest_migration(store, app.name, now_ms=app.clock.tick("legs"))
-    assert {head.migration for head in heads(app).values()} == {int(begun)}
-    if not begun:
-        migrated(app)
-    assert not find_plan(store, changed(app), {}).changes
-    found = rows(app, cache, app.name, "SELECT tail, minutes, late FROM aircraft ORDER BY ALL")
-    assert found == [{"tail": n, "minutes": each[1], "late": -1} for n, each in sorted(state["aircraft"].items())]
+def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(cache: SstCache) -> None:
+    def build() -> FlightsApp:
+        app = aging_app()
+        app.run(flights(20))
+        return app
+
+    state = {name: dict(each) for name, each in build().state.items()}
+    for app, _ in killed_at_each_call("migrate", build, migrated, store_of):
+        store = app.store
+        app.clock.tick("legs")
+        assert len({each.table.schema for each in at(app, app.name).tables.values() if each.table}) == 1
+        # A runner finishes it, or nothing of it is there.
+        begun = any(True for _ in store.list("flights/migrations/"))
+        finish_newest_migration(store, app.name, now_ms=app.clock.tick("legs"))
+        assert {head.migration for head in heads(app).values()} == {int(begun)}
+        if not begun:
+            migrated(app)
+        assert not find_plan(store, changed(app), {}).changes
+        found = rows(app, cache, app.name, "SELECT tail, minutes, late FROM aircraft ORDER BY ALL")
+        assert found == [{"tail": n, "minutes": each[1], "late": -1} for n, each in sorted(state["aircraft"].items())]
 
 
 def test_while_one_is_half_done_nothing_is_planned_and_the_next_call_finishes_it() -> None:

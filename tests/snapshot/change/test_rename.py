@@ -36,7 +36,8 @@ from slackwater.store.versions import commit, history, published
 from slackwater.store.versions.manifest import Column, FormerName, Manifest, Sink, Table
 from slackwater.store.versions.published import PublishedPosition
 
-from tests.support.collecting import FEW, Killed, aging_app, gc, keys_of, store_of, wait
+from tests.crash.points import Killed, killed_at_each_call
+from tests.support.collecting import FEW, aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, flights, rows_of
 from tests.support.manifests import claim
 
@@ -176,33 +177,31 @@ def test_one_that_is_renamed_twice_has_its_rows_and_a_clone_of_it_too(app: Fligh
     sound(app, app.name, "staging")
 
 
-@pytest.mark.parametrize(
-    "after",
-    # Two of three are left to `make test-all`: points of the same migration, of which some lie in each of its steps.
-    [pytest.param(after, marks=pytest.mark.ci if after % 9 != 1 else []) for after in range(1, 60, 3)],
-)
-def test_killed_anywhere_no_moment_has_both_names_or_none(after: int, cache: SstCache) -> None:
-    app = aging_app()
-    app.run(flights(20))
-    lag(app)
+def test_killed_anywhere_no_moment_has_both_names_or_none(cache: SstCache) -> None:
     called = {"aircraft": "planes", "carriers": "airlines"}
-    with suppress(Killed), store_of(app).death_after(after):
-        rename(app, called)
-    app.clock.tick("legs")
-    tables = set(resolve(app.store, app.name, now_ms=app.clock.now_ms).tables)
-    assert tables in (set(called), set(called.values()))
-    sound(app)
-    begun = any(True for _ in app.store.list("flights/migrations/"))
-    if begun and "planes" not in history.list_stages(app.store, app.name):
-        with pytest.raises(Refused, match="is incomplete"):
-            find_plan(app.store, program(called), {})
-    finish_newest_migration(app.store, app.name, now_ms=app.clock.tick("legs"))
-    assert finish_earlier(app.store, app.name, now_ms=app.clock.tick("legs")) == 0
-    if not begun:
-        rename(app, called)
-    assert not find_plan(app.store, program(called), {}).changes
-    assert rows(app, cache, app.name, "planes") == held(app, "aircraft")
-    sound(app)
+
+    def build() -> FlightsApp:
+        app = aging_app()
+        app.run(flights(20))
+        lag(app)
+        return app
+
+    for app, _ in killed_at_each_call("migrate, rename", build, lambda app: rename(app, called), store_of):
+        app.clock.tick("legs")
+        tables = set(resolve(app.store, app.name, now_ms=app.clock.now_ms).tables)
+        assert tables in (set(called), set(called.values()))
+        sound(app)
+        begun = any(True for _ in app.store.list("flights/migrations/"))
+        if begun and "planes" not in history.list_stages(app.store, app.name):
+            with pytest.raises(Refused, match="is incomplete"):
+                find_plan(app.store, program(called), {})
+        finish_newest_migration(app.store, app.name, now_ms=app.clock.tick("legs"))
+        assert finish_earlier(app.store, app.name, now_ms=app.clock.tick("legs")) == 0
+        if not begun:
+            rename(app, called)
+        assert not find_plan(app.store, program(called), {}).changes
+        assert rows(app, cache, app.name, "planes") == held(app, "aircraft")
+        sound(app)
 
 
 def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> None:

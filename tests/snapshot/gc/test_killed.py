@@ -4,12 +4,13 @@ import pytest
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.versions import history
 
-from tests.support.collecting import Killed, check_whole, gc, keys_of, killed_at_each_request, old_app, store_of
+from tests.crash.points import Killed, killed_at_each_call
+from tests.support.collecting import check_whole, gc, keys_of, old_app, store_of
 
 
 def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() -> None:
     kept = None
-    for app, _ in killed_at_each_request(old_app, gc, store=store_of):
+    for app, _ in killed_at_each_call("gc", old_app, gc, store_of):
         check_whole(app)
         kept = kept or _shape(keys_of(store_of(app)))
         gc(app)

@@ -61,11 +61,12 @@ from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotio
 from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ulid import ULID
 
+from tests.crash.points import Killed
 from tests.operations.failover import FailoverKafka
 from tests.operations.from_spark.adopt.adopting import adoption
 from tests.operations.from_spark.adopt.test_adoption import filled
 from tests.snapshot.change.test_migrate import program
-from tests.support.collecting import AgingStore, Killed, StoreClock
+from tests.support.collecting import AgingStore, StoreClock
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
 from tests.support.static import ROOT
 

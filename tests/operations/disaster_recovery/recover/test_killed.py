@@ -9,11 +9,12 @@ from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.under_way.exclusion import Intent, check_exclusion
 from slackwater.snapshot.verify.verify import verify
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import crash_points
 from tests.operations.disaster_recovery.recover.test_recover import LATER_MS, SAME, check_books, elsewhere, goes_on
 from tests.operations.disaster_recovery.replicate.test_replicate import copy, running
 from tests.operations.failover import FailoverKafka, failover_kafka
-from tests.support.collecting import AgingStore, fresh, killed_at_each_request
+from tests.support.collecting import AgingStore, fresh, store_of
 from tests.support.histories import FlightsApp, flights
 
 
@@ -47,7 +48,11 @@ def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_i
     def call(world: tuple[FlightsApp, AgingStore, FailoverKafka]) -> None:
         bring_back(*world, reachable=reachable)
 
-    worlds = killed_at_each_request(partial(lost, reachable=reachable), call, store=lambda world: world[1])
+    def of(world: tuple[FlightsApp, AgingStore, FailoverKafka]) -> tuple[AgingStore, ...]:
+        return (world[1], store_of(world[0])) if reachable else (world[1],)
+
+    verb = "recover" if reachable else "recover, source lost"
+    worlds = killed_at_each_call(verb, partial(lost, reachable=reachable), call, of)
     for (app, target, kafka), ended in worlds:
         if not ended:
             check_not_half(app, target)

@@ -11,9 +11,10 @@ from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import crash_points
 from tests.operations.disaster_recovery.replicate.test_replicate import LATER_MS, check_whole, copy, running
-from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, killed_at_each_request, store_of, wait
+from tests.support.collecting import HOUR_MS, AgingStore, fresh, gc, store_of, wait
 from tests.support.histories import FlightsApp, flights, rows_of
 
 Round = Callable[[FlightsApp, AgingStore], None]
@@ -56,14 +57,11 @@ def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
 
 
 def test_killed_at_any_request_a_whole_is_there_and_the_next_call_goes_on() -> None:
-    def of_app(world: tuple[FlightsApp, AgingStore]) -> AgingStore:
-        return store_of(world[0])
+    def both(world: tuple[FlightsApp, AgingStore]) -> tuple[AgingStore, AgingStore]:
+        return store_of(world[0]), world[1]
 
-    def of_replica(world: tuple[FlightsApp, AgingStore]) -> AgingStore:
-        return world[1]
-
-    for rounds, store in ((0, of_replica), (1, of_replica), (1, of_app)):
-        worlds = killed_at_each_request(partial(history_of, rounds), lambda world: copy(*world), store=store)
+    for rounds, verb in ((0, "replicate, first round"), (1, "replicate")):
+        worlds = killed_at_each_call(verb, partial(history_of, rounds), lambda world: copy(*world), both)
         for (app, target), _ in worlds:
             see_a_whole(app, target)
             copy(app, target)

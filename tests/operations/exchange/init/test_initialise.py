@@ -27,8 +27,9 @@ from slackwater.store.sst.sorted_runs import max_l0_files, sorted_runs
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import scaled
-from tests.support.collecting import AgingStore, keys_of, killed_at_each_request
+from tests.support.collecting import AgingStore, keys_of
 from tests.support.manifests import claim
 
 TABLE = Table((Column("carrier", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
@@ -243,7 +244,7 @@ def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_cal
     first, source = replace(FIRST, table=replace(TABLE, partitions=24)), file_of(ROWS, tmp_path)
     expected = None
     begun = partial(initialise, first=first, source=source)
-    for store, _ in killed_at_each_request(AgingStore, begun, store=lambda store: store):
+    for store, _ in killed_at_each_call("init", AgingStore, begun, lambda store: store):
         expected = expected or stored(store)
         head = history.head(store, "flights", "carriers")
         assert head is None or stored(store) == expected

@@ -1,19 +1,23 @@
 """An export that is killed anywhere: nothing half-made is seen, and the same call again writes it."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow.parquet as pq
 import pytest
 from slackwater.operations.exchange.export import DOCUMENT
 from slackwater.store.read.cache import SstCache
 
-from tests.models.profiles import crash_points
+from tests.crash.points import killed_at_each_call
 from tests.operations.exchange.transfer.test_export import leave, running
-from tests.support.collecting import AgingStore, Killed
+from tests.support.collecting import AgingStore, store_of
 from tests.support.histories import FlightsApp
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -21,17 +25,14 @@ def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[Non
     """Inside, files are requests, too, and what is killed leaves what it had written."""
     write_table, write_bytes = pq.write_table, Path.write_bytes
 
-    def table(rows: object, where: Path, **how: object) -> None:
-        store.before("write", str(where))
-        write_table(rows, where, **how)
-
-    def data(path: Path, some: bytes) -> int:
-        store.before("write", str(path))
-        return write_bytes(path, some)
+    def told(where: Path, write: Callable[[], T]) -> T:
+        return write() if store.calls is None else store.calls("write", str(where), write)
 
     with patch.context() as changed:
-        changed.setattr(pq, "write_table", table)
-        changed.setattr(Path, "write_bytes", data)
+        changed.setattr(
+            pq, "write_table", lambda rows, where, **how: told(where, lambda: write_table(rows, where, **how))
+        )
+        changed.setattr(Path, "write_bytes", lambda path, data: told(path, lambda: write_bytes(path, data)))
         changed.setattr(shutil, "rmtree", lambda *_args, **_how: None)
         yield
 
@@ -39,24 +40,24 @@ def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[Non
 def test_an_export_that_is_killed_anywhere_leaves_no_folder_and_the_same_call_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def aging() -> tuple[FlightsApp, AgingStore]:
-        store = AgingStore()
-        return running(store), store
+    numbers = count()
 
-    # Counted in the second world: what the first one reads, the process knows in all that follow.
-    for number in range(2):
-        whole, store = aging()
-        path, cache = tmp_path / f"whole-{number}", SstCache(tmp_path / f"cache-of-{number}", 1 << 30)
-        with told_of_writes(store, monkeypatch), store.requests() as made:
-            expected = leave(whole, cache, path).export
+    def build() -> tuple[FlightsApp, SstCache, Path]:
+        number = next(numbers)
+        return running(AgingStore()), SstCache(tmp_path / f"cache-{number}", 1 << 30), tmp_path / f"out-{number}"
+
+    expected = leave(*build()).export  # what the first one reads, the process knows in all that follow
+    with told_of_writes(store := store_of((world := build())[0]), monkeypatch), store.requests() as made:
+        leave(*world)
     assert sum(each.startswith("write ") for each in made) == len(list(expected.files)) + 1
     assert made[-1].endswith(f"/{DOCUMENT}")
-    for point in crash_points(len(made) - 1):
-        app, store = aging()
-        path, cache = tmp_path / f"out-{point}", SstCache(tmp_path / f"cache-{point}", 1 << 30)
-        with told_of_writes(store, monkeypatch), store.death_after(point), pytest.raises(Killed):
-            leave(app, cache, path)
-        assert not path.exists()
-        assert not [*tmp_path.glob(f".{path.name}.*/{DOCUMENT}")]
-        assert leave(app, cache, path).export == expected
+
+    def work(world: tuple[FlightsApp, SstCache, Path]) -> None:
+        with told_of_writes(store_of(world[0]), monkeypatch):
+            leave(*world)
+
+    for (app, cache, path), ended in killed_at_each_call("export", build, work, lambda world: store_of(world[0])):
+        if not ended:
+            assert not path.exists()
+            assert leave(app, cache, path).export == expected
         assert not list(tmp_path.glob(f".{path.name}.*"))

@@ -33,11 +33,12 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 from ulid import ULID
 
+from tests.crash.points import Killed, killed_at_each_call
 from tests.models.profiles import scaled
 from tests.operations.from_spark.adopt.adopting import adoption, declared
 from tests.operations.from_spark.attach.following import START_MS, caught_up, rows_at, tail, versions
 from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
-from tests.support.collecting import AgingStore, Killed, killed_at_each_request
+from tests.support.collecting import AgingStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -259,7 +260,7 @@ def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(
     def work(store: AgingStore) -> None:
         adoption(store, cache, query.checkpoint, query.table).run()
 
-    for store, _ in killed_at_each_request(AgingStore, work, store=lambda store: store):
+    for store, _ in killed_at_each_call("adopt", AgingStore, work, lambda store: store):
         if is_there(store):
             check(store, cache, query)
         work(store)

@@ -18,6 +18,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import codec, keys
 
+from tests.crash.points import Killed, killed_at_each_call
 from tests.operations.from_spark.attach.following import (
     SEEN,
     START_MS,
@@ -33,7 +34,7 @@ from tests.operations.from_spark.attach.following import (
     versions,
 )
 from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, Row
-from tests.support.collecting import AgingStore, Killed, killed_at_each_request
+from tests.support.collecting import AgingStore
 
 DAY = datetime.date(2026, 11, 26)
 
@@ -228,7 +229,7 @@ def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -
         checkpoint.clean_up(before=6)
         caught_up(tail(store, cache, checkpoint))
 
-    for (store, checkpoint), _ in killed_at_each_request(fresh, work, store=lambda world: world[0]):
+    for (store, checkpoint), _ in killed_at_each_call("attach", fresh, work, lambda world: world[0]):
         caught_up(tail(store, cache, checkpoint))
         check_never_wrong(store, cache, checkpoint)
         newest = versions(store)[-1]

@@ -33,7 +33,7 @@ from slackwater.store.versions.manifest import AppInfo, Column, EventTime, Manif
 from ulid import ULID
 
 from tests.models.profiles import scaled
-from tests.support.collecting import AgingStore, aging_app, killed_at_each_request, store_of
+from tests.support.collecting import AgingStore, aging_app
 from tests.support.histories import FlightsApp, Kafka, Totals, flights, rows_of
 from tests.support.state_rows import Key, Values, write_version
 
@@ -288,21 +288,6 @@ def test_a_batch_that_comes_first_is_followed(cache: SstCache) -> None:
 
     assert done.version == app.heads["carriers"].version + 1
     assert rows(app) == by_duckdb(rows_of(store, app.heads["carriers"]), MORE), "of the rows that the batch left"
-
-
-def test_killed_anywhere_and_typed_again_it_is_done_once(cache: SstCache) -> None:
-    def build() -> FlightsApp:
-        app = aging_app()
-        app.run(flights(30))
-        return app
-
-    expected = by_duckdb(rows(build()), MORE)
-    for app, ended in killed_at_each_request(build, lambda app: edited(app, cache, MORE), store=store_of):
-        if not ended:
-            edited(app, cache, MORE)
-        assert rows(app) == expected
-        assert not list(app.store.list(f"{app.name}/edits/"))
-        assert [each.verb for each in list_operations(app.store, app.name)] == ["edit"]
 
 
 def test_a_runner_that_does_not_come_to_it_is_told_of(app: FlightsApp, cache: SstCache) -> None:

@@ -18,7 +18,8 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
 from slackwater.store.versions.side_tables import all_ssts
 
-from tests.support.collecting import AgingStore, Killed, keys_of, killed_at_each_request
+from tests.crash.points import Killed, killed_at_each_call
+from tests.support.collecting import AgingStore, keys_of, store_of
 from tests.support.histories import STAGES, FlightsApp, Kafka, copied, flights, rows_of
 
 DEEP = CloneTerms(deep=True, owner="ada@host")
@@ -74,8 +75,11 @@ def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_
     def build() -> tuple[FlightsApp, AgingStore]:
         return source_app(AgingStore()), AgingStore()
 
+    def both(world: tuple[FlightsApp, AgingStore]) -> tuple[AgingStore, AgingStore]:
+        return store_of(world[0]), world[1]
+
     copied_keys: set[str] = set()
-    for (app, other), ended in killed_at_each_request(build, lambda world: deep(*world), store=lambda world: world[1]):
+    for (app, other), ended in killed_at_each_call("clone --deep", build, lambda world: deep(*world), both):
         before = {key: other.get(key) for key in keys_of(other) if "/sst/" in key}
         if ended:
             copied_keys = {*before}

@@ -14,8 +14,6 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import Manifest
 
-from tests.models.profiles import crash_points
-from tests.support.collecting import Killed, aging_app, keys_of, store_of
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
 
 EMPTY = CloneTerms(empty=True, owner="ada@host")
@@ -65,24 +63,6 @@ def test_typed_again_it_is_there_and_made_anew_it_is_empty_again(app: FlightsApp
     done = refresh(app.store, "next", channels=app.kafka, cache=None, by="ada@host", now_ms=app.clock.now_ms)
     assert done.initial_cut.stages == {}
     assert history.list_stages(app.store, "next") == ()
-
-
-def test_killed_at_any_request_the_same_call_finishes_it() -> None:
-    def source() -> FlightsApp:
-        made = aging_app()
-        made.run(flights(10))
-        return made
-
-    with store_of(undisturbed := source()).requests() as requests:
-        make(undisturbed)
-    for point in crash_points(len(requests) - 1):
-        app = source()
-        with pytest.raises(Killed), store_of(app).death_after(point):
-            make(app)
-        make(app)
-        assert make(app).done
-        assert list_snapshots(app.store, "flights") == ()
-        assert [key.partition("/log/")[0] for key in sorted(keys_of(app.store, "next/"))] == ["next/app.json", "next"]
 
 
 def test_with_state_and_without_are_two_clones(app: FlightsApp) -> None:

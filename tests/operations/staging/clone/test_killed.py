@@ -9,8 +9,9 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import crash_points
-from tests.support.collecting import aging_app, fresh, keys_of, killed_at_each_request, store_of
+from tests.support.collecting import aging_app, fresh, keys_of, store_of
 from tests.support.histories import STAGES, FlightsApp, flights
 
 LATER_MS = 2_000_000_000_000
@@ -71,7 +72,7 @@ def seen(app: FlightsApp, born: int = 0) -> str:
 
 def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinned() -> None:
     met = set()
-    for app, _ in killed_at_each_request(source_app, make, store=store_of):
+    for app, _ in killed_at_each_call("clone", source_app, make, store_of):
         met.add(seen(app))
         make(app)
         assert seen(app) == "whole"
@@ -90,7 +91,7 @@ def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinn
 
 
 def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free() -> None:
-    for app, _ in killed_at_each_request(source_app, make, store=store_of):
+    for app, _ in killed_at_each_call("clone", source_app, make, store_of):
         try:
             drop(app)
         except NotFound:

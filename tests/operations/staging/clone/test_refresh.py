@@ -17,7 +17,8 @@ from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
 from ulid import ULID
 
-from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, killed_at_each_request, store_of, wait
+from tests.crash.points import Killed, killed_at_each_call
+from tests.support.collecting import HOUR_MS, aging_app, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights
 
 TERMS = CloneTerms(
@@ -99,7 +100,7 @@ def test_a_dry_run_checks_all_and_changes_nothing() -> None:
 
 
 def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> None:
-    for app, _ in killed_at_each_request(cloned_app, fresh_state, store=store_of):
+    for app, _ in killed_at_each_call("clone refresh", cloned_app, fresh_state, store_of):
         # Whoever looks finds the old one, the new one, or none.
         if (found := apps.find_app(app.store, "staging")) is not None:
             assert found.owner == TERMS.owner

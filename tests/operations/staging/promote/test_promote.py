@@ -30,6 +30,7 @@ from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.manifest import AppInfo
 from ulid import ULID
 
+from tests.crash.points import killed_at_each_call
 from tests.models.profiles import scaled
 from tests.operations.staging.promote.runners import STAGES, Runner, program, started, until_idle
 from tests.operations.staging.promote.world import OUT, TOPIC, Killed, World, idle, promote_with, tick
@@ -74,6 +75,27 @@ def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int, 
     folders = [folder for folder, _ in world.published()]
     turns = [folder for at, folder in enumerate(folders) if at == 0 or folders[at - 1] != folder]
     assert turns == ["p", "s", "p", "s"][: len(turns)]
+
+
+def test_killed_at_each_call_the_same_call_promotes_and_each_row_is_in_the_sink_once() -> None:
+    def build() -> World:
+        world = World(Random(1), AgingStore())
+        world.start("s")
+        world.send(3)
+        return world
+
+    def calm(world: World) -> None:
+        world.promote("p", "s", calm=True)
+
+    for world, _ in killed_at_each_call("promote", build, calm, lambda world: world.promoter):
+        calm(world)
+        assert apps.owner_folders(world.store, "p")[:2] == ("s", "p")
+        world.send(3)
+        for _ in range(3):
+            world.calmly()
+            world.now_s += 60
+        world.close()
+        assert sorted(number for _, number in world.published()) == list(range(world.sent))
 
 
 def test_without_anything_in_between_it_is_done_at_once_and_done_again_it_says_so(world: World) -> None:

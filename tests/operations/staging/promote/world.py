@@ -18,15 +18,12 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import StoreWrapper
 from slackwater.store.versions import apps
 
+from tests.crash.points import Killed, NumberedBroker, NumberedStore
 from tests.operations.staging.promote.runners import Runner, program, started, until_idle
 from tests.pipeline.publish.reader import committed
 
 T = TypeVar("T")
 TOPIC, OUT = "in", "out"
-
-
-class Killed(BaseException):
-    """The promoter's process is gone."""
 
 
 class Interrupted(StoreWrapper):
@@ -57,6 +54,7 @@ class World:
     ) -> None:
         self.chance, self.ahead, self.timed = chance, ahead, timed
         self.store: ObjectStore = store or MemoryStore()
+        self.promoter = NumberedStore(self.store)
         self.files = files or {}
         """The program of each app, where it is one in a file."""
         self.kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
@@ -144,10 +142,10 @@ class World:
             self.end(folder)
 
     def promote(self, name: str, staging: str, *, calm: bool = False) -> PromotionResult:
-        store = self.store if calm else Interrupted(self.store, self.happens)
+        store = self.promoter if calm else Interrupted(self.store, self.happens)
         return promote(
             store,
-            KafkaChannels(self.kafka),
+            NumberedBroker(KafkaChannels(self.kafka), self.promoter),  # type: ignore[arg-type]
             name,
             staging,
             by="ada@host",

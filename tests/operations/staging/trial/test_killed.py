@@ -11,8 +11,9 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.store.versions import apps
 
+from tests.crash.points import killed_at_each_call
 from tests.operations.staging.clone.test_killed import seen, source_app
-from tests.support.collecting import AgingStore, fresh, keys_of, killed_at_each_request, store_of
+from tests.support.collecting import AgingStore, fresh, keys_of, store_of
 from tests.support.histories import FlightsApp, flights
 
 
@@ -53,7 +54,7 @@ def test_killed_at_any_request_no_half_made_app_is_there_and_the_next_call_leave
         return store_of(began[0])
 
     met, num_ssts = set[str](), sum("/sst/" in key for key in keys_of(store_of(began_app()[0])))
-    for (app, start), _ in killed_at_each_request(began_app, trial, store=store):
+    for (app, start), _ in killed_at_each_call("trial", began_app, trial, store):
         met.add(seen(app, start.stages["legs"].version))
         # Whoever looks at the app meanwhile sees it as it was.
         assert resolve(app.store, "flights", now_ms=app.clock.now_ms).stages == app.heads
