@@ -340,7 +340,7 @@ def batch_report(
     previous, manifest = committed.previous, committed.manifest
     rejects, times = rejected_counts(manifest), manifest.event_time or EventTime()
     flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
-    added = manifest.ssts.added_since(previous.ssts, previous.version)
+    added, _ = manifest.ssts.changes_since(previous.ssts)
     state = StateSizes(
         files=len(manifest.ssts),
         bytes=sum(sst.bytes for sst in manifest.ssts),

@@ -15,7 +15,7 @@ from ...common import runtime
 from ...common.runtime import Future
 from ...errors import SlackwaterError
 from ...store.compaction import merge, plan
-from ...store.compaction.picker import pick_for_manifest
+from ...store.compaction.picker import Picker
 from ...store.compaction.plan import Compaction, CompactionResult, Finished
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -168,6 +168,7 @@ class Upkeep:
         self.stall = WriteStall(
             name, triggers or StallTriggers(), self._l0_files, lambda: self.merge_progress, self._start_if_idle
         )
+        self._picker = Picker()
         self._lock = runtime.lock()
         self._closing = runtime.event()
         self._waiting_merges: list[Compaction] = []
@@ -202,7 +203,7 @@ class Upkeep:
         except those that did not fit and were dropped. `missed` are the objects of which the version's batch read byte
         ranges, to prefetch them; None without a batch.
         """
-        due = pick_for_manifest(head)
+        due = self._picker.pick(head)
         if head.forgotten != self._head.forgotten:
             # Rewritten SSTs held forgotten keys, which must not remain in the cache.
             self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
@@ -345,10 +346,9 @@ class Prefetcher:
         `ranged` are the objects of which the version's tasks read byte ranges.
         """
         # Outputs of compactions are fetched too, if they replace cached SSTs.
-        new = head.ssts.added_since(self._head.ssts, self._head.version)
+        new, gone = head.ssts.changes_since(self._head.ssts)
         merged = [sst for sst in new if sst.level and not self._cache.has(sst)]
-        gone = self._head.ssts.added_since(head.ssts, head.version) if merged else ()
-        cached = [sst for sst in gone if self._cache.has(sst)]
+        cached = [sst for sst in gone if self._cache.has(sst)] if merged else []
         replaced = {
             sst.object
             for sst in merged

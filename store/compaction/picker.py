@@ -7,16 +7,15 @@ the bounds of the ranges, which are merged separately from then on.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, dropwhile, takewhile
+from itertools import accumulate, count, dropwhile, pairwise, takewhile
 from math import ceil, log2
 
 from msgspec.structs import replace as with_fields
 
 from ..sst.sorted_runs import (
-    by_partition,
     estimate_within,
     max_overlap,
     overlapped_partitions,
@@ -26,13 +25,34 @@ from ..sst.sorted_runs import (
 )
 from ..sst.ttl import expired_suffix, has_expired_rows
 from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
-from ..versions.entries.ssts import Sst
+from ..versions.entries.ssts import Sst, Ssts
 from ..versions.manifest import Manifest, Policy
 from .plan import Compaction, newest_first
+from .runs import Run, TableRuns
 
 _MAX_SLOTS = 1 << 30
+_MAX_SEQ = (1 << 63) - 1
 WIDE_BYTES = 1 << 20
 """Bytes for each covered hash range up to which a merge of wide SSTs has a wide result: a larger one is cut."""
+
+
+class Picker:
+    """Chooses the compactions of one table's versions, one after another. Not thread-safe.
+
+    A version costs as much as its changes since the last one, and the merges that it needs.
+    """
+
+    def __init__(self) -> None:
+        self._runs = TableRuns(0)
+
+    def pick(self, manifest: Manifest) -> tuple[Compaction, ...]:
+        """Return the compactions of a version, as `pick_for_manifest` does."""
+        if manifest.table is None:
+            return ()
+        if self._runs.partitions != manifest.table.ranges:
+            self._runs = TableRuns(manifest.table.ranges)
+        self._runs.update(manifest.ssts)
+        return _pick(self._runs, manifest.table.compaction, manifest.clock_ms)
 
 
 def pick_for_manifest(
@@ -62,21 +82,33 @@ def pick(
     merged as soon as there are three quarters of `l0_trigger`, which leaves room for wide runs. Raises `ValueError` for
     an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
+    return _pick(_runs_of(ssts, partitions), policy, clock_ms)
+
+
+def _runs_of(ssts: Iterable[Sst], partitions: int) -> TableRuns:
+    runs = TableRuns(partitions)
+    runs.update(ssts if isinstance(ssts, Ssts) else Ssts(ssts))
+    return runs
+
+
+def _pick(table: TableRuns, policy: Policy, clock_ms: int | None) -> tuple[Compaction, ...]:
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
             f"expected l0_trigger of at least 2 and fanout above 1, found {policy.l0_trigger} and {policy.fanout}"
         )
-    ssts, choose = tuple(ssts), _pick_leveled if policy.kind == "leveled" else _pick_universal
+    choose = _pick_leveled if policy.kind == "leveled" else _pick_universal
     reserved = with_fields(policy, l0_trigger=max(2, policy.l0_trigger - max(1, policy.l0_trigger // 4)))
 
-    def due(partition: int, own_ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-        expired = _pick_expired(partition, partitions, own_ssts, policy, clock_ms)
-        return expired or choose(partition, partitions, own_ssts, policy)
+    def due(partition: int, runs: Sequence[Run], policy: Policy) -> tuple[Compaction, ...]:
+        expired = _pick_expired(partition, table.partitions, runs, policy, clock_ms)
+        return expired or choose(partition, table.partitions, runs, policy)
 
-    picks = _Picks(ssts, policy, clock_ms)
-    for partition, own_ssts in by_partition(ssts, partitions).items():
-        older = _older_than_wide(own_ssts, *hash_bounds(partition, partitions))
-        for compaction in (older and due(partition, older, reserved)) or due(partition, own_ssts, policy):
+    picks = _Picks(table, policy, clock_ms)
+    for partition, runs in sorted(table.by_range.items()):
+        # Runs that are older than the newest wide ones, if the newest is wide.
+        older = tuple(dropwhile(lambda run: run.is_wide, runs))
+        is_reserved = 0 < len(older) < len(runs)
+        for compaction in (is_reserved and due(partition, older, reserved)) or due(partition, runs, policy):
             picks.add(compaction)
     return tuple(picks.compactions)
 
@@ -85,26 +117,11 @@ def _is_wide(sst: Sst, partitions: int) -> bool:
     return len(overlapped_partitions(sst, partitions)) > 1
 
 
-def _older_than_wide(ssts: Sequence[Sst], low: int, high: int) -> list[Sst]:
-    """Return the runs of a hash range that are older than its newest runs with wide SSTs; empty if it has none.
-
-    `low` and `high` are the bounds of the range.
-    """
-
-    def has_wide(run: Iterable[Sst]) -> bool:
-        return any(sst.hash_min < low or sst.hash_max > high for sst in run)
-
-    if not has_wide(ssts):
-        return []
-    runs = sorted_runs(ssts)
-    return [sst for run in dropwhile(has_wide, runs) for sst in run] if has_wide(runs[0]) else []
-
-
 @dataclass(slots=True)
 class _Picks:
     """Collects compactions of SSTs. No two share an input, or have results that overlap in `_hash` and `_seq`."""
 
-    ssts: tuple[Sst, ...]
+    table: TableRuns
     policy: Policy
     clock_ms: int | None
     full: bool = False
@@ -117,7 +134,7 @@ class _Picks:
         """Add a compaction picked for one hash range, as a wide one if needed; drop it if it conflicts with others."""
         if not self._inputs.isdisjoint(compaction.inputs):
             return
-        picked = _as_wide(compaction, self.ssts, self.policy, full=self.full)
+        picked = _as_wide(compaction, self.table, self.policy, full=self.full)
         is_wide = picked is not compaction
         if self._inputs.isdisjoint(picked.inputs) and not any(
             _overlap(picked, other) for other in (self.compactions if is_wide else self._wide)
@@ -139,7 +156,7 @@ def _seqs(ssts: Iterable[Sst]) -> tuple[int, int]:
     return min(sst.seq_min for sst in ssts), max(sst.seq_max for sst in ssts)
 
 
-def _as_wide(compaction: Compaction, ssts: Sequence[Sst], policy: Policy, *, full: bool) -> Compaction:
+def _as_wide(compaction: Compaction, table: TableRuns, policy: Policy, *, full: bool) -> Compaction:
     """Return a compaction whose inputs lie within its hashes, in place of one of a single range with wide inputs.
 
     It merges the inputs, with all SSTs that belong in between, into a wide run if they are small. Otherwise it merges
@@ -153,12 +170,12 @@ def _as_wide(compaction: Compaction, ssts: Sequence[Sst], policy: Policy, *, ful
     # A level above 0 is one run. A result of several levels could overlap others of any level.
     keeps_level = policy.kind == "leveled"
     drops, cuts = compaction.drops_tombstones, False
-    inputs, num_ranges = _with_all_between(compaction.inputs, ssts, partitions, older=drops, newer=full)
+    inputs, num_ranges = _with_all_between(compaction.inputs, table, older=drops, newer=full)
     if not _is_small(inputs, num_ranges) or (keeps_level and any(sst.level for sst in inputs)):
         newest = [*takewhile(is_wide, dropwhile(lambda sst: not is_wide(sst), compaction.inputs))]
         if keeps_level:
             newest = [sst for sst in newest if sst.level == newest[0].level]
-        inputs, num_ranges = _with_all_between(newest, ssts, partitions)
+        inputs, num_ranges = _with_all_between(newest, table)
         if not all(map(is_wide, inputs)) or (keeps_level and len({sst.level for sst in inputs}) > 1):
             inputs = {newest[0]}
         drops, cuts = False, full or not _is_small(inputs, num_ranges) or max_overlap(inputs) == 1
@@ -179,7 +196,7 @@ def _is_small(ssts: Iterable[Sst], num_ranges: int) -> bool:
 
 
 def _with_all_between(
-    ssts: Iterable[Sst], all_ssts: Sequence[Sst], partitions: int, *, older: bool = False, newer: bool = False
+    ssts: Iterable[Sst], table: TableRuns, *, older: bool = False, newer: bool = False
 ) -> tuple[set[Sst], int]:
     """Return these SSTs and all others of their hash ranges that lie between them, and the number of the ranges.
 
@@ -187,14 +204,10 @@ def _with_all_between(
     """
     inputs = set(ssts)
     while True:
-        first = partition_of_hash(min(sst.hash_min for sst in inputs), partitions)
-        last = partition_of_hash(max(sst.hash_max for sst in inputs), partitions)
+        first = partition_of_hash(min(sst.hash_min for sst in inputs), table.partitions)
+        last = partition_of_hash(max(sst.hash_max for sst in inputs), table.partitions)
         oldest, newest = _seqs(inputs)
-        more = {
-            sst
-            for sst in overlapping(all_ssts, hash_bounds(first, partitions)[0], hash_bounds(last, partitions)[1])
-            if (newer or sst.seq_min <= newest) and (older or sst.seq_max >= oldest)
-        }
+        more = table.between(range(first, last + 1), 0 if older else oldest, _MAX_SEQ if newer else newest)
         if more <= inputs:
             return inputs, last - first + 1
         inputs |= more
@@ -206,20 +219,23 @@ def _with_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
 
 
 def _pick_expired(
-    partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy, clock_ms: int | None
+    partition: int, partitions: int, runs: Sequence[Run], policy: Policy, clock_ms: int | None
 ) -> tuple[Compaction, ...]:
-    if clock_ms is None or not any(sst.expiring for sst in ssts):
+    if clock_ms is None or not any(run.expiry for run in runs):
         return ()
-    runs = sorted_runs(ssts)
-    start = expired_suffix(runs, clock_ms)
+    start = expired_suffix([(run.total_bytes, run.expired_bytes(clock_ms)) for run in runs])
     if start is None:
         return ()
-    due = ssts if policy.kind == "leveled" else [sst for run in runs[start:] for sst in run]
-    return (_merge_all(partition, partitions, due, policy),)
+    due = runs if policy.kind == "leveled" else runs[start:]
+    return (_merge_all(partition, partitions, _ssts_of(due), policy),)
+
+
+def _ssts_of(runs: Iterable[Run]) -> list[Sst]:
+    return [sst for run in runs for sst in run.ssts]
 
 
 def pick_all(
-    ssts: Sequence[Sst],
+    ssts: Iterable[Sst],
     partitions: int,
     policy: Policy,
     *,
@@ -235,10 +251,11 @@ def pick_all(
     def is_settled(sst: Sst) -> bool:
         return not sst.tombstones and not (clock_ms is not None and has_expired_rows(sst, clock_ms))
 
-    picks = _Picks(tuple(ssts), policy, clock_ms, full=True)
-    for partition, own_ssts in by_partition(ssts, partitions).items():
-        if accepts(partition) and not (len(sorted_runs(own_ssts)) == 1 and all(map(is_settled, own_ssts))):
-            picks.add(_merge_all(partition, partitions, own_ssts, policy))
+    table = _runs_of(ssts, partitions)
+    picks = _Picks(table, policy, clock_ms, full=True)
+    for partition, runs in sorted(table.by_range.items()):
+        if accepts(partition) and not (len(runs) == 1 and all(map(is_settled, runs[0].ssts))):
+            picks.add(_merge_all(partition, partitions, _ssts_of(runs), policy))
     return tuple(picks.compactions)
 
 
@@ -248,8 +265,8 @@ def _merge_all(partition: int, partitions: int, ssts: Sequence[Sst], policy: Pol
     return _universal_merge(partition, partitions, ssts, policy)
 
 
-def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    """Return the compaction that a hash range needs now, from the SSTs that overlap it; empty if none.
+def _pick_universal(partition: int, partitions: int, runs: Sequence[Run], policy: Policy) -> tuple[Compaction, ...]:
+    """Return the compaction that a hash range needs now, from its runs; empty if none.
 
     Universal compaction keeps few sorted runs, each about as large as all newer ones together: runs of similar size are
     merged into one, so each row is rewritten O(log(state / batch)) times, and the large oldest run only when the newer
@@ -265,19 +282,16 @@ def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy
 
     Of a wide SST, only the estimated bytes within the range count.
     """
-    runs = sorted_runs(ssts)
-    depths = [max_overlap(run) for run in runs]
+    depths, sizes = [run.depth for run in runs], [run.bytes for run in runs]
     if sum(depths) < policy.l0_trigger:
         return ()
-    low, high = hash_bounds(partition, partitions)
-    sizes = [sum(estimate_within(sst.bytes, sst, low, high) for sst in run) for run in runs]
     if sum(sizes[:-1]) > policy.max_space_amplification * sizes[-1]:
         start, end = 0, len(runs)
     else:
         remaining = (sum(depths) - merged + 1 for merged in accumulate(depths))
         fewest = next((num for num, count in enumerate(remaining, start=1) if count < policy.l0_trigger), len(runs))
         start, end = _find_similar_runs(sizes, policy) or (0, min(fewest, max(2, policy.max_merge_width)))
-    merged = _universal_merge(partition, partitions, [sst for run in runs[start:end] for sst in run], policy)
+    merged = _universal_merge(partition, partitions, _ssts_of(runs[start:end]), policy)
     return (replace(merged, drops_tombstones=end == len(runs)),)
 
 
@@ -299,8 +313,48 @@ def _find_similar_runs(sizes: Sequence[int], policy: Policy) -> tuple[int, int] 
     return None
 
 
-def _pick_leveled(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    return tuple(_LeveledTree(partition, partitions, ssts, policy).pick())
+def _pick_leveled(partition: int, partitions: int, runs: Sequence[Run], policy: Policy) -> tuple[Compaction, ...]:
+    return tuple(_LeveledTree(partition, partitions, _ssts_of(runs), policy).pick()) if _is_due(runs, policy) else ()
+
+
+def _is_due(runs: Sequence[Run], policy: Policy) -> bool:
+    """Return False if the runs of a hash range are levels within their limits, as a `_LeveledTree` of its SSTs finds.
+
+    Costs as much as the runs have levels. If an SST may have another level for compaction than its stored one, returns
+    True.
+    """
+    level_0, levels = _split_levels(runs)
+    deepest = 1 + _bottom_level(sum(run.bytes for run in runs), policy)
+    numbers = [run.level for run in levels]
+    if (
+        any(run.level for run in level_0)
+        or any(not a < b for a, b in pairwise((0, *numbers)))
+        or numbers[-1:] > [deepest]
+    ):
+        return True
+    sizes = {run.level: run.bytes for run in levels}
+    scores = [size / _max_bytes(level, policy) for level, size in sizes.items()]
+    scores.append(sum(run.depth for run in level_0) / policy.l0_trigger)
+    return max(scores) >= 1 or _has_excess_between(sizes, policy)
+
+
+def _split_levels(runs: Sequence[Run]) -> tuple[Sequence[Run], Sequence[Run]]:
+    num = next((number for number, run in enumerate(runs) if run.level > 0), len(runs))
+    return runs[:num], runs[num:]
+
+
+def _has_excess_between(sizes: Mapping[int, int], policy: Policy) -> bool:
+    last = max(sizes, default=0)
+    between = sum(size for level, size in sizes.items() if level < last)
+    return between > policy.max_space_amplification * sizes.get(last, 0)
+
+
+def _max_bytes(level: int, policy: Policy) -> float:
+    return policy.level_base_bytes * policy.fanout ** (level - 1)
+
+
+def _bottom_level(num_bytes: int, policy: Policy) -> int:
+    return next(level for level in count(1) if _max_bytes(level, policy) >= num_bytes)
 
 
 class _LeveledTree:
@@ -327,9 +381,7 @@ class _LeveledTree:
         self._policy = policy
         self._low, self._high = hash_bounds(partition, partitions)
         self._ssts = ssts
-        total, self._bottom = sum(map(self._bytes, ssts)), 1
-        while self._max_bytes(self._bottom) < total:
-            self._bottom += 1
+        self._bottom = _bottom_level(sum(map(self._bytes, ssts)), policy)
         self._level = _effective_levels(ssts, self._bottom + 1)
 
     def pick(self) -> Iterator[Compaction]:
@@ -345,17 +397,15 @@ class _LeveledTree:
             if level := self._level[sst]:
                 sizes[level] = sizes.get(level, 0) + self._bytes(sst)
         newest = [sst for sst in self._ssts if not self._level[sst]]
-        scores = {level: size / self._max_bytes(level) for level, size in sizes.items()}
+        scores = {level: size / _max_bytes(level, self._policy) for level, size in sizes.items()}
         scores[0] = sum(map(max_overlap, sorted_runs(newest))) / self._policy.l0_trigger
-        last = max(sizes, default=0)
-        between = sum(size for level, size in sizes.items() if level < last)
         level = min(scores, key=lambda level: (-scores[level], level))
-        if between > self._policy.max_space_amplification * sizes.get(last, 0):
+        if _has_excess_between(sizes, self._policy):
             yield self.merge_all()
         elif scores[level] < 1:
             return
         elif level:
-            yield from self._overflow(level, sizes[level] - self._max_bytes(level))
+            yield from self._overflow(level, sizes[level] - _max_bytes(level, self._policy))
         else:
             yield self._complete(newest, 1)
 
@@ -436,11 +486,8 @@ class _LeveledTree:
     def _bytes(self, sst: Sst) -> int:
         return estimate_within(sst.bytes, sst, self._low, self._high)
 
-    def _max_bytes(self, level: int) -> float:
-        return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)
-
     def _slots(self, level: int) -> int:
-        ssts = self._max_bytes(level) / self._policy.target_file_bytes
+        ssts = _max_bytes(level, self._policy) / self._policy.target_file_bytes
         slots = self._partitions << max(0, ceil(log2(ssts)))
         while slots > _MAX_SLOTS and slots > self._partitions:
             slots //= 2

@@ -137,7 +137,7 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
     if not same or onto.version < base.version:
         raise ValueError(f"expected a head of {base.stage} with epoch {base.epoch} at v{base.version} or later")
     outputs = {sst for done in merges if isinstance(done, CompactionResult) for sst in done.outputs}
-    added = [sst for sst in manifest.ssts.added_since(base.ssts, base.version) if sst not in outputs]
+    added = [sst for sst in manifest.ssts.changes_since(base.ssts)[0] if sst not in outputs]
     version = onto.version + 1
     return replace(
         manifest,

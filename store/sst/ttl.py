@@ -12,7 +12,7 @@ too early. A table whose time to live was turned off keeps its last clock: no mo
 Pure functions without numpy (`status` must start quickly); `schema` works on rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -100,21 +100,27 @@ def visible_rows_key(sst: Sst, clock_ms: int) -> tuple[str, int]:
     return sst.object, 1 + min(clock_ms, sst.expires_max) - sst.expires_min
 
 
-def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
+def expired_bytes(ssts: Iterable[Sst], clock_ms: int) -> float:
+    """Estimate the bytes of the rows that have expired at a clock, as if expiry times were evenly spread."""
+    expired = 0.0
+    for sst in ssts:
+        if has_expired_rows(sst, clock_ms):
+            span = sst.expires_max - sst.expires_min
+            reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
+            expired += sst.bytes * (reached * sst.expiring / sst.rows)
+    return expired
+
+
+def expired_suffix(runs: Sequence[tuple[int, float]]) -> int | None:
     """Return the smallest index of a run from which on expired rows have at least half of the bytes, or None.
 
-    `runs` are newest first. The runs from this index to the oldest are worth a merge, whatever their number and sizes:
-    only a merge that includes the oldest run drops expired rows.
+    `runs` are bytes and expired bytes of each run, newest first. The runs from this index to the oldest are worth a
+    merge, whatever their number and sizes: only a merge that includes the oldest run drops expired rows.
     """
-    start, total, expired = None, 0.0, 0.0
+    start, total, expired = None, 0, 0.0
     for position in reversed(range(len(runs))):
-        for sst in runs[position]:
-            total += sst.bytes
-            if has_expired_rows(sst, clock_ms):
-                # Assumes evenly spread expiry times.
-                span = sst.expires_max - sst.expires_min
-                reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
-                expired += sst.bytes * (reached * sst.expiring / sst.rows)
+        total += runs[position][0]
+        expired += runs[position][1]
         if expired >= _MIN_EXPIRED_SHARE * total:
             start = position
     return start

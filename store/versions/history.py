@@ -21,7 +21,7 @@ from ...common import runtime
 from ...errors import MomentGone, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from . import apps, codec, forgotten, horizon, keys
-from .leaves.objects import bind_reader
+from .leaves.objects import bind_reader, cache_leaves
 from .manifest import Manifest
 from .pages.stored import PAGE_SIZES, StagePages
 from .pages.stored import drop_cached as drop_cached_pages
@@ -164,18 +164,19 @@ def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
     """Return the newest version that was committed at or before `time_ms`, or None.
 
-    With a page of that time, costs three rounds of requests: listings, the page, and the version. Without, costs the
-    requests of `head` and a binary search. Only the complete history is searched; a boundary's `moments` tell which of
-    the older kept versions form a cut.
+    With a page of that time, costs three rounds of requests: listings, the page, and the version. The leaves of a small
+    table are read beside the version. Without a page, costs the requests of `head` and a binary search. Only the
+    complete history is searched; a boundary's `moments` tell which of the older kept versions form a cut.
     """
     pages = StagePages(store, app, stage)
-    with runtime.executor(2) as pool:
+    with runtime.executor(3) as pool:
         reading = pool.submit(horizon.newest, store, app)
         pool.submit(forgotten.cached_index, store, app)  # for the version that is read last
-        _, later = pages.around(time_ms)
+        low, later = pages.around(time_ms)
+        pool.submit(cache_leaves, store, pages.leaves(low))
         first = reading.result().first.get(stage, 0)
-    newest = later or head(store, app, stage)
-    return newest_at(store, newest, first, time_ms, pages) if newest is not None else None
+        newest = later or head(store, app, stage)
+        return newest_at(store, newest, first, time_ms, pages) if newest is not None else None
 
 
 def pages_of(store: ObjectStore, newest: Manifest, first: int) -> StagePages | None:

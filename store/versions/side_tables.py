@@ -127,9 +127,7 @@ def added_ssts(previous: Manifest, manifest: Manifest) -> tuple[Sst, ...]:
     """Return the SSTs of a version that an earlier version does not name. Does not read leaves that both have."""
     earlier = {"": previous.ssts} | {name: side.ssts for name, side in previous.side_tables.items()}
     later = {"": manifest.ssts} | {name: side.ssts for name, side in manifest.side_tables.items()}
-    return tuple(
-        sst for name, ssts in later.items() for sst in ssts.added_since(earlier.get(name, Ssts()), previous.version)
-    )
+    return tuple(sst for name, ssts in later.items() for sst in ssts.changes_since(earlier.get(name, Ssts()))[0])
 
 
 def map_ssts(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:

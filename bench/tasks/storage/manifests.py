@@ -12,7 +12,7 @@ from itertools import count
 from statistics import mean
 
 from msgspec.structs import replace
-from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.picker import Picker
 from slackwater.store.compaction.plan import Compaction, CompactionResult, Finished, apply_results
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
@@ -64,6 +64,8 @@ class _Table:
         self.head = fold_before_commit(self.store, first)
         commit(self.store, self.head)
         self.finished: tuple[Finished, ...] = ()
+        self.picker = Picker()
+        self.picker.pick(self.head)
 
     def sst(self, low: int, high: int, size: int, seq: int, level: int, seq_min: int = 0) -> Sst:
         key = keys.sst("app", "stage", f"01{next(self.numbers):024}")
@@ -99,7 +101,7 @@ class _Table:
         commit_ms = (time.process_time() - began) * 1000
         merged = sum(len(done.outputs) for done in self.finished if isinstance(done, CompactionResult))
         began = time.process_time()
-        due = pick_for_manifest(self.head)
+        due = self.picker.pick(self.head)
         pick_ms = (time.process_time() - began) * 1000
         self.finished = tuple(map(self.merge, due))
         if needs_fold(self.head):

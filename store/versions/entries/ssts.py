@@ -196,19 +196,24 @@ class Ssts(Sequence[Sst]):
         inline = (replace(sst, root=root_of(sst.root)) for sst in self.inline)
         return Ssts(inline, (replace(leaf, root=root_of(leaf.root)) for leaf in self.leaves), self._reader)
 
-    def added_since(self, earlier: "Ssts", version: int) -> tuple[Sst, ...]:
-        """Return the SSTs that are not among those of an earlier version, whose number is `version`.
+    def changes_since(self, earlier: "Ssts") -> tuple[tuple[Sst, ...], tuple[Sst, ...]]:
+        """Return the SSTs that are not among those of an earlier version, and the SSTs that are only there.
 
-        Leaves that both have are not compared.
+        Costs as much as the inline entries, and the leaves that only one of the versions has or that lost SSTs.
         """
-        shared = {leaf.object for leaf in earlier.leaves} & {leaf.object for leaf in self.leaves}
-        own = (*self.inline, *self.entries(leaf for leaf in self.leaves if leaf.object not in shared))
-        known = frozenset(earlier.inline)
-        candidates = [sst for sst in own if sst not in known]
-        if not earlier.leaves or all(sst.seq_min > version for sst in candidates):
-            return tuple(candidates)
-        known = frozenset(earlier)
-        return tuple(sst for sst in candidates if sst not in known)
+        new, old = self._entries_unlike(earlier), earlier._entries_unlike(self)
+        had, has = frozenset(old), frozenset(new)
+        return tuple(sst for sst in new if sst not in had), tuple(sst for sst in old if sst not in has)
+
+    def _entries_unlike(self, other: "Ssts") -> list[Sst]:
+        """Return the inline entries, and the entries of the leaves that the other version does not have as they are."""
+        others = {leaf.object: frozenset(leaf.removed) for leaf in other.leaves}
+        entries = [*self.inline, *self.entries(leaf for leaf in self.leaves if leaf.object not in others)]
+        for leaf in self.leaves:
+            names = others.get(leaf.object, frozenset()).difference(leaf.removed)
+            if names:
+                entries += (sst for sst in self.entries((leaf,)) if name_of(sst) in names)
+        return entries
 
     def _changed(self, inline: Iterable[Sst], leaves: Iterable[Leaf]) -> "Ssts":
         ssts = Ssts(inline, leaves, self._reader)

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ....common import runtime
-from ....errors import Corruption, ObjectExists, ObjectNotFound
-from ...objects.many import map_concurrently
+from ....errors import Corruption, ObjectExists, ObjectNotFound, SlackwaterError
+from ...objects.many import for_each_concurrently, map_concurrently
 from ...objects.protocol import ObjectStore
 from .. import checks, codec, keys, limits
 from ..checks import Violation
@@ -85,19 +85,15 @@ def write_leaf(
     return Leaf(key, *slot, len(ssts), *bounds)
 
 
+def cache_leaves(store: ObjectStore, places: Iterable[tuple[str, str]]) -> None:
+    """Read leaves, given as roots and keys, side by side. An error is left to whoever needs the leaf."""
+    with suppress(SlackwaterError):
+        for_each_concurrently(lambda place: _read_entries(store, *place), places)
+
+
 def _read_leaf(store: ObjectStore, needed_by: str, leaf: Leaf) -> tuple[Sst, ...]:
-    place = leaf.root, leaf.object
-    with _lock:
-        known = _cache(store).get(place)
-    if known is not None:
-        return known
     try:
-        content = codec.read(
-            store.at(leaf.root),
-            leaf.object,
-            LeafContent,
-            key_of=lambda content: keys.leaf(content.app, content.stage, content.id),
-        )
+        ssts = _read_entries(store, leaf.root, leaf.object)
     except ObjectNotFound:
         raise Corruption(
             f"object {leaf.object!r} is missing: {needed_by or 'a version'} needs it for {leaf.live} SSTs with hashes "
@@ -106,12 +102,23 @@ def _read_leaf(store: ObjectStore, needed_by: str, leaf: Leaf) -> tuple[Sst, ...
             object_key=leaf.object,
             hint="restore the object from a backup or an older object version",
         ) from None
-    if len(content.ssts) != leaf.ssts:
-        raise codec.corruption_error(leaf.object, f"has {len(content.ssts)} SSTs; its manifest expects {leaf.ssts}")
-    roots = {root: "" if root == store.url else root for root in {leaf.root, *(sst.root for sst in content.ssts)}}
-    ssts = tuple(replace(sst, root=roots[sst.root or leaf.root]) for sst in content.ssts)
+    if len(ssts) != leaf.ssts:
+        raise codec.corruption_error(leaf.object, f"has {len(ssts)} SSTs; its manifest expects {leaf.ssts}")
+    return ssts
+
+
+def _read_entries(store: ObjectStore, root: str, key: str) -> tuple[Sst, ...]:
     with _lock:
-        _cache(store)[place] = ssts
+        known = _cache(store).get((root, key))
+    if known is not None:
+        return known
+    content = codec.read(
+        store.at(root), key, LeafContent, key_of=lambda content: keys.leaf(content.app, content.stage, content.id)
+    )
+    roots = {other: "" if other == store.url else other for other in {root, *(sst.root for sst in content.ssts)}}
+    ssts = tuple(replace(sst, root=roots[sst.root or root]) for sst in content.ssts)
+    with _lock:
+        _cache(store)[root, key] = ssts
     return ssts
 
 

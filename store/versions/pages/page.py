@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from .. import checks, limits
+from .. import checks, keys, limits
 from ..checks import Violation
 from ..entries.ssts import Leaf, Ssts
 from ..kinds import VersionKind
@@ -161,8 +161,20 @@ class VersionPage(Struct, frozen=True, dict=True):
             migration=shared.migration,
         )
 
+    def leaves(self, version: int, most: int) -> list[tuple[str, str]]:
+        """Return root and key of the leaves that a version names; none if it names more than `most` objects."""
+        at = bisect_left(self.numbers, version)
+        if at == len(self.rows) or self.numbers[at] != version:
+            return []
+        spans = [span for span in self.spans if span.first <= at <= span.last]
+        named = self._objects(spans) if len(spans) <= most else ()
+        return [(leaf.root, leaf.key) for leaf in named if keys.LEAF.fullmatch(leaf.key)]
+
     def objects(self) -> Iterator[NamedObject]:
-        for span in self.spans:
+        return self._objects(self.spans)
+
+    def _objects(self, spans: Iterable[_Span]) -> Iterator[NamedObject]:
+        for span in spans:
             folder = self.folders[span.folder]
             yield NamedObject(folder.root, f"{folder.prefix}{span.name}{folder.suffix}", span.first, span.last)
 

@@ -31,6 +31,8 @@ _MAX_CACHED_BYTES = 16 << 20
 """Largest stored size of the pages in memory, which take about six times as much."""
 MAX_PAGE_BYTES = 16 << 20
 """Largest stored size of pages that are merged: a page of a wide table stays small."""
+MAX_SSTS_OF_LEAVES = 512
+"""Number of SSTs of a small table. A search by time reads its leaves, about 85 kB, before anybody asks for them."""
 
 _Fields = TypeVar("_Fields", bound=VersionIdentity)
 
@@ -196,10 +198,13 @@ class StagePages:
 
     def outline(self, version: int) -> Manifest | None:
         """Return the outline of a version, or None if no page has it."""
-        refs = self.refs
-        at = bisect_left(refs, version, key=lambda ref: ref.last)
-        page = self.load(refs[at]) if at < len(refs) and refs[at].first <= version else None
+        page = self._page_of(version)
         return page.outline(version) if page is not None else None
+
+    def leaves(self, version: int) -> list[tuple[str, str]]:
+        """Return root and key of the leaves of a version; none if no page has it, or if its tables have many SSTs."""
+        page = self._page_of(version)
+        return page.leaves(version, MAX_SSTS_OF_LEAVES) if page is not None else []
 
     def preload(self, versions: Iterable[int], most: int) -> bool:
         """Load the pages of these versions side by side if they are at most `most`; return True if they are."""
@@ -208,6 +213,11 @@ class StagePages:
         if len(refs) <= most:
             for_each_concurrently(self.load, refs)
         return len(refs) <= most
+
+    def _page_of(self, version: int) -> VersionPage | None:
+        refs = self.refs
+        at = bisect_left(refs, version, key=lambda ref: ref.last)
+        return self.load(refs[at]) if at < len(refs) and refs[at].first <= version else None
 
     def around(self, time_ms: int) -> tuple[int, Manifest | None]:
         """Return a version from before or at a time (0 if unknown), and the outline of a later one (None if unknown).

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import count, pairwise
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -167,6 +168,36 @@ def test_a_moment_takes_three_rounds_of_requests(paged: MemoryStore) -> None:
     store.reset()
     assert history.latest_at(store, "app", "stage", 23_456) == manifest(2_345)
     assert store.counts == {"list": 2, "get_range": 1}
+
+
+class LeafBesideVersion(CountingStore):
+    """Store that answers the request for a version only when its leaf is requested, too."""
+
+    def __init__(self, inner: MemoryStore, version: str) -> None:
+        super().__init__(inner)
+        self._version, self._requested = version, Event()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if "/leaves/" in key:
+            self._requested.set()
+        elif key == self._version:
+            assert self._requested.wait(60), "the leaf was not requested beside the version"
+        return super().get_range(key, start, length)
+
+
+def test_a_leaf_of_a_small_table_is_read_beside_the_version_of_a_time() -> None:
+    store = MemoryStore()
+    full = Ssts(sst(number, 1) for number in range(12))
+    folded = apply_fold(full, write_fold(store, "app", "stage", plan_fold(full, SMALL, per_leaf=12)))
+    write(store, *(replace(manifest(version), table=TABLE, ssts=folded) for version in range(1, 80)))
+    write_page(store, range(1, 65))
+    counting = LeafBesideVersion(store, keys.manifest("app", "stage", 30))
+    version = history.latest_at(counting, "app", "stage", 305)
+    assert version is not None
+    assert (version.version, version.ssts.leaves) == (30, folded.leaves)
+    spent = dict(counting.counts)
+    assert {*version.ssts} == {*full}
+    assert spent == dict(counting.counts) == {"list": 3, "get_range": 4}
 
 
 def test_a_page_whose_proof_is_gone_is_not_used(paged: MemoryStore) -> None:
