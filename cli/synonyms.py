@@ -37,6 +37,7 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("abort", "quit", "cancel"): ("bisect reset",),
     ("lookup", "read", "key", "row", "fetch", "cat"): ("get",),
     ("compare",): ("diff",),
+    ("as-of", "labels", "features", "pit", "training"): ("asof",),
     ("test", "try", "dry-run", "preview"): ("trial", "check"),
     ("validate", "fsck", "health"): ("verify", "check"),
     ("deploy", "release", "switch", "swap", "cutover", "merge"): ("promote", "migrate"),

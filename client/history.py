@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import pyarrow as pa
+
 from ..common import instants
 from ..common.arguments import check_method_arguments
 from ..common.durations import format_ms
@@ -23,8 +25,10 @@ from ..snapshot.cut.lineage import Lineage, trace
 from ..snapshot.cut.refs import AtTime, parse_ref
 from ..snapshot.cut.resolve import resolve, retry_if_forgotten
 from ..snapshot.cut.stored import Snapshot, cut_of_snapshot, list_snapshots, open_requests, read_snapshot
+from ..snapshot.diff.asof import Clock, LabelledRows, read_as_of
 from ..snapshot.diff.key_history import RowHistory, key_history
 from ..snapshot.query.log import find_unreplayable
+from ..snapshot.query.row_source import RowSource, open_rows
 from ..snapshot.query.timeline import ThinnedLine, timeline
 from ..snapshot.take import taking
 from ..snapshot.take.audit_log import Operation, check_verb, list_operations
@@ -297,6 +301,40 @@ class AppHistory(NewestMomentMethods):
         high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
         low = history_of.read(store, self.name, stage, after) if after else history_of.previous_version(store, high)
         return trace(store, low, high)
+
+    def asof(
+        self,
+        labels: pa.Table | str | Path,
+        table: str,
+        *,
+        time: str,
+        on: Mapping[str, str] | None = None,
+        by: Clock = "commit",
+    ) -> LabelledRows:
+        """Join each label with the row that a table had for the label's key at the label's time.
+
+        Args:
+            labels: an Arrow table, or the name of a file that DuckDB reads (Parquet, CSV, JSON).
+            table: a table of the app; the result has its present columns.
+            time: the label column with the time: a timestamp, in UTC without a zone, or a date.
+            on: by key column, the label column that has its values. Default: the column of the same name.
+            by: `commit` reads the newest version committed at the time or before, `watermark` the newest version whose
+                watermark was not past it.
+
+        Returns:
+            The labels' columns, `asof_version` (the version read; 0 before the first, null if it is not stored),
+            `asof_present`, and the table's value columns, null without a row. The order of a file is not kept.
+
+        Raises:
+            NotFound: the app or the table does not exist.
+            Usage: a column is missing or of another type, or the stage has no watermark.
+            Refused: the file cannot be read.
+        """
+        client = self._client
+        if not isinstance(labels, pa.Table):
+            with open_rows(RowSource(str(labels))) as reader:
+                labels = reader.read_all()
+        return read_as_of(client.store, client.cache, self.name, table, labels, time=time, key=on, by=by)
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
         """Return the newest `limit` rejected records (0 for all); without `every`, only those not yet retried.

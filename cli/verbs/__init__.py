@@ -12,7 +12,7 @@ _START = {
 _LOOK = {
     **dict.fromkeys(("status", "log"), "status"),
     "snapshot": "snapshot",
-    **dict.fromkeys(("query", "get"), "rows"),
+    **dict.fromkeys(("query", "get", "asof"), "rows"),
     **dict.fromkeys(("history", "diff"), "status"),
     "export": "rows",
     **dict.fromkeys(("serve", "mcp"), "serve"),

@@ -1,12 +1,13 @@
-"""Verbs that return rows of a moment: query, get, export, rejected."""
+"""Verbs that return rows of a moment, or of many: query, get, asof, export, rejected."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import typer
 
+from ...client.backends import split_table_ref
 from ...client.declared.questions import RejectedOptions
 from ...client.show import formats
 from ...client.show.shown import Result
@@ -25,6 +26,7 @@ from ..options import (
     flag,
     option,
     parse_key_words,
+    parse_pairs,
 )
 from ..quick import skip_user_code_setup
 from ..session import Session, check_names_table, repeat_when_due, verb
@@ -150,6 +152,45 @@ def get(
     moment, table = session.client.moment_of_table(ref, "read")
     lookup = moment.look_up(table, parse_key_words(key))
     session.show(get_result(*lookup, table, key, verbose=verbose))
+
+
+@verb(
+    "slackwater asof labels.parquet --table flights/carriers --on carrier --time decided_at --out training.parquet",
+    "slackwater asof labels.csv --table flights/aircraft --on tail=tail_number --time at --by watermark",
+)
+def asof(
+    session: Session,
+    labels: str = argument("LABELS", "A file with a row for each label that DuckDB reads: Parquet, CSV or JSON."),
+    table: str = option("APP/TABLE", "The table to read.", ...),
+    time: str = option("COLUMN", "The labels' column with the time: a timestamp (UTC without a zone) or a date.", ...),
+    on: Repeated = option(
+        "KEY[=COLUMN]",
+        "A key column, and the labels' column with its values. Default: the same names. May be repeated.",
+    ),
+    by: Literal["commit", "watermark"] = option(None, "Choose versions by commit time, or by watermark.", "commit"),
+    out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
+    limit: int = option("N", "Maximum rows printed; 0 prints all.", 50, min=0),
+) -> None:
+    """Join labels with the rows as they were known at each label's time.
+
+    For training sets without leaks: each label gets the row that its key had in the newest version committed at its
+    time or before. asof_version names the version; it is 0 before the first one, and null if that version was collected
+    or is older than the clone. --by watermark takes the newest version whose watermark was not past the time; its rows
+    may have read events that are later by the watermark's delay.
+    """
+    from ...client.show import rows, values
+
+    if out is not None:
+        values.check_ending(out)
+    app, name, moment = split_table_ref(table)
+    if moment:
+        raise Usage(f"--table {table}: the labels' times choose the moments", hint=f"leave out {moment}")
+    pairs = [pair if "=" in pair else f"{pair}={pair}" for pair in on or ()]
+    columns = parse_pairs("--on", pairs, "KEY=COLUMN", "carrier=code")
+    joined = session.app(app).asof(labels, name, time=time, on=columns, by=by)
+    if out is not None:
+        values.write_table(joined.rows, out)
+    session.show(rows.asof_result(joined, table, out, limit))
 
 
 @verb(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...operations.exchange.export import FolderWritten
     from ...operations.exchange.iceberg.export import WrittenTable
     from ...operations.repair.rejected_listing import RejectedRecords
+    from ...snapshot.diff.asof import LabelledRows
     from ...snapshot.query.export import ExportedDatabase
 
 _MAX_ERROR_LENGTH = 60
@@ -39,6 +40,22 @@ def served_query_result(table: pa.Table, about: Mapping[str, object], limit: int
     more = table.num_rows - limit if limit else 0
     notes = [f"and {formats.plural(more, 'more row')}; --limit 0 prints all"] if more > 0 else []
     return Result({**about, **values.table_data(table)}, values.grid(table, limit or None), notes=notes)
+
+
+def asof_result(joined: LabelledRows, table: str, out: Path | None, limit: int) -> Result:
+    """Return the result of a join with a table's history. Shows at most `limit` rows (0 for all), none with `out`."""
+    counts = {"labels": joined.rows.num_rows, "present": joined.present, "absent": joined.absent}
+    sentence = (
+        f"{formats.plural(joined.rows.num_rows, 'label')}{f' in {out}' if out is not None else ''}: {joined.present:,} "
+        f"with a row of {table}, {joined.absent:,} without one"
+    )
+    if joined.unknown:
+        sentence += f", {joined.unknown:,} of which no version is stored for their time"
+    about = {**counts, "unknown": joined.unknown}
+    if out is not None:
+        return Result({"file": out, **about}, sentence)
+    shown = served_query_result(joined.rows, about, limit)
+    return Result(shown.data, *shown.blocks, notes=[*shown.notes, sentence])
 
 
 def tables_data(cut: Cut) -> list[dict[str, Any]]:

@@ -53,6 +53,11 @@ class TableSide:
     def key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
+    @property
+    def value_names(self) -> list[str]:
+        """Visible value columns."""
+        return [name for name in visible_schema(self.table).names if name not in self.key]
+
     def empty_rows(self, *, values: bool = False) -> pa.Table:
         columns = arrow_schema((*self.table.key, *(self.table.values if values else ())))
         return pa.schema([(HASH, pa.int64()), *columns, *_SYSTEM_COLUMNS]).empty_table()
@@ -78,18 +83,31 @@ class TableSide:
         )
         return values.select(list(names)), present
 
-    def read_stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
+    def read_stored(
+        self,
+        sst: Sst,
+        column: str,
+        low: int,
+        high: int,
+        *,
+        values: bool = False,
+        hashes: npt.NDArray[np.int64] | None = None,
+    ) -> pa.Table:
         """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
 
-        If this side has a `share` of the keys, returns only rows of these keys. The columns are `_hash`, the key
+        If this side has a `share` of the keys, returns only rows of these keys. With `hashes`, ascending, returns only
+        rows with one of these. The columns are `_hash`, the key
         columns, the value columns if `values`, `_seq`, `_op`, and `_expires_at`, null if the SST has none. If the SST
         is not in the local cache, reads only pages that can hold such rows, or the whole SST if it is small or all rows
         match.
         """
         schema = self.empty_rows(values=values).schema
-        whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
+        all_match = column == SEQ and low <= sst.seq_min and sst.seq_max <= high and hashes is None
+        whole = sst.bytes <= SMALL_BYTES or all_match
 
         def pages(ranged: RangedSst) -> Sequence[PageSelection]:
+            if hashes is not None:
+                return ranged.find_hashes(hashes)[1]
             return ranged.find_values(column, low, high)
 
         parts = [schema.empty_table()]
@@ -100,6 +118,8 @@ class TableSide:
                 matches = np.asarray(pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False))
                 if self.share is not None:
                     matches = matches & self._flag_in_share(block, self.share)
+                if hashes is not None:
+                    matches = matches & np.isin(block.hashes, hashes, kind="sort")
                 names = [name for name in schema.names if name != EXPIRES or EXPIRES in own]
                 columns = block.take(np.flatnonzero(matches), names).columns
                 if EXPIRES not in own:

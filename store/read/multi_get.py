@@ -162,6 +162,7 @@ def multi_get(
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
     seqs: npt.NDArray[np.int64] | None = None,
+    expires: npt.NDArray[np.int64] | None = None,
     read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up the values of keys in a table's SSTs, through the cache.
@@ -181,6 +182,8 @@ def multi_get(
         newer: rows in memory that are newer than all rows of `ssts`, in the form and order of an SST, with unique keys.
         seqs: output array, shape of `hashes`, for the `_seq` of the newest stored row of each key, even a tombstone or
             an expired row; 0 if there is none.
+        expires: output array, shape of `hashes`, in which the expiry time of each row found is set, in milliseconds
+            since 1970 UTC. Stays as it is for keys without a row, or if the rows of an SST do not expire.
         read_ahead: limits of reading more than needed from SSTs outside the cache.
 
     Returns:
@@ -192,7 +195,13 @@ def multi_get(
     if table.ttl is not None and clock_ms is None:
         raise ValueError("rows of this table expire: expected clock_ms, found None")
     search = _Search(
-        table, hashes, keys, ReadCounters() if reads is None else reads, clock_ms, with_seqs=seqs is not None
+        table,
+        hashes,
+        keys,
+        ReadCounters() if reads is None else reads,
+        clock_ms,
+        with_seqs=seqs is not None,
+        with_expires=expires is not None,
     )
     search.search_blocks(newer, np.arange(len(hashes)))
     ssts = overlapping(ssts, int(hashes.min()), int(hashes.max())) if len(hashes) else ()
@@ -209,6 +218,9 @@ def multi_get(
         search.search_blocks(cold.read(sst, positions), positions)
     if seqs is not None:
         seqs[search.order] = search.seqs
+    if expires is not None:
+        for positions, times in search.expires:
+            expires[search.order[positions]] = times.fill_null((1 << 63) - 1).to_numpy()
     return search.result()
 
 
@@ -302,6 +314,7 @@ class _Search:
         clock_ms: int | None,
         *,
         with_seqs: bool,
+        with_expires: bool,
     ) -> None:
         self.table, self.reads, self._clock_ms = table, reads, clock_ms
         reads.keys += len(hashes)
@@ -314,6 +327,9 @@ class _Search:
         self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self.order)).combine_chunks()
         self.seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
         self._missing = np.ones(len(hashes), np.bool_)
+        self._with_expires = with_expires
+        self.expires: list[tuple[npt.NDArray[np.int64], pa.Array]] = []
+        """Expiry times of found rows, with the positions of their keys."""
         self._found_rows: list[pa.RecordBatch] = []
         self._found_positions: list[npt.NDArray[np.int64]] = []
 
@@ -346,6 +362,8 @@ class _Search:
         gone = expired_mask(rows, self._clock_ms)
         if gone is not None:
             live &= ~gone
+        if self._with_expires and EXPIRES in rows.schema.names and live.any():
+            self.expires.append((positions[live], rows.column(EXPIRES).filter(pa.array(live))))
         values = rows.select(self._schema.names)
         if live.all():
             self._found_rows.append(values)

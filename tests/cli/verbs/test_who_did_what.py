@@ -154,6 +154,7 @@ CHANGES_ELSEWHERE = {
 }
 """Verbs that change something and are in the log of operations, and why that is not tried here."""
 ELSEWHERE = {
+    "asof": "only reads: tests/cli/verbs/test_asof.py",
     **dict.fromkeys(("serve", "mcp"), "only read: tests/serve"),
     "run": "each version says who made it",
     "watch": "its tag is a snapshot that says who moved it",

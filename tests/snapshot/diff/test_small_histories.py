@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot.diff import candidates, stored_rows
+from slackwater.snapshot.diff import asof, candidates, stored_rows
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import diff_table
 from slackwater.snapshot.diff.stored_rows import TableSide
@@ -45,6 +46,8 @@ class Model:
     rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By key, the value and when it expires."""
     shown: list[dict[int, int]] = field(default_factory=list)
+    stored: list[dict[int, tuple[int, int]]] = field(default_factory=list)
+    """By version, `rows` as they were."""
 
     def put(self, values: dict[int, int | None], later_ms: int) -> None:
         clock_ms = self.stage.clock_ms + later_ms
@@ -64,6 +67,7 @@ class Model:
             clock_ms = self.stage.clock_ms
             live = {key: value for key, (value, ends_ms) in self.rows.items() if not self.ttl_ms or ends_ms > clock_ms}
             self.shown.append(live)
+            self.stored.append(dict(self.rows))
 
 
 def written(steps: list[tuple[object, object]], cache: SstCache, *, expires: bool) -> Model:
@@ -108,6 +112,9 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
             model.stage.store.delete(keys.manifest("app", "stage", version))
         for key in KEYS:
             check_history(model, CountingStore(model.stage.store), cache, key, thinned)
+        patch.setattr(asof, "_MAX_RUN_ROWS", data.draw(st.sampled_from([0, 3, 1 << 40]), "rows of a run"))
+        times = data.draw(st.lists(st.integers(0, len(model.shown) + 2), min_size=1), "times of labels")
+        check_as_of(model, CountingStore(model.stage.store), cache, times, thinned)
 
 
 def check_diff(model: Model, store: CountingStore, cache: SstCache, one: int, other: int) -> None:
@@ -132,6 +139,33 @@ def check_history(model: Model, store: CountingStore, cache: SstCache, key: int,
         expected.insert(0, (left[0][0], 0, None, left[0][1]))
     changes = [(each.version, each.after_version, value(each.before), value(each.after)) for each in found.changes]
     assert changes == expected[::-1]
+
+
+def check_as_of(model: Model, store: CountingStore, cache: SstCache, times: list[int], thinned: set[int]) -> None:
+    """A version's commit time is its number, so the label's time is the number of the version that it reads."""
+    labels = pa.table(
+        {
+            "label": pa.array([at for at in times for _ in KEYS], pa.timestamp("ms")),
+            "k": pa.array([*KEYS] * len(times), pa.int64()),
+        }
+    )
+    newest, first = len(model.shown), min(set(range(1, len(model.shown) + 1)) - thinned)
+    expected: list[tuple[int | None, bool | None, int | None]] = []
+    for at in times:
+        version = min(at, newest)
+        for key in KEYS:
+            if version in thinned or (version == 0 and first > 1):
+                expected.append((None, None, None))
+                continue
+            row = model.stored[version - 1].get(key) if version else None
+            clock_ms = max(at, model.stage.versions[version - 1].clock_ms)
+            live = row is not None and (not model.ttl_ms or row[1] > clock_ms)
+            expected.append((version, live, row[0] if row is not None and live else None))
+    joined = asof.read_as_of(store, cache, "app", "stage", labels, time="label")
+    columns = (joined.rows.column(name).to_pylist() for name in ("asof_version", "asof_present", "v"))
+    assert list(zip(*columns, strict=True)) == expected
+    counts = [present for _, present, _ in expected]
+    assert [joined.present, joined.absent, joined.unknown] == [counts.count(flag) for flag in (True, False, None)]
 
 
 def value(row: object) -> object:

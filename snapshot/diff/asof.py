@@ -1,0 +1,384 @@
+"""Rows of a table as they were known at the time of each of many labels: an as-of join with the table's history.
+
+The labels' times choose versions. From the first to the last of these versions, each SST that a version added is read
+once, for the labels' keys alone; a label's row is then the newest one of its key that its version had. The versions are
+taken in runs in which a row is only replaced by newer rows: a rewind, a migration or a gap of collected versions begins
+a new run, which begins with a look-up of the keys at its first version. So the cost follows the labels and the rows
+that were written, not labels times versions.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, tee
+from operator import itemgetter
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...common.validation import nearest_hint
+from ...errors import NotFound, Usage
+from ...store.objects.many import map_concurrently
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.multi_get import multi_get
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
+from ...store.sst.schema import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
+from ...store.sst.ttl import expires_by_write_time
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Table
+from ...store.versions.side_tables import find_owner, table_declarations
+from ..cut.moments import heads_of, stages_of
+from ..query.row_source import is_convertible
+from .key_history import VersionList
+from .stored_rows import TableSide
+
+Clock = Literal["commit", "watermark"]
+
+VERSION_COLUMN, PRESENT_COLUMN = "asof_version", "asof_present"
+
+_READ_AHEAD = 64
+_MAX_RUN_ROWS = 4_000_000
+"""Number of rows in memory from which a run ends and the next one begins."""
+_NEVER_MS = (1 << 63) - 1
+_BEFORE_ALL_MS = -(1 << 63)
+
+Int64s = npt.NDArray[np.int64]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRows:
+    """Labels with the row of each label's key as of its time."""
+
+    rows: pa.Table
+    """The labels' columns; `asof_version`, the version that was read (0: before the first one, null: not known);
+    `asof_present`, true if the key had a row; and the table's value columns, null without a row."""
+    present: int
+    absent: int
+    """Number of labels whose key had no row."""
+    unknown: int
+    """Number of labels without a time, or of whose time no version is stored."""
+
+
+def read_as_of(
+    store: ObjectStore,
+    cache: SstCache,
+    app: str,
+    table: str,
+    labels: pa.Table,
+    *,
+    time: str,
+    key: Mapping[str, str] | None = None,
+    by: Clock = "commit",
+) -> LabelledRows:
+    """Join each label with the row that the table had for its key at the label's time.
+
+    Args:
+        store: the store of the app.
+        cache: this machine's cache of SSTs.
+        app: folder of the app.
+        table: a table of the app, under its present name; rows have its present columns.
+        labels: a row for each label. Columns of the same names as the key columns, or those of `key`.
+        time: the label column with the time: a timestamp (UTC without a zone), or a date (its start in UTC).
+        key: by key column, the label column that has its values; columns left out have the same name.
+        by: `commit` takes the newest version that was committed at the time or before. `watermark` takes the newest
+            version whose watermark was not past the time; its rows may have read events as far ahead of the watermark
+            as the watermark's delay.
+
+    Raises `NotFound` (no such table, or a version was collected meanwhile) and `Usage` (a column is missing, or its
+    type does not fit; a stage without a watermark).
+    """
+    heads = heads_of(store, app, stages_of(store, app))
+    tables = table_declarations(heads)
+    declared = tables.get(table)
+    if declared is None:
+        raise NotFound(f"table of app {app!r}", table, tables)
+    owner = find_owner(table, heads)
+    versions = VersionList(store, app, owner, heads[owner].version, table)
+    if by == "watermark" and heads[owner].watermark_ms is None:
+        raise Usage(f"stage {owner!r} has no watermark", hint="omit --by: versions are then chosen by commit time")
+    keys, times = _key_columns(labels, declared, table, key or {}), _times_ms(labels, time)
+    side = TableSide(store, cache, declared, None)
+    hidden = {*labels.column_names} & {VERSION_COLUMN, PRESENT_COLUMN, *side.value_names}
+    if hidden:
+        raise Usage(
+            f"the labels have columns of the result: {', '.join(sorted(hidden))}",
+            hint="rename them, as in --sql \"SELECT … AS label_… FROM 'labels.parquet'\"",
+        )
+    joined = _Joined.of(_Labels.group(keys, times))
+    if len(versions) and joined.labels.timed.any():
+        _join(side, versions, joined, by)
+    rows = labels.append_column(VERSION_COLUMN, pa.array(joined.versions, mask=~joined.known))
+    rows = rows.append_column(PRESENT_COLUMN, pa.array(joined.rows >= 0, mask=~joined.known))
+    values = joined.values(side.empty_rows(values=True).select(side.value_names))
+    for name in values.column_names:
+        rows = rows.append_column(name, values.column(name))
+    present = int((joined.rows >= 0).sum())
+    return LabelledRows(rows, present, int(joined.known.sum()) - present, int((~joined.known).sum()))
+
+
+def _key_columns(labels: pa.Table, declared: Table, table: str, names: Mapping[str, str]) -> pa.Table:
+    schema = arrow_schema(declared.key)
+    if unknown := names.keys() - set(schema.names):
+        raise Usage(f"table {table!r} has no key column {min(unknown)!r}: its key is {', '.join(schema.names)}")
+    columns = []
+    for column in schema:
+        name = names.get(column.name, column.name)
+        if name not in labels.column_names:
+            raise Usage(
+                f"the labels have no column {name!r} for the key column {column.name!r} of {table!r}"
+                f"{nearest_hint(name, labels.column_names)}",
+                hint=f"name the column that has it: --on {column.name}=COLUMN",
+            )
+        values = labels.column(name)
+        try:
+            if not is_convertible(values.type, column.type):
+                raise pa.ArrowInvalid(f"{values.type} is not converted")
+            columns.append(values.cast(column.type))
+        except pa.ArrowException as error:
+            raise Usage(
+                f"column {name!r} of the labels is no {column.type}, as the key of {table!r}: {error}"
+            ) from error
+    return normalise_keys(pa.table(columns, schema=schema), schema.names)
+
+
+def _times_ms(labels: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in labels.column_names:
+        raise Usage(f"the labels have no column {name!r} for the time{nearest_hint(name, labels.column_names)}")
+    times = labels.column(name)
+    if not (pa.types.is_timestamp(times.type) or pa.types.is_date(times.type)):
+        raise Usage(
+            f"column {name!r} of the labels is {times.type}; expected a timestamp or a date",
+            hint=f"convert it, as in --sql \"SELECT * REPLACE (epoch_ms({name}) AS {name}) FROM 'labels.parquet'\"",
+        )
+    return times.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """Labels by number of their key. Arrays have one element per label; `keys` and `hashes` one per distinct key."""
+
+    key_numbers: Int64s
+    keys: pa.Table
+    hashes: Int64s
+    times_ms: Int64s
+    timed: npt.NDArray[np.bool_]
+
+    @classmethod
+    def group(cls, keys: pa.Table, times: pa.ChunkedArray) -> "_Labels":
+        hashes = hash_keys(keys, keys.column_names)
+        order, repeats = sort_keys(hashes, keys)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(~repeats) - 1
+        first = order[~repeats]
+        times_ms = times.fill_null(_BEFORE_ALL_MS).to_numpy()
+        return cls(numbers, keys.take(pa.array(first)), hashes[first], times_ms, np.asarray(times.is_valid()))
+
+
+@dataclass(slots=True)
+class _Joined:
+    """Result by label. Arrays have one element per label."""
+
+    labels: _Labels
+    versions: Int64s
+    known: npt.NDArray[np.bool_]
+    rows: Int64s
+    """Row number in `kept`, joined; -1 without a row."""
+    kept: list[pa.Table] = field(default_factory=list)
+    num_kept: int = 0
+
+    @classmethod
+    def of(cls, labels: _Labels) -> "_Joined":
+        count = len(labels.times_ms)
+        return cls(labels, np.zeros(count, np.int64), labels.timed.copy(), np.full(count, -1, np.int64))
+
+    def keep(self, labels: Int64s, rows: pa.Table, positions: Int64s) -> None:
+        """Give each of these labels its row of `rows`, by position."""
+        used, numbers = np.unique(positions, return_inverse=True)
+        self.rows[labels] = self.num_kept + numbers
+        self.kept.append(rows.take(pa.array(used)))
+        self.num_kept += len(used)
+
+    def values(self, none: pa.Table) -> pa.Table:
+        """Return the value columns of each label, null without a row. `none` has these columns, and no row."""
+        rows = pa.concat_tables([none, *self.kept]).combine_chunks()
+        return rows.take(pa.array(self.rows, mask=self.rows < 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Version, as the join needs it."""
+
+    index: int
+    """Index in the list of versions."""
+    time_ms: int
+    """Commit time, or watermark."""
+    clock_ms: int
+    expires_by_write: bool
+    begins_run: bool
+    after_seq: int
+    """Largest `_seq` of the version before; the version's own rows have larger ones."""
+    added: tuple[Sst, ...]
+    """SSTs with such rows."""
+
+
+def _read_steps(versions: VersionList, indexes: range, by: Clock) -> Iterator[_Step]:
+    newest_seq, time_ms, previous = 0, _BEFORE_ALL_MS, None
+    for index, manifest in zip(indexes, map_concurrently(versions.__getitem__, indexes), strict=True):
+        begins = (
+            previous is None
+            or versions.has_gap_before(index)
+            or manifest.rewind is not None
+            or (previous.migration, previous.table) != (manifest.migration, manifest.table)
+        )
+        seqs = max((sst.seq_max for sst in manifest.ssts), default=0)
+        added = () if begins else tuple(sst for sst in manifest.ssts if sst.seq_max > newest_seq)
+        shown_ms = manifest.time_ms if by == "commit" else manifest.watermark_ms
+        time_ms = max(time_ms, _BEFORE_ALL_MS if shown_ms is None else shown_ms)
+        by_write = manifest.table is not None and expires_by_write_time(manifest.table.ttl) and by == "commit"
+        yield _Step(index, time_ms, manifest.clock_ms, by_write, begins, newest_seq, added)
+        newest_seq, previous = seqs if begins else max(newest_seq, seqs), manifest
+
+
+def _join(side: TableSide, versions: VersionList, joined: _Joined, by: Clock) -> None:
+    labels = joined.labels
+    times = labels.times_ms[labels.timed]
+    first, last = 0, len(versions) - 1
+    if by == "commit":
+        # Commit times increase with versions.
+        first = max(versions.first_where(0, len(versions), lambda manifest: manifest.time_ms > times.min()) - 1, 0)
+        last = max(versions.first_where(first, len(versions), lambda manifest: manifest.time_ms > times.max()) - 1, 0)
+    steps = list(_read_steps(versions, range(first, last + 1), by))
+    step_of = np.searchsorted([step.time_ms for step in steps], labels.times_ms, side="right") - 1
+    numbers = np.asarray([versions.numbers[step.index] for step in steps])
+    is_after_start = step_of >= 0
+    joined.versions[:] = np.where(is_after_start, numbers[step_of], 0)
+    joined.known &= _flag_known(versions, steps, step_of, labels.times_ms)
+    # Ordered by version, the labels of a run are neighbours.
+    order = np.flatnonzero(joined.known & is_after_start)
+    order = order[np.argsort(step_of[order], kind="stable")]
+    for run in _split_runs(side, steps, labels.hashes, np.unique(step_of[order]).tolist()):
+        low, high = np.searchsorted(step_of[order], [run.start, run.stop])
+        if low < high:
+            _resolve_run(side, versions, run, steps, joined, order[low:high], step_of[order[low:high]])
+
+
+def _flag_known(
+    versions: VersionList, steps: Sequence[_Step], step_of: Int64s, times_ms: Int64s
+) -> npt.NDArray[np.bool_]:
+    """Return a mask of the labels of whose time a version is stored, or which are before the app's first version."""
+    begins_late = len(versions) > 0 and (versions.numbers[0] > 1 or versions[0].starts_history)
+    # The version that was newest at a time in a gap was collected, except at the last stored version's own time.
+    exact_only = np.array([versions.has_gap_before(step.index + 1) for step in steps if step.index + 1 < len(versions)])
+    exact_only = np.append(exact_only, [False] * (len(steps) - len(exact_only))).astype(np.bool_)
+    step_times = np.array([step.time_ms for step in steps])
+    known = ~exact_only[step_of] | (times_ms == step_times[step_of])
+    return np.where(step_of < 0, not begins_late, known)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows of the labels' keys that a run of versions wrote after its first version."""
+
+    start: int
+    """Number of the first step; `stop` is that after the last."""
+    stop: int
+    steps: list[Int64s] = field(default_factory=list)
+    """Number of the step of each row, by part."""
+    parts: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, step: int, rows: pa.Table) -> None:
+        self.stop = step + 1
+        if rows.num_rows:
+            self.steps.append(np.full(rows.num_rows, step))
+            self.parts.append(rows)
+            self.size += rows.num_rows
+
+
+def _split_runs(side: TableSide, steps: Sequence[_Step], hashes: Int64s, wanted: Sequence[int]) -> Iterator[_Run]:
+    """Yield runs that have all `wanted` steps, ascending. Rows of the keys with these `hashes` are read.
+
+    A run begins with a wanted step, and ends with one, or where its rows become too many for the memory.
+    """
+    begins = np.flatnonzero([step.begins_run for step in steps])
+    first_of = begins[np.searchsorted(begins, wanted, side="right") - 1]
+    for _, group in groupby(zip(first_of.tolist(), wanted, strict=True), key=itemgetter(0)):
+        of_run = [step for _, step in group]
+        run = _Run(of_run[0], of_run[0] + 1)
+        items = ((number, sst) for number in range(of_run[0] + 1, of_run[-1] + 1) for sst in steps[number].added)
+
+        def read(item: tuple[int, Sst]) -> pa.Table:
+            number, sst = item
+            return side.read_stored(sst, SEQ, steps[number].after_seq + 1, sst.seq_max, values=True, hashes=hashes)
+
+        for (number, _), rows in _zip_read(read, items):
+            if run.size > _MAX_RUN_ROWS and number >= run.stop:
+                yield run
+                run = _Run(number, number + 1)
+            elif number > run.start:
+                run.add(number, rows)
+        run.stop = of_run[-1] + 1
+        yield run
+
+
+def _zip_read(read: Callable[[_T], pa.Table], items: Iterable[_T]) -> Iterator[tuple[_T, pa.Table]]:
+    ahead, items = tee(items)
+    return zip(items, map_concurrently(read, ahead, max_unread=_READ_AHEAD), strict=True)
+
+
+def _resolve_run(
+    side: TableSide,
+    versions: VersionList,
+    run: _Run,
+    steps: Sequence[_Step],
+    joined: _Joined,
+    own: Int64s,
+    step_of: Int64s,
+) -> None:
+    """Set the rows of the labels `own`, which are ordered by step; `step_of` has their steps."""
+    labels = joined.labels
+    numbers, at = np.unique(labels.key_numbers[own], return_inverse=True)
+    keys, hashes = labels.keys.take(pa.array(numbers)), labels.hashes[numbers]
+    clocks = np.array([step.clock_ms for step in steps])[step_of]
+    by_write = np.array([step.expires_by_write for step in steps])[step_of]
+    clocks = np.where(by_write, np.maximum(clocks, labels.times_ms[own]), clocks)
+    rows = pa.concat_tables([side.empty_rows(values=True), *run.parts])
+    # Rows of other keys with the hash of a label's key get numbers above those of the labels' keys.
+    key_of = _number_keys(keys, hashes, rows)
+    row_steps = np.concatenate([np.empty(0, np.int64), *run.steps]) - run.start
+    span = run.stop - run.start
+    places = key_of * span + row_steps
+    order = np.lexsort((rows.column(SEQ).to_numpy(), places))
+    newest = np.searchsorted(places[order], at * span + (step_of - run.start), side="right") - 1
+    row = order[newest] if len(order) else newest
+    written = newest >= 0
+    written[written] = key_of[row[written]] == at[written]
+    chosen = rows.take(pa.array(row[written]))
+    gone = np.asarray(pc.equal(chosen.column(OP), TOMBSTONE)) | _expired(chosen.column(EXPIRES), clocks[written])
+    joined.keep(own[written][~gone], chosen.select(side.value_names), np.flatnonzero(~gone))
+    first = versions[steps[run.start].index]
+    expires = np.full(len(hashes), _NEVER_MS)
+    values, present = multi_get(
+        side.store, side.cache, first.ssts, side.table, hashes, keys, clock_ms=_BEFORE_ALL_MS, expires=expires
+    )
+    kept = ~written & present[at] & (expires[at] > clocks)
+    joined.keep(own[kept], values.select(side.value_names), at[kept])
+
+
+def _number_keys(keys: pa.Table, hashes: Int64s, rows: pa.Table) -> Int64s:
+    """Return the position in `keys`, which are distinct, of each row's key; larger numbers for other keys."""
+    own = rows.select(keys.column_names)
+    order, repeats = sort_keys(np.concatenate([hashes, rows.column(HASH).to_numpy()]), pa.concat_tables([keys, own]))
+    # The sort is stable: the first of equal keys is that of `keys`, if it is there.
+    groups = np.cumsum(~repeats) - 1
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = order[~repeats][groups]
+    return numbers[len(hashes) :]
+
+
+def _expired(expires: pa.ChunkedArray, clocks: Int64s) -> npt.NDArray[np.bool_]:
+    return np.asarray(expires.fill_null(_NEVER_MS).to_numpy() <= clocks)
