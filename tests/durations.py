@@ -1,4 +1,4 @@
-"""Seconds of test files, as recorded in `tests/durations.json`: the longest begin first, so that workers end together.
+"""Durations of test files, recorded in `tests/durations.json`: the longest run first, so that workers end together.
 
 `pytest --record-durations` writes the file anew for the files that ran. Files that it lacks begin before all others.
 """
@@ -12,11 +12,11 @@ import pytest
 
 FILE = Path(__file__).with_name("durations.json")
 _LEAST_S = 1.0
-"""Shorter files are left out of the record: their order does not matter."""
+"""Shorter files are not recorded, because their order does not matter."""
 
 
 class Recorder:
-    """A plugin of the process that reports: it adds up what the tests of each file took, fixtures included."""
+    """Plugin of the reporting process that sums up the durations of each file's tests and fixtures."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -25,7 +25,7 @@ class Recorder:
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Merge into the record; another pytest may do so at the same time."""
+        """Merge into the record, which another pytest may write at the same time."""
         with FILE.open("r+" if FILE.exists() else "w+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             merged = json.loads(file.read() or "{}") | self.seconds
@@ -38,7 +38,7 @@ class Recorder:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort items by their file's seconds, in place; items of one file keep their order."""
+    """Sort items in place by the duration of their file; items of one file keep their order."""
     recorded: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     root = FILE.parents[1]
     files = {item.path for item in items}

@@ -128,8 +128,8 @@ def forget(
     _check_searchable(searches)
     work = Erasure(requested, searches, by, now_ms, on_progress)
     names = tuple(_display_name(member, store) for member in members)
-    others = _tables_without_keys(first, requested)
-    result = ErasureResult(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=others)
+    without_keys = _tables_without_keys(first, requested)
+    result = ErasureResult(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=without_keys)
     if dry_run:
         holding = tuple(chain.from_iterable(map(find_objects_with_keys, searches)))
         _check_readable(searches)
@@ -305,8 +305,8 @@ def _find_records_with_keys(search: KeySearch) -> Iterator[HeldObject]:
         yield HeldObject(
             app, store.url, item.object, archive.ARCHIVE_KIND, archive_index.topic, item.bytes, fields=fields
         )
-    for held, _ in archive.find_unreferenced(search):
-        yield held
+    for candidate, _ in archive.find_unreferenced(search):
+        yield candidate
     for key, channel, _, match in search.captured_with_keys():
         yield HeldObject(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=match.fields)
     for key in search.edit_objects_with_keys():

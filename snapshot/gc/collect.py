@@ -307,9 +307,9 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
 def _explain_named(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
     versions_by_reason: dict[str, list[int]] = {}
     if stage in plan.gapless_starts:
-        kept = tuple(plan.versions(stage))
-        for key, positions in named_objects(inventory, stage, kept):
-            for version in kept[positions.start : positions.stop] if key == info.key else ():
+        remaining = tuple(plan.versions(stage))
+        for key, positions in named_objects(inventory, stage, remaining):
+            for version in remaining[positions.start : positions.stop] if key == info.key else ():
                 for reason in plan.reasons(stage, version):
                     versions_by_reason.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
     if versions_by_reason:

@@ -1,4 +1,4 @@
-"""The protocol told on small networks, and what a process refuses."""
+"""The protocol on small networks, and what a process refuses."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Verbs that are killed between any two of their requests, and typed again: they finish, and then say "done already".
+"""Verbs that are killed between any two requests and repeated: they finish, and then print "done already".
 
 Each verb is killed before some of its requests to the store and to Kafka, in `make test-all` before each, and after the
 last one. After the repeat the app is as if nobody had been killed; nothing is left but what gc takes.
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 class KilledKafka(Kafka):
-    """Kafka whose requests are counted with the store's."""
+    """Kafka whose requests are counted together with the store's."""
 
     def __init__(self, store: AgingStore) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class KilledKafka(Kafka):
 
 
 def app_of() -> FlightsApp:
-    """An app with a snapshot, records in flight, and SSTs that can be merged."""
+    """Return an app with a snapshot, records in flight, and SSTs to merge."""
     store = AgingStore()
     app = aging_app(store=store)
     app.kafka.__class__ = KilledKafka
@@ -74,14 +74,14 @@ def app_of() -> FlightsApp:
 
 
 def gone_on() -> FlightsApp:
-    """The same, which has gone on since its snapshot."""
+    """Return the app with batches after its snapshot."""
     app = app_of()
     app.run(flights(20, delay=9))
     return app
 
 
 def with_old_history() -> FlightsApp:
-    """The same, whose history is old enough to go."""
+    """Return the app with a history that is old enough to be collected."""
     app = app_of()
     assert isinstance(app.clock, StoreClock)
     app.clock.wait(2 * HOUR_MS)
@@ -92,7 +92,7 @@ def with_old_history() -> FlightsApp:
 
 @contextmanager
 def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The verbs find the app's store and its Kafka."""
+    """Let verbs use the app's store and Kafka."""
     patch.setattr("slackwater.store.objects.open.open_store", lambda _root, **_settings: app.store)
     patch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     patch.setenv("SLACKWATER_STORE", "memory")
@@ -107,7 +107,7 @@ def slackwater(*words: str) -> Result:
 
 
 def running(app: FlightsApp) -> Callable[[str, str], None]:
-    """The app's stages, at work while a verb waits: at each look for requests every stage makes a batch."""
+    """Run the app's stages while a verb waits: at each poll for requests every stage makes a batch."""
     busy = False
 
     def before(verb: str, key: str) -> None:
@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
 
 
 def described(app: FlightsApp) -> dict[str, Any]:
-    """Everything of the store that is not an id, a time or an offset."""
+    """Return the content of the store without ids, times and offsets."""
     store = app.store
     found: dict[str, Any] = {}
     for name in apps.list_apps(store):
@@ -184,7 +184,7 @@ def check_whole(app: FlightsApp) -> None:
 
 
 def no_litter(app: FlightsApp) -> None:
-    """What is left over goes with the next collection, and nothing after it."""
+    """Check that the next collection deletes all leftovers, and a second one nothing."""
     store = app.store
     assert isinstance(store, AgingStore)
     assert isinstance(app.clock, StoreClock)
@@ -245,7 +245,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
 
 
 def with_clone() -> FlightsApp:
-    """An app that has gone on since it was cloned, as `staging`, long ago."""
+    """Return an app that continued after it was cloned, as `staging`, long ago."""
     app = app_of()
     clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
     app.run(flights(20, delay=9))
@@ -358,7 +358,7 @@ def test_a_name_that_was_taken_long_ago_or_by_somebody_else_is_refused(monkeypat
 
 
 def test_pins_of_clones_that_never_came_to_be_go_with_the_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call died behind its pin, and the app went on: the next call pins another moment."""
+    """A call died after its pin, and the app continued: the next call pins another moment."""
     app = app_of()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     app.step_all()

@@ -89,9 +89,9 @@ def write_leaf(
 def _read_leaf(store: ObjectStore, needed_by: str, leaf: Leaf) -> tuple[Sst, ...]:
     place = leaf.root, leaf.object
     with _lock:
-        known = _cache(store).get(place)
-    if known is not None:
-        return known
+        cached = _cache(store).get(place)
+    if cached is not None:
+        return cached
     try:
         content = codec.read(
             store.at(leaf.root),

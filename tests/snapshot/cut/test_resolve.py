@@ -117,7 +117,7 @@ def test_commits_back_of_a_stage_count_its_own(app: FlightsApp) -> None:
 
 def test_more_commits_back_than_there_are_says_how_many_there_are(app: FlightsApp) -> None:
     assert cut(app, "flights@~17").versions == {"legs": 2, "aircraft": 1, "carriers": 1}
-    with pytest.raises(NotFound, match="flights has 18 commits of data, ~0 to ~17"):
+    with pytest.raises(NotFound, match="flights has 18 data commits, ~0 to ~17"):
         cut(app, "flights@~18")
 
 
