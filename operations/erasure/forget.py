@@ -265,10 +265,10 @@ def search_keys(
             if value is not None:
                 elsewhere.setdefault((value.root, value.object), value)
     names, count = tuple(_display_name(member, store) for member in members), sum(map(len, requested.tables.values()))
-    others = (item for place, item in elsewhere.items() if place not in holding)
+    text_objects = (item for place, item in elsewhere.items() if place not in holding)
     reach = list_out_of_reach(members, kafka)
     return KeySearchResult(
-        app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(others)
+        app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(text_objects)
     )
 
 
@@ -292,10 +292,13 @@ def find_objects_with_keys(search: KeySearch) -> Iterator[HeldObject]:
     for stage in member.heads:
         for sst in search.referenced_ssts(stage):
             # Objects in another app's folder are reported by that app's search.
-            if (held := search.find_held(sst)) is not None and (held.root, held.app) == (member.store.url, member.app):
-                yield held
-    for held, _ in search.unreferenced_ssts():
-        yield held
+            if (candidate := search.find_held(sst)) is not None and (candidate.root, candidate.app) == (
+                member.store.url,
+                member.app,
+            ):
+                yield candidate
+    for candidate, _ in search.unreferenced_ssts():
+        yield candidate
     yield from _find_records_with_keys(search)
 
 

@@ -229,7 +229,7 @@ def _count_stage(
     ssts: _Infos,
 ) -> StageCollected:
     deleted = {info.key for info in ssts}
-    kept = [info for info in inventory.ssts[stage] if info.key not in deleted]
+    remaining = [info for info in inventory.ssts[stage] if info.key not in deleted]
     return StageCollected(
         stage=stage,
         first=plan.first(stage),
@@ -239,9 +239,9 @@ def _count_stage(
         leaves=len(leaves),
         bytes=total_bytes((*versions, *leaves, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
-        kept_ssts=len(kept),
-        kept_bytes=total_bytes(kept),
-        waiting_ssts=sum(1 for info in kept if info.key not in names),
+        kept_ssts=len(remaining),
+        kept_bytes=total_bytes(remaining),
+        waiting_ssts=sum(1 for info in remaining if info.key not in names),
         rules=plan.counts(stage),
         held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )

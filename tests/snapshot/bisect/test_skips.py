@@ -138,7 +138,7 @@ def test_git_bisect_leaves_the_same_commits(
 ) -> None:
     said = answers(first_bad, skips)
     marks = {f"app/s@v{version}": said[version] for version in known}
-    verdict = bisect(linear(), cache, "app", Oracle(said), good="app/s@v1", known=marks)
+    verdict = bisect(linear(), cache, "app", Oracle(said), good="app/s@v1", known_answers=marks)
     assert candidates(verdict) == git.left(said, known)
 
 
@@ -201,7 +201,7 @@ def test_a_bad_end_that_cannot_be_judged_is_refused_with_the_reason(cache: SstCa
 def test_known_answers_that_contradict_each_other_are_refused(cache: SstCache) -> None:
     marks: dict[str, Answer] = {"app/s@v5": "bad", "app/s@v9": "good"}
     with pytest.raises(Refused, match="app/s@v9 is good and app/s@v5 is bad, but the bad moment is not after"):
-        bisect(linear(), cache, "app", Oracle(answers(5, frozenset())), known=marks)
+        bisect(linear(), cache, "app", Oracle(answers(5, frozenset())), known_answers=marks)
 
 
 def test_the_first_and_the_last_change_are_found_when_the_search_meets_others(cache: SstCache) -> None:
