@@ -10,16 +10,16 @@ from dataclasses import dataclass
 class ProtocolError(Exception):
     """The caller took a step that the protocol does not allow, which is a bug. The called object is unchanged.
 
-    The message says what was being done, what would have been legal, and what was found.
+    The message names the step, the legal steps, and the actual one.
     """
 
-    def __init__(self, what: str, expected: str, found: str) -> None:
+    def __init__(self, subject: str, expected: str, actual: str) -> None:
         # All three go into `args`, so that the error survives pickling.
-        super().__init__(what, expected, found)
-        self.what, self.expected, self.found = what, expected, found
+        super().__init__(subject, expected, actual)
+        self.subject, self.expected, self.actual = subject, expected, actual
 
     def __str__(self) -> str:
-        return f"{self.what}: expected {self.expected}, found {self.found}"
+        return f"{self.subject}: expected {self.expected}, found {self.actual}"
 
 
 @dataclass(frozen=True, slots=True)

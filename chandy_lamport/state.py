@@ -86,7 +86,7 @@ def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple
         raise ProtocolError(
             f"{role.value} that {phase.value} snapshot {snapshot!r} cannot continue",
             expected=" or ".join(row.value for row in rows),
-            found=signal.value,
+            actual=signal.value,
         )
     return rows[signal]
 

@@ -148,7 +148,7 @@ def continue_search(client: Backends, search: SearchSession, on_step: Callable[[
             good=question.good or None,
             bad=question.bad or None,
             edge=question.edge,
-            known=search.answers_by_ref,
+            known_answers=search.answers_by_ref,
             on_step=keep,
         )
     except AnswerNeeded as wanted:

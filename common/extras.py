@@ -22,6 +22,6 @@ def require_extras(extras: str, purpose: str) -> None:
     packages = [name for extra in extras.split(",") for name in _PACKAGES_BY_EXTRA[extra]]
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         managed = "; on a managed Spark, run slackwater with the cluster's own pyspark" if "pyspark" in missing else ""
-        *others, last = missing
-        names = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
+        *all_but_last, last = missing
+        names = f"{', '.join(all_but_last)} and {last}, which are" if all_but_last else f"{last}, which is"
         raise Refused(f"{purpose} needs {names} not installed", hint=install_hint(extras) + managed)

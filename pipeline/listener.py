@@ -98,10 +98,10 @@ class ArchiveState:
 class Listener:
     """Receives the events of a run, from several threads. The methods of this base class do nothing."""
 
-    def on_activity(self, what: str) -> None:
+    def on_activity(self, activity: str) -> None:
         """Report the run's current activity, such as "starting Spark"; an empty text once batches run."""
 
-    def on_running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
+    def on_running(self, triggers_s: Mapping[str, float], patience_s: float, is_held: Callable[[str], bool]) -> None:
         """Report that batches run. A stage starts at most one batch every `triggers_s[stage]` seconds.
 
         `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
@@ -160,14 +160,14 @@ class Callbacks(Listener):
 
     def __init__(
         self,
-        doing: Callable[[str], None] = lambda _what: None,
+        doing: Callable[[str], None] = lambda _activity: None,
         committed: Callable[[BatchReport], None] = lambda _batch: None,
     ) -> None:
         self._doing, self._committed = doing, committed
 
-    def on_activity(self, what: str) -> None:
-        if what:
-            self._doing(what)
+    def on_activity(self, activity: str) -> None:
+        if activity:
+            self._doing(activity)
 
     def on_commit(self, batch: BatchReport) -> None:
         self._committed(batch)

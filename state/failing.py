@@ -330,5 +330,7 @@ class _FailedMerge:
         ids = self._groups.ids[positions]
         begins = np.append(True, ids[1:] != ids[:-1])
         groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
-        taken = pa.array(keys)
-        self._state.merge(self._rows.take(pa.array(positions)), groups, self._keys.take(taken), self._old.take(taken))
+        key_numbers = pa.array(keys)
+        self._state.merge(
+            self._rows.take(pa.array(positions)), groups, self._keys.take(key_numbers), self._old.take(key_numbers)
+        )

@@ -82,8 +82,8 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
         table, columns = evolve(stage, stored, declared, renames)
     except Refused as error:
         return TableFit(refused=error)
-    others = (stored.columns, stored.state) != (table.columns, table.state) and not columns
-    return TableFit(table, columns, others)
+    other_changes = (stored.columns, stored.state) != (table.columns, table.state) and not columns
+    return TableFit(table, columns, other_changes)
 
 
 class InputsFit(NamedTuple):

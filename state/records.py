@@ -203,11 +203,11 @@ def was_recreated_since_read(
 def describe_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
     """Return a sentence with the former and the current state of a re-created topic."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
-    held = ", ".join(format_windows(topic, current.earliest, current.ends)) or "no records"
+    windows = ", ".join(format_windows(topic, current.earliest, current.ends)) or "no records"
     return (
         f"topic {topic!r} was deleted and created again: it had {_id_text(stored)} and {_partitions(len(offsets))}, "
         "read "
-        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds {held}"
+        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds {windows}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What several test files share: a real S3 server, and every kind of object store."""
+"""Shared fixtures: servers, Kafka clients, every kind of object store, Spark."""
 
 import multiprocessing.util
 import os
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All that is temporary in one folder: programs that are killed cannot clear up."""
+    """Put all temporary files into one folder, because killed programs cannot clean up."""
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
     if config.getoption("--crash-points"):
@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on."""
+    """Return a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -105,7 +105,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def aws_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """Credentials of the servers below in the environment, and nothing else of AWS's or of `[s3]`."""
+    """Set credentials for the servers below, without other variables of AWS or `[s3]`."""
     absent = tmp_path_factory.mktemp("aws") / "none"
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("AWS_", "SLACKWATER_S3_"))]:
@@ -123,7 +123,7 @@ def aws_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest
 
 @pytest.fixture(scope="session")
 def s3_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a running moto with an empty bucket, to which the AWS environment points."""
+    """Return the endpoint of a running moto with an empty bucket, set in the AWS environment."""
     with moto(tmp_path_factory.mktemp("moto")) as endpoint:
         aws_environment.setenv("AWS_ENDPOINT_URL", endpoint)
         yield _with_bucket(endpoint)
@@ -131,7 +131,7 @@ def s3_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def versitygw_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a running versitygw with an empty bucket. Skips where it was not built."""
+    """Return the endpoint of a running versitygw with an empty bucket. Skips if versitygw was not built."""
     with versitygw(tmp_path_factory.mktemp("versitygw")) as endpoint:
         yield _with_bucket(endpoint)
 
@@ -145,20 +145,19 @@ def _with_bucket(endpoint: str) -> str:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A running broker. A test that stops it must start it again."""
+    """Return a running broker. A test that stops it must start it again."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
 @pytest.fixture
 def memory_kafka() -> MemoryKafka:
-    """An empty Kafka in memory."""
     return MemoryKafka.named(f"memory://{uuid4().hex}")
 
 
 @pytest.fixture(params=["memory", "served", pytest.param("broker", marks=pytest.mark.kafka)])
 def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
-    """Each Kafka in turn: one in memory that is empty, one as another process sees it, and the running broker."""
+    """Return each Kafka in turn: an empty one in memory, one through another process, and the running broker."""
     if request.param == "broker":
         yield open_kafka(request.getfixturevalue("broker"))
         return
@@ -172,7 +171,7 @@ def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
 
 @pytest.fixture
 def app() -> "FlightsApp":
-    """An app of the test's own, whose stages have followed forty flights."""
+    """Return an app with forty flights, for this test only."""
     from tests.support.histories import app_of
 
     return app_of()
@@ -180,27 +179,27 @@ def app() -> "FlightsApp":
 
 @pytest.fixture(scope="session")
 def broker(kafka: EmbeddedKafka) -> str:
-    """The address of the running broker."""
+    """Return the address of the running broker."""
     return kafka.bootstrap
 
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
-    """A running schema registry. A test that stops it must start it again; it is empty then."""
+    """Return a running schema registry. A test that stops it must restart it; it is empty then."""
     with EmbeddedRegistry(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def spark_here() -> Iterator[ExitStack]:
-    """What holds the session of `one_spark` open, once there is one."""
+    """Keep the session of `one_spark` open."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
 def one_spark(spark_here: ExitStack) -> None:
-    """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
+    """Share one session among all runs in this process. Runs to be killed use their own processes."""
     from pyspark import SparkContext  # what tests without Spark need not wait for
     from slackwater.pipeline.spark.session import spark_session
 
@@ -214,7 +213,7 @@ def one_spark(spark_here: ExitStack) -> None:
 
 @pytest.fixture
 def spark(one_spark: None) -> "SparkSession":
-    """The session of this process."""
+    """Return the session of this process."""
     from slackwater.pipeline.spark.session import running_session
 
     session = running_session()
@@ -224,7 +223,7 @@ def spark(one_spark: None) -> "SparkSession":
 
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No session runs in this process, as far as anybody can tell: what starts one starts a JVM."""
+    """Hide the session of this process, so that the code under test starts a JVM."""
     from pyspark import SparkContext
 
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
@@ -242,7 +241,7 @@ _WITH_SMALL_LEAVES = (
 
 @pytest.fixture(autouse=True)
 def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tables of a few SSTs have leaves, in the tests of verbs that walk, copy, change or delete objects."""
+    """Let tables of a few SSTs have leaves, for verbs that walk, copy, change or delete objects."""
     folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
     if folder.startswith(_WITH_SMALL_LEAVES):
         for name, value in SMALL_LEAVES.items():
@@ -251,7 +250,7 @@ def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line sees none of the developer's settings; store, cache and working folder are the test's own."""
+    """Hide the developer's settings from the command line, and use a test's store, cache and working folder."""
     for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
@@ -261,13 +260,13 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3_url(s3_server: str) -> str:
-    """A fresh store root on moto."""
+    """Return a new store root on moto."""
     return f"s3://{BUCKET}/{uuid4().hex}"
 
 
 @pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.ci)])
 def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The endpoint of each S3 server in turn; the AWS environment points to it."""
+    """Return the endpoint of each S3 server in turn, set in the AWS environment."""
     fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
     endpoint: str = request.getfixturevalue(fixture)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -276,14 +275,14 @@ def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def s3_proxies() -> Iterator[Callable[[str], S3Proxy]]:
-    """One for each server: tests that share it share boto3's clients, which take long to make."""
+    """Return one proxy per server, so that tests share boto3's clients, which are slow to create."""
     with ExitStack() as stack:
         yield cache(lambda endpoint: stack.enter_context(s3_proxy(endpoint)))
 
 
 @pytest.fixture
 def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
-    """A proxy before each S3 server in turn, which has accidents when it is told to."""
+    """Return a proxy in front of each S3 server in turn, with faults on demand."""
     found = s3_proxies(each_s3)
     found.reset()
     return found
@@ -298,7 +297,7 @@ def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
     ],
 )
 def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """An empty store of each kind in turn."""
+    """Return an empty store of each kind in turn."""
     if request.param == "memory":
         return MemoryStore()
     if request.param == "folder":
@@ -315,6 +314,6 @@ def store() -> CountingStore:
 
 @pytest.fixture(scope="module", name="cache")
 def sst_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    """The local cache of SSTs of one test file."""
+    """Return the local SST cache of one test file."""
     with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as found:
         yield found

@@ -1,4 +1,4 @@
-"""Seconds of test files, as recorded in `tests/durations.json`: the longest begin first, so that workers end together.
+"""Durations of test files, recorded in `tests/durations.json`: the longest run first, so that workers end together.
 
 `pytest --record-durations` writes the file anew for the files that ran. Files that it lacks begin before all others.
 A file whose tests only partly need servers has two entries, since each half of `make test` runs a part of it.
@@ -22,7 +22,7 @@ _NEEDS_SERVERS = "needs servers"
 
 
 class Recorder:
-    """A plugin of the process that reports: it adds up what the tests of each file took, fixtures included."""
+    """Plugin of the reporting process that sums up the durations of each file's tests and fixtures."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -32,7 +32,7 @@ class Recorder:
         self.seconds[report.nodeid.partition("::")[0] + half] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Merge into the record; another pytest may do so at the same time."""
+        """Merge into the record, which another pytest may write at the same time."""
         with FILE.open("r+" if FILE.exists() else "w+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             merged = json.loads(file.read() or "{}") | self.seconds

@@ -1,4 +1,4 @@
-"""The base install in an environment of its own: no Spark, no pandas, and yet every question is answered."""
+"""The base install in its own environment, without Spark and pandas: every question is answered."""
 
 import json
 import os
@@ -43,7 +43,7 @@ READERS = """
     history flights/carriers C1
     log flights
 """
-"""What the base install answers as a full one does, word for word."""
+"""Verbs whose answers must equal those of a full install."""
 
 OTHERS = f"""
     status flights --cost
@@ -80,7 +80,7 @@ WITH_SPARK = """
 """
 
 ELSEWHERE = {"dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}
-"""Verbs that need servers, a folder or an accident of their own. Nothing that they import needs Spark."""
+"""Verbs that need servers, a folder or a fault. None of their imports needs Spark."""
 
 DRIVER = """
 import json, sys
@@ -111,7 +111,7 @@ def words_of(text: str) -> list[list[str]]:
 
 
 class Install(NamedTuple):
-    """An environment with slackwater as a user gets it, and a folder where its verbs are typed."""
+    """An environment with slackwater as a user installs it, and a working folder."""
 
     folder: Path
     work: Path
@@ -137,7 +137,7 @@ class Install(NamedTuple):
         return str(done.stdout)
 
     def answers(self, verbs: Sequence[Sequence[str]]) -> list[Answer]:
-        """What verbs say that are typed one after the other, in one process."""
+        """Return the answers of verbs typed one after the other in one process."""
         return [Answer(*answer) for answer in json.loads(self.python(DRIVER, json.dumps(verbs)))]
 
 
@@ -290,7 +290,7 @@ def test_a_server_answers_without_spark(base: Install) -> None:
 
 
 def test_what_make_installs_runs_on_the_oldest_python() -> None:
-    """Debian 12 has Python 3.11.2; a package that wants a later one would end `make` there with a conflict."""
+    """Debian 12 has Python 3.11.2; a package that needs a later one would break `make` there."""
     oldest = str(min(SpecifierSet(metadata("slackwater")["Requires-Python"]), key=str)).removeprefix(">=") + ".0"
     needs = {package.name: package.metadata["Requires-Python"] for package in distributions()}
     assert [name for name, python in needs.items() if python and not SpecifierSet(python).contains(oldest)] == []

@@ -31,7 +31,7 @@ BAD = Flight("N666", "C1", -1_000_000)
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """An app on which two batches of flights ran, then a bad one; one flight is still on its way to `carriers`."""
+    """Return an app with two batches of flights, then a bad one; one flight is in flight to `carriers`."""
     app = FlightsApp(LocalStore(tmp_path_factory.mktemp("written") / "store"), Kafka(), clock=Clock(START_MS))
     app.run(flights(20))
     app.run([BAD])
@@ -78,7 +78,7 @@ def test_open_finds_the_settings_that_the_command_line_finds(
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """What a process has loaded after each of these imports in turn."""
+    """Return the modules that a process has loaded after each of these imports in turn."""
     code = (
         "import importlib, json, sys\n"
         "found = {}\n"
@@ -488,7 +488,7 @@ def test_threads_may_share_a_client(app: StoredApp) -> None:
 
 
 class Hostile(Displayable):
-    """A value with this text in all its places."""
+    """A value with this text in all its parts."""
 
     def __init__(self, text: str) -> None:
         self.text = text

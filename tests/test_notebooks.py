@@ -1,4 +1,4 @@
-"""What somebody sees who types in a notebook: the names that are offered, and errors that end in their code."""
+"""Notebook use: completed names, and errors that end in the user's code."""
 
 import pydoc
 import re

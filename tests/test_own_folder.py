@@ -1,4 +1,4 @@
-"""Folders of one process alone: none is left, and those of processes that were killed go with the next one."""
+"""Folders of single processes: none is left, and those of killed processes are deleted with the next one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Where the command line finds the store and the brokers."""
+"""Settings of store and brokers on the command line."""
 
 from pathlib import Path
 

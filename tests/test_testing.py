@@ -1,4 +1,4 @@
-"""Apps run over given rows, as users' tests run theirs: real Spark, and neither Kafka nor S3."""
+"""Apps run over given rows, as in users' tests: real Spark, no Kafka or S3."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ def publish(app: str, stage: str, version: int, rows: pa.Table) -> None:
 
 
 def shop() -> sw.App:
-    """An app with two stages, a sink, a function, and records that it rejects."""
+    """Return an app with two stages, a sink, a function, and rejected records."""
     app = sw.App("shop")
 
     @app.stage(

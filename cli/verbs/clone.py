@@ -23,7 +23,7 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
     "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
     "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
     "slackwater clone flights flights-copy --deep --to s3://elsewhere/slackwater",
-    "slackwater clone shop shop-next --empty               # a changed program, over all of the past",
+    "slackwater clone shop shop-next --empty               # to run a changed program over the whole past",
     "slackwater clone shop shop-test --mask customers.email='{}@example.org' --mask customers.name=hash",
     parent=clone_group,
     is_group_command=True,

@@ -56,8 +56,8 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER_")}
 
 
-def _slackwater(*words: str) -> list[str]:
-    return [sys.executable, "-m", "slackwater.cli.main", *words]
+def _slackwater(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "slackwater.cli.main", *arguments]
 
 
 def _run(session: Session, folder: Path, environment: Mapping[str, str], step: TourStep) -> dict[str, Any]:

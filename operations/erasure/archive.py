@@ -100,8 +100,10 @@ def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
         earlier = frozenset().union(*indexes)
         for info in listed:
             if info.key not in indexes[-1] and _holds_key(search, archive.topic, info.key):
-                held = HeldObject(app, store.url, info.key, ARCHIVE_KIND, archive.topic, info.size_bytes, named=False)
-                yield held, info.key in earlier
+                candidate = HeldObject(
+                    app, store.url, info.key, ARCHIVE_KIND, archive.topic, info.size_bytes, named=False
+                )
+                yield candidate, info.key in earlier
 
 
 def await_archiving(searches: Sequence[KeySearch], pause: Callable[[], None]) -> None:

@@ -124,8 +124,8 @@ def forget(
     _check_searchable(searches)
     work = Erasure(requested, searches, by, now_ms, on_progress)
     names = tuple(_display_name(member, store) for member in members)
-    others = _tables_without_keys(first, requested)
-    result = ErasureResult(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=others)
+    without_keys = _tables_without_keys(first, requested)
+    result = ErasureResult(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=without_keys)
     if dry_run:
         holding = tuple(chain.from_iterable(map(find_objects_with_keys, searches)))
         _check_readable(searches)
@@ -261,10 +261,10 @@ def search_keys(
             if value is not None:
                 elsewhere.setdefault((value.root, value.object), value)
     names, count = tuple(_display_name(member, store) for member in members), sum(map(len, requested.tables.values()))
-    others = (item for place, item in elsewhere.items() if place not in holding)
+    text_objects = (item for place, item in elsewhere.items() if place not in holding)
     reach = list_out_of_reach(members, kafka)
     return KeySearchResult(
-        app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(others)
+        app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(text_objects)
     )
 
 
@@ -288,10 +288,13 @@ def find_objects_with_keys(search: KeySearch) -> Iterator[HeldObject]:
     for stage in member.heads:
         for sst in search.referenced_ssts(stage):
             # Objects in another app's folder are reported by that app's search.
-            if (held := search.find_held(sst)) is not None and (held.root, held.app) == (member.store.url, member.app):
-                yield held
-    for held, _ in search.unreferenced_ssts():
-        yield held
+            if (candidate := search.find_held(sst)) is not None and (candidate.root, candidate.app) == (
+                member.store.url,
+                member.app,
+            ):
+                yield candidate
+    for candidate, _ in search.unreferenced_ssts():
+        yield candidate
     yield from _find_records_with_keys(search)
 
 
@@ -301,8 +304,8 @@ def _find_records_with_keys(search: KeySearch) -> Iterator[HeldObject]:
         yield HeldObject(
             app, store.url, item.object, archive.ARCHIVE_KIND, archive_index.topic, item.bytes, fields=fields
         )
-    for held, _ in archive.find_unreferenced(search):
-        yield held
+    for candidate, _ in archive.find_unreferenced(search):
+        yield candidate
     for key, channel, _, match in search.captured_with_keys():
         yield HeldObject(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=match.fields)
     for key in search.edit_objects_with_keys():

@@ -359,19 +359,19 @@ def parse_span_ms(text: str) -> int:
     return parse_ms("--by-duration", text)
 
 
-def parse_scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
+def parse_scopes(arguments: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
     """Parse arguments such as `flights` or `flights:0,1` into the partitions of each topic.
 
     The partitions are None for all partitions of a topic; the result is empty for all topics. Raises `Usage` for
     another format, or unless exactly one of `words` and `all_topics` is given.
     """
-    if bool(words) == all_topics:
+    if bool(arguments) == all_topics:
         raise Usage(
             "a reset needs either topics or --all-topics",
             hint="use --topic NAME, or --topic NAME:0,1 for some partitions",
         )
     scope: dict[str, tuple[int, ...] | None] = {}
-    for word in words:
+    for word in arguments:
         match = _SCOPE.fullmatch(word)
         if match is None or match["topic"] in scope:
             raise Usage(

@@ -108,7 +108,7 @@ def promote(
     timeout_s: float = 600,
     dry_run: bool = False,
     check_allowed: Callable[[], None] = lambda: None,
-    on_wait: Callable[[str], None] = lambda _what: None,
+    on_wait: Callable[[str], None] = lambda _reason: None,
     pause: Callable[[], None] = lambda: runtime.sleep(_POLL_S),
     clock: Callable[[], float] = runtime.monotonic,
 ) -> PromotionResult:

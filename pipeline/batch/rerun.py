@@ -111,7 +111,7 @@ class Rerun:
     def _filter_records(self, rows: DataFrame, condition: str) -> DataFrame:
         def replace(old: Any, new: Any) -> Any:
             # In a union that has an input twice, the second use has other column ids.
-            if any(old.sameResult(feed) for feed in self._feeds):
+            if any(old.sameResult(source) for source in self._feeds):
                 return analysed_plan(frame_of(new, self.spark).where(condition))
             return new
 

@@ -75,14 +75,14 @@ class Health(Listener):
     def __post_init__(self) -> None:
         self._round_began_s = self.clock()
 
-    def on_activity(self, what: str) -> None:
+    def on_activity(self, activity: str) -> None:
         with self._lock:
-            self._activity, self._round_began_s = what, self.clock()
+            self._activity, self._round_began_s = activity, self.clock()
 
-    def on_running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
+    def on_running(self, triggers_s: Mapping[str, float], patience_s: float, is_held: Callable[[str], bool]) -> None:
         with self._lock:
             now = self.clock()
-            self._max_loop_s, self._is_held = patience_s + min(_MAX_LOOP_S, self.hang_after_s), held
+            self._max_loop_s, self._is_held = patience_s + min(_MAX_LOOP_S, self.hang_after_s), is_held
             self._round_began_s = self._jvm_answered_s = self._ownership_checked_s = now
             self._stages = {name: _StageProgress(now, trigger_s) for name, trigger_s in triggers_s.items()}
 

@@ -291,8 +291,8 @@ class _RunComponents:
                 behind=input_behind(runner.head, self.shapes[lag.stage].inputs_with_watermark),
             )
 
-        heartbeats, places = self.start.heartbeats, self.publishers.positions
-        return LagReporter(heartbeats, self.start.claimer, self.runners, self.listener, places, waiting)
+        heartbeats, positions = self.start.heartbeats, self.publishers.positions
+        return LagReporter(heartbeats, self.start.claimer, self.runners, self.listener, positions, waiting)
 
     def _new_catch_up(self) -> CatchUp:
         ends = {

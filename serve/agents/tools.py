@@ -266,7 +266,10 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: U
     stored_app = await request.app_with_all_tables(app, "a verification")
     report = await verify_moment(request, stored_app, ref, options, on_progress=lambda line: call.progress(0, 0, line))
     reason = call.masking.mask.reason
-    differences = [attributes(each, "check", "subject", message=reason(each.message)) for each in report.differences]
+    differences = [
+        attributes(difference, "check", "subject", message=reason(difference.message))
+        for difference in report.differences
+    ]
     checks = [attributes(check, "check", "checked", "differences") for check in report.checks]
     about = attributes(report, "ref", "consistent", "deep", checks=checks, differences=differences)
     return ToolAnswer(about | {"not_read_again": len(report.not_reread)}, "differences", len(differences))

@@ -39,7 +39,7 @@ class AffectedStage:
     first: Manifest
     newest: int
     rows: int
-    """Number of rows that the version `first` read from the bad stage and other affected stages, bad or not."""
+    """Number of rows, bad or not, that the version `first` read from the bad stage and other affected stages."""
     keys: KeyChanges | None
 
 

@@ -40,34 +40,32 @@ def find_queried_records(verdict: Verdict) -> TracedCause | None:
 
 def _as_cause(records: pa.Table) -> TracedCause:
     """Return records that are bad by themselves, in order of time, as a proved cause."""
-    places = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-    first, *others = addresses = tuple(RecordLocation(*place) for place in places)
+    positions = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    first, *later = addresses = tuple(RecordLocation(*place) for place in positions)
     times = np.asarray(records["timestamp"].cast(pa.int64()))
-    same_time = [other for other, time in zip(others, times[1:], strict=True) if time == times[0]]
+    same_time = [other for other, time in zip(later, times[1:], strict=True) if time == times[0]]
     rivals = {other.partition: other for other in reversed(same_time) if other.partition != first.partition}
     tied = tuple(rivals[partition] for partition in sorted(rivals))
     (row,) = records.slice(0, 1).to_pylist()
     headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
-    nothing, alone = pa.nulls(len(addresses), pa.int32()), pa.repeat(pa.scalar(True), len(addresses))
-    columns = [*records.select(["topic", "partition", "offset"]).columns, nothing]
+    no_number, alone = pa.nulls(len(addresses), pa.int32()), pa.repeat(pa.scalar(True), len(addresses))
+    columns = [*records.select(["topic", "partition", "offset"]).columns, no_number]
     path = RecordPath(
         hops=(),
         source_record=SourceRecord(first, int(times[0]), row["key"], row["value"], headers),
         reason="",
         windows=(Window(first.topic, first.partition, first.offset, first.offset + 1),),
         keys=None,
-        others=len(others),
+        others=len(later),
         proved=True,
         tied=tied,
         records=pa.table([*columns, records["timestamp"], records["key"], alone], schema=BAD_RECORDS),
         is_complete=True,
     )
-    kind: CauseKind = "records" if others else "record"
+    kind: CauseKind = "records" if later else "record"
     text = (
-        f"is the first of {len(addresses):,} records that are bad by themselves"
-        if others
-        else "is the record behind it"
+        f"is the first of {len(addresses):,} records that are bad by themselves" if later else "is the record behind it"
     )
-    evidence = {"alone": len(addresses) if others else True}
+    evidence = {"alone": len(addresses) if later else True}
     one_of = 1 + len(tied) if tied else None
     return TracedCause(Cause(kind, True, f"{first} {text}", first, one_of, addresses, evidence), path)

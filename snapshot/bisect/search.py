@@ -47,7 +47,7 @@ def bisect(
     good: str | None = None,
     bad: str | None = None,
     edge: Edge = "",
-    known: Mapping[str, Answer] | None = None,
+    known_answers: Mapping[str, Answer] | None = None,
     on_step: Callable[[Evaluation], None] | None = None,
     now_ms: int | None = None,
     reader: KafkaTopics | None = None,
@@ -61,7 +61,7 @@ def bisect(
 
     A `predicate` given as SQL is short for `SqlPredicate`. `good` and `bad` are refs, by default the beginning of the
     app's history, and now; relative refs count from `now_ms`, by default the wall clock. `edge` selects the change to
-    report if evaluations show several. Moments in `known` (answers by ref) are not evaluated; `on_step` is called after
+    report if evaluations show several. Moments in `known_answers` (by ref) are not evaluated; `on_step` is called after
     each evaluation. `reader` reads in-flight records, which SQL can query with `inflight('channel')`.
 
     Raises:
@@ -79,7 +79,7 @@ def bisect(
     evaluator = Evaluator(store, cache, predicate, ends.search_range, on_step, reader)
     if isinstance(predicate, ManualPredicate) and not good:
         evaluator.add_answer(ends.gapless_start, "good")  # all tables are empty there
-    ends = ends.narrowed_by_answers(evaluator, known or {}, now_ms)
+    ends = ends.narrowed_by_answers(evaluator, known_answers or {}, now_ms)
     searched = ends.evaluate_ends(evaluator)
     stretch: SearchRange | None = searched
     while stretch is not None:

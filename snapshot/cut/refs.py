@@ -70,7 +70,7 @@ def _forms(text: str, now_ms: int) -> Iterator[RefSuggestion]:
 
 
 def _commits(number: int) -> str:
-    return f"{number} commit{'' if number == 1 else 's'} of data back"
+    return f"{number} data commit{'' if number == 1 else 's'} back"
 
 
 def _span(text: str) -> str:

@@ -165,7 +165,7 @@ def _commits_back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits
     if len(commits_back) <= commits:
         where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
         many = (
-            f"{len(commits_back)} commits of data, ~0 to ~{len(commits_back) - 1}"
+            f"{len(commits_back)} data commits, ~0 to ~{len(commits_back) - 1}"
             if commits_back[1:]
             else "1 commit of data, ~0"
         )
@@ -189,10 +189,15 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
         reason = f"every stage of {ref.app} was retired by {_shown(last)}"
         hint = f"{ref.app}/STAGE is the last moment of a stage; {ref.app}@{_shown(last - 1)} is before that"
     elif limit.first:
-        begin, kept = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]
-        earlier = f"; before that, {len(kept)} moments remain, from {kept[0]} to {kept[-1]}" if kept else ""
+        begin, remaining = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]
+        earlier = (
+            f"; before that, {len(remaining)} moments remain, from {remaining[0]} to {remaining[-1]}"
+            if remaining
+            else ""
+        )
         reason = f"the history of {ref.app} is complete from {begin} on{earlier}"
-        hint = f"the earliest is {where}@{kept[0] if kept else begin}; older versions were collected (slackwater gc)"
+        earliest = remaining[0] if remaining else begin
+        hint = f"the earliest is {where}@{earliest}; older versions were collected (slackwater gc)"
     else:
         reason = f"the history of {where} begins at {_shown(min(times))}"
         hint = f"the earliest is {where}@{_shown(min(times))}"

@@ -238,8 +238,8 @@ def pack_snapshots(store: ObjectStore, app: str, now_ms: int) -> None:
 
 def _read_listed(store: ObjectStore, app: str, listed: Sequence[ObjectInfo]) -> dict[ObjectInfo, Snapshot]:
     packed = _find_pack(store, app, listed)
-    others = [info for info in listed if info not in packed]
-    read = zip(others, SNAPSHOTS.read_concurrently(store, others, app), strict=True)
+    unpacked = [info for info in listed if info not in packed]
+    read = zip(unpacked, SNAPSHOTS.read_concurrently(store, unpacked, app), strict=True)
     existing = packed | {info: snapshot for info, snapshot in read if snapshot is not None}
     return {info: existing[info] for info in listed if info in existing}
 

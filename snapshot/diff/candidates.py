@@ -210,8 +210,8 @@ def changes_between(
     sides = first, second
     identities = [{sst_identity(sst) for sst in side.ssts} for side in sides]
     own = [
-        [sst for sst in side.ssts if sst_identity(sst) not in others]
-        for side, others in zip(sides, reversed(identities), strict=True)
+        [sst for sst in side.ssts if sst_identity(sst) not in other_identities]
+        for side, other_identities in zip(sides, reversed(identities), strict=True)
     ]
     # Rows that each side wrote since the fork, tombstones included.
     written = [

@@ -54,8 +54,8 @@ class VersionList:
         """Return the manifests at these indexes, which are read concurrently."""
         distinct = tuple(dict.fromkeys(indexes))
         run_all = request_pool().map if len(distinct) > 1 else map
-        found = dict(zip(distinct, run_all(self.__getitem__, distinct), strict=True))
-        return [found[index] for index in indexes]
+        manifests = dict(zip(distinct, run_all(self.__getitem__, distinct), strict=True))
+        return [manifests[index] for index in indexes]
 
     def index_from_version(self, number: int) -> int:
         return bisect_left(self.numbers, number)

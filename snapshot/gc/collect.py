@@ -229,7 +229,7 @@ def _count_stage(
     ssts: _Infos,
 ) -> StageCollected:
     deleted = {info.key for info in ssts}
-    kept = [info for info in inventory.ssts[stage] if info.key not in deleted]
+    remaining = [info for info in inventory.ssts[stage] if info.key not in deleted]
     return StageCollected(
         stage=stage,
         first=plan.first(stage),
@@ -239,9 +239,9 @@ def _count_stage(
         leaves=len(leaves),
         bytes=total_bytes((*versions, *leaves, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
-        kept_ssts=len(kept),
-        kept_bytes=total_bytes(kept),
-        waiting_ssts=sum(1 for info in kept if info.key not in names),
+        kept_ssts=len(remaining),
+        kept_bytes=total_bytes(remaining),
+        waiting_ssts=sum(1 for info in remaining if info.key not in names),
         rules=plan.counts(stage),
         held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
@@ -307,9 +307,9 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
 def _explain_named(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
     versions_by_reason: dict[str, list[int]] = {}
     if stage in plan.gapless_starts:
-        kept = tuple(plan.versions(stage))
-        for key, positions in named_objects(inventory, stage, kept):
-            for version in kept[positions.start : positions.stop] if key == info.key else ():
+        remaining = tuple(plan.versions(stage))
+        for key, positions in named_objects(inventory, stage, remaining):
+            for version in remaining[positions.start : positions.stop] if key == info.key else ():
                 for reason in plan.reasons(stage, version):
                     versions_by_reason.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
     if versions_by_reason:

@@ -74,17 +74,17 @@ def _target_of(version: int, newest: int) -> range:
 
 
 def _pages_of_target(
-    inventory: Inventory, stage: str, wanted: Sequence[int], refs: Sequence[PageRef], store_pages: bool
+    inventory: Inventory, stage: str, numbers: Sequence[int], refs: Sequence[PageRef], store_pages: bool
 ) -> Iterator[VersionPage]:
     stored: list[VersionPage] = []
     covered: set[int] = set()
     for ref in refs:
-        needed = _within(wanted, ref.first, ref.last)
+        needed = _within(numbers, ref.first, ref.last)
         page = inventory.pages[stage].load(ref) if needed else None
         if page is not None and not set(needed).difference(page.numbers):
             stored.append(page)
             covered.update(needed)
-    others = [version for version in wanted if version not in covered]
+    uncovered = [version for version in numbers if version not in covered]
 
     def read(version: int) -> VersionParts:
         try:
@@ -92,10 +92,10 @@ def _pages_of_target(
         except ObjectNotFound:
             raise missing_versions(inventory.app, stage, (version,)) from None
 
-    pages = add_pages(stored, others, read)
+    pages = add_pages(stored, uncovered, read)
     yield from pages
     is_small = sum(ref.bytes for ref in refs) <= MAX_PAGE_BYTES
-    if store_pages and is_small and (len(others) >= _MIN_UNPAGED or len(stored) > 1):
+    if store_pages and is_small and (len(uncovered) >= _MIN_UNPAGED or len(stored) > 1):
         replace_pages(inventory.store, refs, pages)
 
 

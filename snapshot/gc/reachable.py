@@ -203,14 +203,14 @@ class Reachable:
         )
 
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
-        first, kept = {}, {}
+        first, single = {}, {}
         for stage, stage_state in self.state.stages.items():
             start = self.first(stage)
             if start > stage_state.first or stage in self.state.last.first:
                 first[stage] = start
                 if earlier := self._earlier(stage):
-                    kept[stage] = earlier
-        return Boundary(number, final, first, kept, self.moments, by)
+                    single[stage] = earlier
+        return Boundary(number, final, first, single, self.moments, by)
 
 
 def find_reachable(state: AppState, retention: Retention, read: VersionReader) -> Reachable:

@@ -195,10 +195,10 @@ def connect(
 def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: PseudonymViews) -> None:
     con.execute(f"CREATE SCHEMA {CHANNEL_SCHEMA}")
     for number, (name, rows) in enumerate(channels.items()):
-        view, behind = f"{CHANNEL_SCHEMA}.{quote_identifier(name)}", cover.hidden_table(f"_channel_{number}")
-        con.register(behind, rows)
-        con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quote_identifier(behind)}")
-        cover.create_view(view, behind, shown=IN_FLIGHT_COLUMNS)
+        view, hidden = f"{CHANNEL_SCHEMA}.{quote_identifier(name)}", cover.hidden_table(f"_channel_{number}")
+        con.register(hidden, rows)
+        con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quote_identifier(hidden)}")
+        cover.create_view(view, hidden, shown=IN_FLIGHT_COLUMNS)
     # In a shell's quotes, a string is easier to write than a quoted name.
     con.execute(
         f"CREATE MACRO {CHANNEL_SCHEMA}(channel) AS TABLE "

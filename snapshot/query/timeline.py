@@ -144,15 +144,22 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
         point for point in map_concurrently(lambda at: read(*at), keys, _MAX_CONCURRENT_READS) if point is not None
     ]
     commits_read.sort(key=lambda point: (point.time_ms, ranks[point.stage], point.version))
-    marks = [
+    annotations = [
         *_deploy_annotations(commits_read, read),
         *_snapshot_annotations(store, app, read, ranks),
         *_operation_annotations(store, app, read),
     ]
     low, high = (commits_read[0].time_ms, commits_read[-1].time_ms) if commits_read else (0, 0)
-    shown = (mark for mark in marks if low <= mark.time_ms and (not to_ms or mark.time_ms <= max(high, to_ms)))
+    shown = (
+        annotation
+        for annotation in annotations
+        if low <= annotation.time_ms and (not to_ms or annotation.time_ms <= max(high, to_ms))
+    )
     return ThinnedLine(
-        app, commits, tuple(commits_read), tuple(sorted(_merge_annotations(shown), key=lambda mark: mark.time_ms))
+        app,
+        commits,
+        tuple(commits_read),
+        tuple(sorted(_merge_annotations(shown), key=lambda annotation: annotation.time_ms)),
     )
 
 
@@ -276,16 +283,16 @@ def _operation_annotations(store: ObjectStore, app: str, read: ReadPoint) -> Ite
     return _annotate_cached(store, app, OPERATIONS, listed, annotate)
 
 
-def _merge_annotations(marks: Iterable[Annotation]) -> Iterator[Annotation]:
+def _merge_annotations(annotations: Iterable[Annotation]) -> Iterator[Annotation]:
     merged: list[Annotation] = []
     # Operations first, as their labels say the most.
-    for mark in sorted(marks, key=lambda mark: (mark.kind != "operation", mark.time_ms)):
+    for annotation in sorted(annotations, key=lambda annotation: (annotation.kind != "operation", annotation.time_ms)):
         is_there = any(
-            mark.kind in ("deploy", "migration")
-            and abs(mark.time_ms - other.time_ms) < _MERGE_WINDOW_MS
-            and (other.kind == mark.kind or (other.kind == "operation" and other.label.startswith("migrate")))
+            annotation.kind in ("deploy", "migration")
+            and abs(annotation.time_ms - other.time_ms) < _MERGE_WINDOW_MS
+            and (other.kind == annotation.kind or (other.kind == "operation" and other.label.startswith("migrate")))
             for other in merged
         )
         if not is_there:
-            merged.append(mark)
-            yield mark
+            merged.append(annotation)
+            yield annotation

@@ -435,11 +435,11 @@ def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tup
     apps_found: list[AppOverview] = []
     damaged: list[str] = []
     # Kafka is asked here, one topic after the other, while other threads read the store.
-    for found, errors in map_concurrently(
+    for possible, errors in map_concurrently(
         partial(_find_overview, store), apps.list_possible_apps(store), _APPS_AT_ONCE
     ):
-        if found is not None:
-            apps_found.append(found.with_lags(ends_of))
+        if possible is not None:
+            apps_found.append(possible.with_lags(ends_of))
             damaged += apps_found[-1].damaged
         damaged += errors
     return tuple(apps_found), tuple(damaged)

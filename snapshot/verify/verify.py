@@ -187,7 +187,9 @@ def verify(
     not_reread: list[str] = []
     recounts: Mapping[_ChannelKey, tuple[int, ...] | None] = {}
     cut, snapshot = _open_cut(counting, parse_ref(at, now_ms=now_ms) if isinstance(at, str) else at, results)
-    captures = {(kept.channel, kept.receiver): kept for kept in snapshot.channels} if snapshot is not None else {}
+    captures = (
+        {(capture.channel, capture.receiver): capture for capture in snapshot.channels} if snapshot is not None else {}
+    )
     states = channel_states(counting, cut)
     results += _check_positions(counting, cut)
     if snapshot is not None:

@@ -146,10 +146,10 @@ class _Picks:
                 self._wide.append(picked)
 
 
-def _overlap(one: Compaction, other: Compaction) -> bool:
-    (low, high), (other_low, other_high) = one.hash_range, other.hash_range
-    (oldest, newest), (other_oldest, other_newest) = _seqs(one.inputs), _seqs(other.inputs)
-    return low <= other_high and other_low <= high and oldest <= other_newest and other_oldest <= newest
+def _overlap(first: Compaction, second: Compaction) -> bool:
+    (low, high), (second_low, second_high) = first.hash_range, second.hash_range
+    (oldest, newest), (second_oldest, second_newest) = _seqs(first.inputs), _seqs(second.inputs)
+    return low <= second_high and second_low <= high and oldest <= second_newest and second_oldest <= newest
 
 
 def _seqs(ssts: Iterable[Sst]) -> tuple[int, int]:

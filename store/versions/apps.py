@@ -297,8 +297,8 @@ def list_app_folders(store: ObjectStore, app: str) -> frozenset[str]:
 
 def _names_with(store: ObjectStore, key_of: Callable[[str], str]) -> tuple[str, ...]:
     names = list_possible_apps(store)
-    found = map_concurrently(lambda name: exists(store, key_of(name)), names)
-    return tuple(compress(names, found))
+    flags = map_concurrently(lambda name: exists(store, key_of(name)), names)
+    return tuple(compress(names, flags))
 
 
 _MAX_PARENTS = 4

@@ -154,11 +154,11 @@ def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> Forg
     With `at_least` None, nothing is read, and the index is empty if it is not cached.
     """
     with _lock:
-        known, looked_for = _indexes.get(store, {}).get(app, (None, 0))
+        index, looked_for = _indexes.get(store, {}).get(app, (None, 0))
     if at_least is None:
-        return known or empty_index(app)
+        return index or empty_index(app)
     # A missing index is not read again for each manifest.
-    return known if known is not None and max(known.number, looked_for) >= at_least else newest(store, app, at_least)
+    return index if index is not None and max(index.number, looked_for) >= at_least else newest(store, app, at_least)
 
 
 def cache_missing_index(store: ObjectStore, app: str) -> None:

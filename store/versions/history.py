@@ -85,9 +85,9 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
     """Return one version, or None. Costs at most one request. Raises `Corruption`."""
     with _lock:
         recent = _recent.get(store)
-        known = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
+        entry = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
-        manifest = known[0] if known is not None else read_stored(store, app, stage, version)
+        manifest = entry[0] if entry is not None else read_stored(store, app, stage, version)
         index = forgotten.cached_index(store, app, manifest.forgotten) if has_ssts(manifest) else None
         return manifest if index is None else index.apply_to(manifest)
     return None
@@ -281,8 +281,8 @@ def version_numbers(store: ObjectStore, app: str, stage: str, newest: int) -> Ve
     """Return the versions up to `newest`, which exists, that are not collected. Costs two or three requests."""
     limit = horizon.newest(store, app)
     first = limit.first.get(stage) or _first_existing(store, app, stage)
-    kept = limit.kept.get(stage, ())
-    return VersionNumbers(kept[: bisect_right(kept, newest)], range(first, newest + 1))
+    kept_versions = limit.kept.get(stage, ())
+    return VersionNumbers(kept_versions[: bisect_right(kept_versions, newest)], range(first, newest + 1))
 
 
 def list_versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:

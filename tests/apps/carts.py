@@ -1,4 +1,4 @@
-"""An app for tests: a class written for Spark's `transformWithState`, as it is.
+"""A test app with a class written for Spark's `transformWithState`, unchanged.
 
 accounts  reads the topic, JSON: what each account books, and when it has rested
   | said
@@ -24,7 +24,7 @@ SAID = "account string, what string, n long, balance long, said_ms long"
 
 
 class Accounts(StatefulProcessor):
-    """What an account has booked; a minute after its last entry, that it rests."""
+    """Sum of an account's bookings; emits a row one minute after the last entry."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle

@@ -31,7 +31,7 @@ BATCH = 500
 
 
 def to_delta(app: str, stage: str, version: int, rows: pa.Table) -> None:
-    """Rows and the number of their version in one commit of Delta's."""
+    """Write rows and their version number in one commit of Delta."""
     name = f"{app}/{stage}"
     if DeltaTable.is_deltatable(DELTA):
         done = DeltaTable(DELTA).transaction_version(name)
@@ -42,7 +42,7 @@ def to_delta(app: str, stage: str, version: int, rows: pa.Table) -> None:
 
 
 def to_sqlite(app: str, stage: str, version: int, rows: pa.Table) -> None:
-    """Rows and the number of their version in one transaction of SQLite's."""
+    """Write rows and their version number in one SQLite transaction."""
     with sqlite3.connect(SQLITE) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE IF NOT EXISTS numbers (n INTEGER)")
@@ -55,7 +55,7 @@ def to_sqlite(app: str, stage: str, version: int, rows: pa.Table) -> None:
 
 
 def declared() -> sw.App:
-    """The app; its function is never called."""
+    """Return the app; its function is never called."""
     app = sw.App(APP)
     writes = [
         sw.sink(TOPIC, key="k", headers={"batch": "h"}),

@@ -1,4 +1,4 @@
-"""An app for tests whose tables get columns.
+"""A test app whose tables get new columns.
 
 entries   reads the topic, JSON; publishes all of it
   | by-branch

@@ -1,4 +1,4 @@
-"""An app for tests: a diamond, whose last stage reads two channels. Its topic and its faults come from the environment.
+"""A test app: a diamond, whose last stage reads two channels. Its topic and faults come from the environment.
 
              moves    reads the topic, JSON
            | by-account

@@ -1,4 +1,4 @@
-"""An app for tests: a stage that sends another one a row of as many bytes as its record says.
+"""A test app: a stage sends rows of the size that each record specifies to another stage.
 
 events  reads the topic, JSON
   | by-account

@@ -1,4 +1,4 @@
-"""Twelve stages beside each other over one topic, named by the alphabet: who sorts first must not run first."""
+"""A test app: twelve stages over one topic, named a to l. Alphabetical order must not decide which one runs first."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""An app for tests: two stages with state. Its rules are a file of their own, as `--py-files` brings it to the tasks.
+"""A test app: two stages with state, with rules in a separate file that `--py-files` sends to the tasks.
 
 accounts  reads the topic, JSON
   | by-branch

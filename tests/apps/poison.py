@@ -1,4 +1,4 @@
-"""An app for tests in which records fail: in an expression of Spark's, and in a state's function.
+"""A test app in which records fail: in a Spark expression, and in a state's function.
 
 moves     reads the topic, JSON, and casts an amount that is text; a sink gets its rows with their records' headers
   | by-account

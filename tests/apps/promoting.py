@@ -1,4 +1,4 @@
-"""A runner without Spark, in a process of its own, for tests that promote an app over another one and kill either.
+"""A runner process without Spark, for tests that promote an app over another one and kill one of the two.
 
 `python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app of that name until it is ended. Claims and batches are
 as `tests.operations.staging.promote.runners` has them; publishers are a runner's.

@@ -1,4 +1,4 @@
-"""An app that publishes all that it reads; its topics come from the environment."""
+"""A test app that publishes all that it reads; its topics come from the environment."""
 
 import os
 

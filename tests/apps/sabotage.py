@@ -1,7 +1,4 @@
-"""What may befall a runner under test: `SABOTAGE=<stage>` kills it between that stage's marker and its commit, and
-`SABOTAGE=<stage> ahead` does once other versions wait behind that commit. `SABOTAGE=<stage> held` holds its first batch
-back from its commit: while there is a file `held` beside the cache, until there is one `go`.
-`SABOTAGE=<stage> merges` holds each merge of that stage's back in the same way, until it is told to stop.
+"""Faults of a runner under test, set by the variable `SABOTAGE`.
 
 Loaded by the app's own file, in the runner's process: production code has no hook for it.
 """

@@ -1,4 +1,4 @@
-"""An app for tests: stages whose outputs each get rows of their own. Its topic comes from the environment.
+"""A test app: stages whose outputs get different rows. Its topic comes from the environment.
 
 moves     reads the topic, JSON; one pass over it gives two DataFrames
   | debited    | credited: other columns, another key

@@ -1,4 +1,4 @@
-"""An app for tests with a kind of state of its own: the largest amounts of each account, by the recipe in CONTRIBUTING.
+"""A test app with its own kind of state, by the recipe in CONTRIBUTING: the largest amounts of each account.
 
 tops    reads the topic, JSON
   | topped
@@ -29,7 +29,7 @@ app = sw.App("top-k")
 
 
 class TopK(Kind, frozen=True, tag="top_k"):
-    """The `k` largest values of a column, in a list, and the newest time of a row."""
+    """The `k` largest values of a column, as a list, and the newest time of a row."""
 
     by: str
     k: int

@@ -1,4 +1,4 @@
-"""What the stages of a test network do with their records: they are branches of a bank.
+"""Records of a test network: its stages are branches of a bank.
 
 A branch keeps a part of every transfer it gets and sends the rest on in equal shares. What it keeps and sends
 depends on the transfer alone, so any two runs over the same deposits end with the same accounts.
@@ -14,7 +14,7 @@ DEPOSIT = 60
 
 class Transfer(NamedTuple):
     name: str
-    """Says where it came from, and so is unique, and the same in every run."""
+    """Name that shows the origin: unique, and the same in every run."""
     receiver: str
     amount: int
 
@@ -37,11 +37,11 @@ class Bank:
         }
 
     def deposits(self, stage: str, first: int, end: int) -> list[Transfer]:
-        """Records `first` to `end` of the user's topic that a source reads; such a topic is without end."""
+        """Return records `first` to `end` of a source's topic, which is unlimited."""
         return [Transfer(f"{stage}{number}", stage, DEPOSIT) for number in range(first, end)]
 
     def apply(self, account: Account, transfers: Iterable[Transfer]) -> tuple[Account, list[tuple[str, Transfer]]]:
-        """The receiver's account afterwards, and what it sends on, with the channels."""
+        """Return the receiver's new account and the transfers that it sends, with their channels."""
         balance, applied = account.balance, set(account.applied)
         sent: list[tuple[str, Transfer]] = []
         for transfer in transfers:
@@ -56,7 +56,7 @@ class Bank:
         return Account(balance, frozenset(applied)), sent
 
     def settle(self, accounts: Mapping[str, Account], transfers: Iterable[Transfer]) -> dict[str, Account]:
-        """The accounts once these transfers, and all that follow from them, have arrived."""
+        """Return the accounts after these transfers, and all that follow from them, have arrived."""
         settled = dict(accounts)
         waves: dict[str, list[Transfer]] = {}
         pending = list(transfers)

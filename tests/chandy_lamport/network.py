@@ -1,4 +1,4 @@
-"""A network of real processes, run by a schedule.
+"""A network of simulated processes that runs by a schedule.
 
 It keeps the promises that the runner makes to the protocol (atomic commits, logs with partitions, readers
 that skip what no commit names, batches that end at markers) and knows nothing of the protocol itself.
@@ -28,16 +28,16 @@ from tests.chandy_lamport.bank import Account, Bank, Transfer
 
 MOST_SNAPSHOTS = 4
 BUDGETS = (-1, 0, 0, 0, 1, 1, 2, 4)
-"""How many transfers a batch may read from a partition; below 0 means all there are."""
+"""Maximum transfers that a batch reads from a partition; negative for all."""
 
 Offsets = tuple[int, ...]
-"""One for each partition."""
+"""One offset per partition."""
 Records = tuple[tuple[Transfer, ...], ...]
-"""Of each partition, in order."""
+"""Records by partition, in order."""
 
 
 class Schedule:
-    """Choices from a string of bytes. When they are used up every choice is 0, which is always a fair one."""
+    """Choices from a string of bytes. When the bytes are used up, every choice is 0, which is always fair."""
 
     def __init__(self, choices: bytes) -> None:
         self._choices = iter(choices)
@@ -60,7 +60,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a manifest holds."""
+    """Content of a manifest."""
 
     version: int
     attempt: int
@@ -75,7 +75,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One channel to one reader, as a cut found it."""
+    """One channel to one reader, at a cut."""
 
     channel: str
     reader: str
@@ -98,7 +98,7 @@ class Recording:
     flows: tuple[Flow, ...]
 
     def in_flight(self) -> list[Transfer]:
-        """The captured transfers. Readers that share a channel all see each, but each is for one of them."""
+        """Return the captured transfers. If readers share a channel, only those addressed to the reader count."""
         return [
             transfer
             for flow in self.flows
@@ -108,7 +108,7 @@ class Recording:
 
 
 class Network:
-    """`run` follows the schedule, and then goes on fairly until nothing is left to do."""
+    """Simulated network. `run` follows the schedule, and then continues fairly until nothing is left to do."""
 
     def __init__(self, stages: Mapping[str, StageChannels], num_partitions: int, choices: bytes) -> None:
         none = (0,) * num_partitions
@@ -184,7 +184,7 @@ class Network:
             self.cancelled.add(snapshot)
 
     def complete(self, _: str = "") -> None:
-        """Somebody looks at all heads, and completes what can be."""
+        """Look at all heads, and complete finished snapshots."""
         for snapshot in sorted(self.open):
             heads = [(name, self.head(name)) for name in self.names]
             done = {name: head.recorded[snapshot] for name, head in heads if head.awaited.get(snapshot) == frozenset()}
@@ -213,7 +213,7 @@ class Network:
     # What happens to a stage.
 
     def zombie(self, name: str) -> None:
-        """A writer that lost its stage still writes transfers and markers; no commit ever names them."""
+        """Let a writer that lost its stage write transfers and markers, which no commit names."""
         self.num_attempts += 1
         marker = Marker(self.any_snapshot())
         for channel in sorted(self.stages[name].outputs):
@@ -222,7 +222,7 @@ class Network:
                 log.append(Message(self.num_attempts, marker))
 
     def batch(self, name: str) -> None:
-        """One micro-batch: read, compute, ask the process, write, and commit unless it crashes before."""
+        """Run one micro-batch: read, compute, call the process, write, and commit unless it crashes before."""
         stage, head, process = self.stages[name], self.head(name), self.processes[name]
         choose = self.schedule.choose
         forgotten: list[str] = []
@@ -279,14 +279,14 @@ class Network:
             self.history[name].append(commit)
 
     def repeat(self, process: Process, events: list[Event]) -> None:
-        """Said again, requests and markers change nothing."""
+        """Repeat requests and markers, which must change nothing."""
         before = process.recorded
         for event in events:
             assert process.receive(event) == (), event
         assert process.recorded == before
 
     def obey(self, actions: tuple[Action, ...], draft: Commit, process: Process) -> Commit:
-        """Write the markers behind the records, and put everything else into the commit."""
+        """Write the markers after the records, and put the rest into the commit."""
         recorded, captures = dict(draft.recorded), []
         for action in actions:
             match action:
@@ -311,7 +311,7 @@ class Network:
     # What lies in a channel.
 
     def plan(self, channel: str, start: Offsets) -> tuple[Offsets, Marker | None]:
-        """Where a batch ends: never past a marker. The marker, once every partition has come to it."""
+        """Return the end of a batch, at most at a marker; and the marker, if every partition has reached it."""
         limits = self.head(self.bank.writer[channel]).ends[channel]
         end: list[int] = []
         markers: set[Marker | None] = set()
@@ -333,7 +333,7 @@ class Network:
         return tuple(end), None if None in markers else markers.pop()
 
     def read(self, channel: str, start: Offsets, end: Offsets) -> Records:
-        """The transfers in a range of offsets, without those that no commit names."""
+        """Return the transfers in a range of offsets, without those that no commit names."""
         return tuple(
             tuple(
                 content

@@ -1,4 +1,4 @@
-"""Every row of the table matters: with any other step or phase in it, some schedule breaks a law.
+"""Mutations of the protocol's table: with any other step or phase in a row, some schedule breaks a law.
 
 Tools of mutation testing change what functions do; the table is data, so its mutants are made here.
 """
@@ -19,7 +19,7 @@ Table = Mapping[tuple[Role, Phase], Mapping[Signal, Row]]
 
 
 def stages(*channels: str) -> dict[str, StageChannels]:
-    """The network of these channels, each named by its writer and its reader."""
+    """Return the stages of these channels, each named by writer and reader."""
     return {
         name: StageChannels(
             frozenset(channel for channel in channels if channel[1] == name),
@@ -34,7 +34,7 @@ NUM_SCHEDULES = 150
 
 
 def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
-    """Each row with one step less or in another order, or with another phase; without those that do no harm."""
+    """Yield each row with one step less, in another order, or with another phase, except for harmless changes."""
     for (role, phase), rows in TRANSITIONS.items():
         for signal, (after, steps) in rows.items():
             if (phase, signal) == (Phase.UNKNOWN, Signal.END):
@@ -50,7 +50,7 @@ def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
 
 
 def broken_by(random: Random) -> bool:
-    """Whether one random schedule of some network breaks a law."""
+    """Return True if one random schedule of some network breaks a law."""
     network = Network(random.choice(NETWORKS), random.choice((1, 2)), random.randbytes(random.randrange(200, 800)))
     try:
         network.run()

@@ -1,4 +1,4 @@
-"""Which cuts are consistent, and what is said of those that are not."""
+"""Consistency of cuts, and the messages for inconsistent ones."""
 
 import re
 

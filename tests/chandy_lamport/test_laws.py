@@ -1,4 +1,4 @@
-"""What must hold of every snapshot of every network under every schedule.
+"""Laws of every snapshot of every network under every schedule.
 
 A failing case prints the network and the bytes of its schedule: as an `@example` of the law they replay it.
 """
@@ -18,7 +18,7 @@ from tests.models.profiles import SEARCHES
 
 @st.composite
 def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, StageChannels]:
-    """Up to 8 stages. A stage writes one channel for each reader, or one that all its readers share."""
+    """Draw up to 8 stages. A stage writes one channel per reader, or one channel that all its readers share."""
     names = "abcdefgh"[: draw(st.integers(1, 8))]
     shared = draw(st.sets(st.sampled_from(names)))
     inputs: dict[str, set[str]] = {name: set() for name in names}
@@ -39,12 +39,11 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, StageChannels
 Law = Callable[[Network], None]
 
 TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1" if SEARCHES else "0.5"))
-"""How many times the usual number of schedules. The gate tries half of them, `make mutants` fewer, and `make soak`
-about 100,000 in all."""
+"""Factor of the usual number of schedules. The gate runs half of them, `make soak` about 100,000 in all."""
 
 
 def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Callable[..., None]]:
-    """Gives a law networks that have run."""
+    """Return a decorator that runs a law with networks that have run."""
 
     def decorate(law: Law) -> Callable[..., None]:
         def check(choices: bytes, num_partitions: int, stages: dict[str, StageChannels]) -> None:

@@ -4,7 +4,7 @@ from slackwater.chandy_lamport.global_state import StageChannels, completed_cut
 
 
 def network(**stages: str) -> dict[str, StageChannels]:
-    """`name="inputs > outputs"`."""
+    """Parse `name="inputs > outputs"` into stages."""
     sides = {name: [frozenset(side.split()) for side in text.split(">")] for name, text in stages.items()}
     return {name: StageChannels(inputs, outputs) for name, (inputs, outputs) in sides.items()}
 

@@ -1,4 +1,4 @@
-"""The protocol told on small networks, and what a process refuses."""
+"""The protocol on small networks, and what a process refuses."""
 
 import pickle
 
@@ -195,7 +195,7 @@ def test_a_process_whose_inputs_changed_cannot_be_restored() -> None:
 
 def test_a_protocol_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(ProtocolError("it failed", "this", "that")))  # noqa: S301 - bytes of its own
-    assert (str(error), error.what, error.expected, error.found) == (
+    assert (str(error), error.subject, error.expected, error.actual) == (
         "it failed: expected this, found that",
         "it failed",
         "this",

@@ -1,4 +1,4 @@
-"""The table by itself."""
+"""Tests of the protocol's table."""
 
 import pytest
 from slackwater.chandy_lamport.events import ProtocolError

@@ -1,4 +1,4 @@
-"""What the command line says of damage: one sentence with the object and a next step, and all else goes on."""
+"""Damaged objects on the command line: one sentence with the object and the next step; undamaged parts stay usable."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Good flights, a snapshot, and a broken one behind it."""
+    """Return an app with good flights, a snapshot, and a bad flight after it."""
     app = FlightsApp(open_store(str(tmp_path_factory.mktemp("whole") / "store")), Kafka())
     app.run(flights(30))
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
@@ -100,7 +100,7 @@ MANIFEST_DAMAGE: dict[str, tuple[Callable[[bytes, bytes, bytes], bytes], str]] =
 
 @pytest.fixture(params=MANIFEST_DAMAGE)
 def manifest_damage(request: pytest.FixtureRequest, app: FlightsApp) -> tuple[str, str]:
-    """The manifest of a stage in the middle of the app, damaged: its key, and what is said of it."""
+    """Damage the manifest of a middle stage; return its key and the expected message."""
     head = app.heads["aircraft"].version
     key = keys.manifest("flights", "aircraft", head)
     damage, said = MANIFEST_DAMAGE[request.param]

@@ -1,4 +1,4 @@
-"""Milliseconds taken for seconds: the state holds the year 55,840, and the command line must show it."""
+"""Times of the year 55,840 (milliseconds read as seconds) on the command line."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def slackwater(*words: str) -> str:
 
 @pytest.fixture(autouse=True)
 def app(tmp_path: Path) -> None:
-    """A good version, and one with a row whose key and value are wrong."""
+    """Write a good version, and one with a row whose key and value are wrong."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("app", START_MS))
     build = lambda draft: replace(draft, table=TABLE, inputs={"x": Input("x", (0,))})  # noqa: E731

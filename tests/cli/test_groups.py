@@ -1,4 +1,4 @@
-"""Help that is whole at 80 columns, and words that are no verb."""
+"""Help at 80 columns, and unknown verbs."""
 
 import json
 import re
@@ -36,7 +36,6 @@ def test_no_line_of_a_help_is_cut_or_longer_than_80_columns(words: str) -> None:
 
 
 def test_the_help_groups_the_verbs_and_gives_each_one_line() -> None:
-    """A verb's line has the whole first sentence of its own help."""
     lines = help_of()
     headings = [line for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line) and line != "Options:"]
     assert (
@@ -58,7 +57,7 @@ def test_a_group_lists_whole_sentences_also_on_a_narrow_terminal() -> None:
 
 
 def test_an_example_that_is_too_long_goes_on_behind_a_backslash() -> None:
-    """What a shell reads of it is what was meant."""
+    """A shell must read the intended command from it."""
     line = "slackwater query flights \"SELECT a, 'b' FROM c\" --out " + "x" * 40 + ".csv --limit 3    # all of it"
     _, _, comment, *parts = examples(line).splitlines()
     assert comment == "  # all of it"

@@ -1,4 +1,4 @@
-"""Words that are nearly right: what the command line makes of them, and that what it says to type next works."""
+"""Almost correct input on the command line: the suggestions in its messages must work."""
 
 import json
 import shlex
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Two good batches, a compaction, and a batch that is wrong."""
+    """Return an app with two good batches, a compaction, and a bad batch."""
     app = FlightsApp(open_store(str(tmp_path_factory.mktemp("written") / "store")), Kafka(), clock=Clock())
     app.run(flights(20))
     app.compact("carriers")
@@ -37,7 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture
 def app(written: FlightsApp, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """The same in the store of the command line; clones find its topics."""
+    """Return the app in the store of the command line; clones find its topics."""
     app = copied(written, store)
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     return app

@@ -1,4 +1,4 @@
-r"""Keys that look like something else, typed for each verb that takes one: below zero, `\N`, empty, with a dash."""
+r"""Unusual keys for each verb that takes a key: negative, `\N`, empty, with a leading dash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slackwater(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(autouse=True)
 def app(tmp_path: Path) -> None:
-    """A table for each type, each key with its number as the value."""
+    """Write a table for each type; each key has its number as the value."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("app", START_MS))
     for stage, columns, keys in [
@@ -65,7 +65,7 @@ def app(tmp_path: Path) -> None:
 
 
 def words_of(key: Any) -> list[str]:
-    """The words for a key's column: what begins with a dash and is no number comes behind `--`."""
+    """Return the arguments for a key's column: text with a leading dash that is no number follows `--`."""
     text = format_value(key)
     return ["--", text] if text.startswith("-") and not text[1:2].isdigit() and text != "-inf" else [text]
 

@@ -1,4 +1,4 @@
-"""`--log-format json`: what a verb that goes on tells is one JSON object a line, with the same fields everywhere."""
+"""`--log-format json`: a long-running verb prints one JSON object per line, with the same fields everywhere."""
 
 import json
 import logging

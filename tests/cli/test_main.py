@@ -39,7 +39,7 @@ def test_help_is_there_in_less_than_four_tenths_of_a_second() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """Of no verb: all of them in one process, since a module that is loaded stays so."""
+    """Runs all verbs in one process, because a loaded module stays loaded."""
     script = (
         "import sys\n"
         "from slackwater.cli.main import app\n"
@@ -100,7 +100,7 @@ def test_with_json_a_wrong_option_is_one_object_on_stderr_too() -> None:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
-    """Lets `slackwater status` fail with a given exception."""
+    """Make `slackwater status` fail with a given exception."""
 
     def fail_with(error: BaseException) -> None:
         def verb() -> None:

@@ -1,4 +1,4 @@
-"""No key, token or password gets into an error, a log, a store's name or anything stored."""
+"""Secrets: no key, token or password appears in an error, a log, a store's name or a stored object."""
 
 import logging
 import pickle
@@ -58,7 +58,7 @@ def proxy(s3_server: str) -> Iterator[S3Proxy]:
 
 @pytest.fixture(scope="module")
 def stores(proxy: S3Proxy, environment: None) -> tuple[S3Store, ...]:
-    """Two whose endpoint has a password: as the environment has it, and as somebody says it."""
+    """Return two stores whose endpoint has a password, from the environment and from an argument."""
     settings = S3Settings(read_timeout_s=0.05, multipart_bytes=5 << 20, part_bytes=5 << 20, parallel_parts=1)
     endpoint = with_password(proxy.endpoint)
     with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +84,7 @@ def tells_nothing(*texts: object) -> None:
 
 
 def everything_said(error: SlackwaterError) -> str:
-    """The message, the hint, and what `--debug` shows, causes and all."""
+    """Return the message, the hint, and what `--debug` shows, causes included."""
     return "\n".join((str(error), repr(error), error.hint, *traceback.format_exception(error)))
 
 

@@ -1,4 +1,4 @@
-"""What reaches a terminal: of strangers' text nothing but characters that are seen, on the line that it belongs to."""
+"""Untrusted text on a terminal: only visible characters, on the line to which the text belongs."""
 
 import ast
 import json
@@ -36,7 +36,7 @@ from tests.support.static import calls, modules
 ID = "01K00000000000000000000000"
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 FORGED = "a\nhint: run rm -rf\r\x1b]0;title\x07\x1b[2J\u202eevil\u2066\x85hint: b\u2028hint: c\u200bd\ud800[red]e[/red]"
-"""What a stranger may call something."""
+"""Hostile name that a user may give something."""
 
 HOSTILE = st.text(
     st.one_of(
@@ -50,7 +50,7 @@ HOSTILE = st.text(
 
 
 def unseen(text: str) -> list[str]:
-    """The characters that a terminal would obey or not show; line breaks as we make them are none."""
+    """Return the characters that a terminal would obey or not show, without our own line breaks."""
     return [c for c in text if c != "\n" and unicodedata.category(c) in HIDDEN and c != "\u200d"]
 
 
@@ -99,8 +99,6 @@ def test_json_keeps_the_values_and_steers_no_terminal(data: dict[str, list[str]]
 
 
 class Terminal(StringIO):
-    """A terminal, or a pipe."""
-
     def __init__(self, *, tty: bool) -> None:
         super().__init__()
         self._tty = tty
@@ -110,7 +108,7 @@ class Terminal(StringIO):
 
 
 OURS = re.compile(r"\x1b\[[0-9;]*[mAKHJ]|\x1b\[\?25[lh]|\r|\x1b\[2K")
-"""What rich and we send to a terminal: colours, and where the next line goes. Nothing else of a terminal's language."""
+"""Sequences that rich and we send to a terminal: colours and line positions."""
 
 
 @pytest.mark.parametrize("tty", [False, True])
@@ -185,7 +183,7 @@ def test_log_records_and_lines_of_spark_are_shown_like_everything_else(capsys: p
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store in which everything that strangers may choose is `FORGED`."""
+    """Return a store in which all user-chosen text is `FORGED`."""
     root = str(tmp_path_factory.mktemp("hostile") / "store")
     store = open_store(root)
     text = FORGED.encode(errors="ignore").decode()

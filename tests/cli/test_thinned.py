@@ -1,4 +1,4 @@
-"""A time that garbage collection has thinned out: which moment answers, and what the verbs say of it."""
+"""Times that garbage collection has thinned out: the moment used instead, and the notes about it."""
 
 import json
 from copy import copy
@@ -32,7 +32,7 @@ def at(time_ms: int) -> str:
 
 @pytest.fixture(scope="module")
 def thinned_once() -> FlightsApp:
-    """A history of which a moment an hour is left, then a pause, and what came after it whole."""
+    """Return a history with one moment per hour, then a pause, then every version."""
     app = aging_app(step_ms=240_000)
     clock = app.clock
     assert isinstance(clock, StoreClock)
@@ -45,7 +45,7 @@ def thinned_once() -> FlightsApp:
 
 @pytest.fixture
 def thinned(thinned_once: FlightsApp, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """The same in the store of the command line."""
+    """Return the app in the store of the command line."""
     old, app = fresh(thinned_once.store), copy(thinned_once)
     app.store = store
     for info in old.list(""):

@@ -1,4 +1,4 @@
-"""`slackwater tour`: a recorded app that anybody can try, told by commands whose answers are those of the raw data."""
+"""`slackwater tour`: a recorded app whose answers must equal those computed from the raw data."""
 
 import importlib.util
 import io
@@ -38,12 +38,12 @@ def offline(event, args):
 sys.meta_path.insert(0, Blocked())
 sys.addaudithook(offline)
 """
-"""What each Python process of the tour runs first: it has neither Spark nor a Kafka client, and is offline."""
+"""Code that each Python process of the tour runs first: it blocks Spark, Kafka clients and the network."""
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The environment of a machine with Python alone."""
+    """Return the environment of a machine with Python alone."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(BARE)
     home = {
@@ -63,7 +63,7 @@ def folder(bare: Mapping[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def told(bare: Mapping[str, str], folder: Path) -> Any:
-    """What the tour says with --json."""
+    """Return the tour's output with --json."""
     return json.loads(ran(bare, "tour", "--folder", str(folder), "--json"))
 
 
@@ -75,7 +75,7 @@ def ran(environment: Mapping[str, str], *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def feed() -> Any:
-    """The feeder of the examples, which is a script."""
+    """Import the feeder of the examples, a script."""
     spec = importlib.util.spec_from_file_location("feed", Path(__file__).parents[2] / "examples" / "feed.py")
     assert spec is not None
     assert spec.loader is not None
@@ -86,7 +86,7 @@ def feed() -> Any:
 
 @pytest.fixture(scope="module")
 def truth(feed: Any) -> duckdb.DuckDBPyConnection:
-    """Totals by carrier of the raw flights of January: `corrected`, and `sent` with the fault."""
+    """Return totals by carrier of the raw flights of January: `corrected`, and `sent` with the fault."""
     con = duckdb.connect()
     con.register("raw", feed.events().iloc[:FLIGHTS].reset_index(names="number"))
     delay = f"CASE WHEN number >= {FAULT_FROM} AND carrier = 'UA' THEN arr_delay * 60 ELSE arr_delay END"

@@ -1,4 +1,4 @@
-"""One declaration: what is declared of a question is there in Python, at the command line, over HTTP and for agents."""
+"""Declared parameters are the same in Python, on the command line, over HTTP and for agents."""
 
 import inspect
 from typing import Any, get_type_hints

@@ -1,4 +1,4 @@
-"""A project that `slackwater new` writes: its files, what it refuses, and that it runs."""
+"""`slackwater new`: its files, its refusals, and that the project runs."""
 
 import json
 import keyword
@@ -28,7 +28,6 @@ FILES += [".gitignore"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Wrong types to public functions: each is a sentence, raised before anything is done."""
+"""Wrong argument types of public functions give a sentence before anything is done."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,6 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredApp]:
 
 
 def rows(messages: object) -> object:
-    """A stage's function."""
     return messages
 
 
@@ -140,7 +139,7 @@ def test_a_wrong_word_is_still_pythons_own_error() -> None:
 
 
 def public() -> Iterator[Any]:
-    """All functions that users call, as they were before they were checked."""
+    """Return all functions that users call, unwrapped."""
     for name in sw.__all__:
         value = getattr(sw, name)
         if inspect.isfunction(value):
@@ -164,7 +163,7 @@ VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary()
 
 @given(value=VALUES)
 def test_what_a_type_says_is_what_is_taken(value: object) -> None:
-    """Held to Python's own `isinstance`, one annotation after the other."""
+    """Compares each annotation with Python's `isinstance`."""
 
     def of_text(value: str) -> None: ...
     def of_text_or_none(value: str | None = None) -> None: ...

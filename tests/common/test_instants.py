@@ -72,7 +72,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Sets the time zone of this process, until the test ends."""
+    """Set the time zone of this process until the test ends."""
 
     def set_zone(name: str) -> None:
         monkeypatch.setenv("TZ", name)

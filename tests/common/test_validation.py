@@ -1,4 +1,4 @@
-"""Numbers as knobs: whatever is given, it is taken as what is stored and read again, or refused by name."""
+"""Numeric settings: each accepted value equals the value that is stored and read again; others are refused by name."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the benchmark's table says of a figure, and whose memory it counts."""
+"""The benchmark's table: verdicts about figures, and the processes whose memory counts."""
 
 import subprocess
 import sys

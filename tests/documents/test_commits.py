@@ -1,4 +1,4 @@
-"""Subjects of the newest commits have the form that CONTRIBUTING asks for."""
+"""Subjects of the newest commits follow CONTRIBUTING."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 NUM_COMMITS = 20
 MAX_CHARACTERS = 72
 VERBS = set((Path(__file__).parent / "verbs.txt").read_text().split())
-"""Verbs that begin a subject. A commit with another verb adds it here."""
+"""Verbs that may begin a subject. A commit with another verb adds it here."""
 
 
 def test_subjects_are_imperative_and_short() -> None:

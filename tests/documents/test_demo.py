@@ -1,4 +1,4 @@
-"""Acts of the demo that can be chosen, with those that they need."""
+"""Selected acts of the demo, with the acts that they need."""
 
 import importlib.util
 from types import ModuleType
@@ -10,7 +10,7 @@ from tests.support.static import ROOT
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The demo, which is a script."""
+    """Import the demo, a script."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
     assert spec is not None

@@ -1,4 +1,4 @@
-"""What is in deploy/ says what the program understands, as far as that can be known without a container engine."""
+"""Files in deploy/ agree with the program, as far as that can be tested without a container engine."""
 
 import configparser
 import json
@@ -43,11 +43,11 @@ serviceAccount: {annotations: {eks.amazonaws.com/role-arn: arn}}
 
 PROBES = ("/livez", "/readyz")
 LONGEST_END_S = 20
-"""What the supervisor gives batches and Spark, and then some."""
+"""Grace time of the supervisor for batches and Spark, plus a margin."""
 
 
 def tool(name: str) -> str:
-    """A program that not every machine has."""
+    """Return an optional program; skip the test without it."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not on PATH")
@@ -55,7 +55,7 @@ def tool(name: str) -> str:
 
 
 def understood(words: list[str]) -> dict[str, Any]:
-    """The options of a `slackwater …` as the command line takes them."""
+    """Return the options of a `slackwater …` command line."""
     verb = get_command(app).get_command(None, words[0])  # type: ignore[attr-defined, arg-type]
     return dict(verb.make_context(words[0], words[1:]).params)
 
@@ -95,14 +95,14 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions, lines that go on put together."""
+    """Return the Dockerfile's instructions, with continued lines joined."""
     without_comments = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     lines = (line.partition(" ") for line in without_comments.replace("\\\n", " ").splitlines() if line.strip())
     return [(name, rest.strip()) for name, _, rest in lines]
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """The instructions of each stage, by its name; the last stage is the image that is built by default."""
+    """Return the instructions of each stage by name; the last stage is the default image."""
     found: dict[str, list[tuple[str, str]]] = {}
     for name, rest in instructions():
         if name == "FROM":
@@ -198,7 +198,7 @@ def helm(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[str]
 
 
 def rendered(tmp_path: Path, values: str) -> subprocess.CompletedProcess[str]:
-    """What helm makes of the chart with these values."""
+    """Run helm on the chart with these values."""
     file = tmp_path / "values.yaml"
     file.write_text(values, encoding="utf-8")
     return helm(tmp_path, "template", "shop", CHART, "--values", file)

@@ -1,4 +1,4 @@
-"""The example of a fan-in on the real thing: flights meet their weather, whichever of the two comes first."""
+"""The fan-in example on a real broker and Spark: flights meet their weather in either order."""
 
 import importlib.util
 from pathlib import Path
@@ -38,7 +38,7 @@ EXPECTED = {
         ) USING (airport)
     """,
 }
-"""Every table of the app, as SQL over the raw events."""
+"""Each table of the app as SQL over the raw events."""
 
 HOURS = """
     CREATE VIEW hours AS
@@ -49,11 +49,11 @@ HOURS = """
         FROM flown GROUP BY ALL
     )
 """
-"""Departures by airport and hour; they wait for weather until the watermark says that there will be none."""
+"""Departures by airport and hour; they wait for weather until the watermark rules out more."""
 
 
 def load_feed() -> ModuleType:
-    """The feeder, which is a script."""
+    """Import the feeder, a script."""
     spec = importlib.util.spec_from_file_location("feed", EXAMPLES / "feed.py")
     assert spec is not None
     assert spec.loader is not None

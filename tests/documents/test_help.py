@@ -12,7 +12,7 @@ from docs.cli_page import MADE, NOTES, PAGE, written
 
 
 def verbs(group: Any, path: str = "slackwater") -> Iterator[tuple[str, Any]]:
-    """Every command under a group, by the words that call it; groups are among them where they do something alone."""
+    """Yield every command below a group with the words that call it, and groups that work alone."""
     for name in group.list_commands(None):
         command = group.get_command(None, name)
         if hasattr(command, "list_commands"):
@@ -27,7 +27,7 @@ VERBS = dict(verbs(get_command(app)))
 
 
 def section(words: str) -> str:
-    """The text under the heading of a verb in the documentation, empty without one."""
+    """Return the text below a verb's heading in the documentation; empty if there is none."""
     pattern = rf"^##+ `?{re.escape(words)}`?\n(.*?)(?=^##+ |\Z)"
     found = re.search(pattern, PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""What messages tell people to type exists: each verb and option that any text of the program names."""
+"""Verbs and options that the program's messages name exist."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from tests.documents.test_help import VERBS
 
 ROOT = Path(__file__).parents[2]
 NOT_OURS = {"tests", "docs", "bench", "examples", "deploy", "build"}
-"""Folders of the tree without messages of the program."""
+"""Folders without messages of the program."""
 
 RAISED_BY = {
     "operations/from_spark/adopt/": ("adopt",),
@@ -44,7 +44,7 @@ RAISED_BY = {
     "snapshot/take/snapshots.py": ("app rm", "clone rm", "clone refresh", "snapshot rm"),
     "snapshot/take/taking.py": ("snapshot take",),
 }
-"""The verbs whose messages a file or folder writes: an option that a hint names alone is one of each of them."""
+"""Verbs that show the messages of a file or folder: an option without a verb belongs to one of them."""
 
 OTHERS = {"--bootstrap-server", "--add", "--allow-principal", "--operation", "--topic", "--group", "--cluster"}
 """Options of `kafka-acls`."""
@@ -68,7 +68,7 @@ class Text(NamedTuple):
 
 
 def texts() -> Iterator[Text]:
-    """Every string in the program's source that is no docstring; what is put into one is `X`."""
+    """Yield every string in the program's source except docstrings, with `X` for inserted values."""
     for path in sorted(ROOT.rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
         if file.split("/")[0] in NOT_OURS or file.startswith("."):
@@ -93,7 +93,7 @@ def texts() -> Iterator[Text]:
 
 
 def spoken(node: ast.AST) -> str:
-    """The words of a string, with `X` for what is put into it; empty for anything else."""
+    """Return a string with `X` for inserted values; empty for other nodes."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -103,7 +103,7 @@ def spoken(node: ast.AST) -> str:
 
 @cache
 def options(verb: str) -> frozenset[str]:
-    """The long options of a verb."""
+    """Return the long options of a verb."""
     parameters: Any = VERBS[f"slackwater {verb}"].params
     return frozenset(name for each in parameters for name in (*each.opts, *each.secondary_opts)) | EVERYWHERE
 
@@ -113,13 +113,13 @@ GROUPS = {verb.split()[0] for verb in EVERY if " " in verb}
 
 
 def verb_of(words: str) -> str:
-    """The longest verb with which these words begin; empty for none."""
+    """Return the longest verb that begins these words; empty if there is none."""
     each = words.split()
     return next((verb for end in (2, 1) if (verb := " ".join(each[:end])) in EVERY), "")
 
 
 def wrong(text: Text) -> Iterator[str]:
-    """What a text names and there is not."""
+    """Yield names in a text that do not exist."""
     rest = text.words
     for found in COMMAND.finditer(text.words):
         rest = rest.replace(found[0], " ")

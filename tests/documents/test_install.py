@@ -1,4 +1,4 @@
-"""From where to install stands in one place, `common/install.py`, and every text and message agrees with it."""
+"""The place to install from is defined once, in `common/install.py`, and all texts agree with it."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_the_description_on_pypi_leads_to_the_repository() -> None:
 
 
 def release_version(tag: str, repository: str) -> subprocess.CompletedProcess[str]:
-    """Run what the workflow of a release asks first."""
+    """Run the first step of the release workflow."""
     environment = {**os.environ, "GITHUB_REF_NAME": tag, "GITHUB_REPOSITORY": repository}
     words = [sys.executable, ROOT / ".ci" / "release_version.py"]
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The tree: small folders, small files, each with a sentence that says what it is, and all of them packaged."""
+"""The tree: small folders and files, each with a docstring, and all of them packaged."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ MOST_MODULES = 15
 MOST_LINES = 600
 AROUND = ("__init__.py", "__main__.py", "conftest.py")
 ONE_A_VERB = Path("tests/cli/verbs")
-"""There are as many as verbs."""
+"""Folder with one file per verb."""
 
 PACKAGE = sorted([*ROOT.glob("*.py"), *(path for part in PARTS for path in (ROOT / part).rglob("*.py"))])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -32,7 +32,7 @@ def name(path: Path) -> str:
 
 @cache
 def said(path: Path) -> tuple[str, tuple[str, ...]]:
-    """What a module's docstring says, and the names of its classes."""
+    """Return a module's docstring and the names of its classes."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return ast.get_docstring(tree) or "", tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
 
@@ -75,14 +75,14 @@ NAMES = ("slackwater", "a checkout", "checkout")
 
 @pytest.fixture
 def clone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of the repository in a folder of the parameter's name."""
+    """Return a copy of the repository in a folder of the parameter's name."""
     ignored = shutil.ignore_patterns(".[!c]*", ".cache", "__pycache__", "*.egg-info", "build", "out", "images")
     return Path(shutil.copytree(ROOT, tmp_path / request.param, ignore=ignored))
 
 
 @pytest.mark.parametrize("clone", NAMES, indirect=True)
 def test_lint_says_the_same_in_a_clone_of_any_name(clone: Path) -> None:
-    """In a folder of the package's name ruff would take the package for a first party, unless it is told."""
+    """In a folder of the package's name, ruff would treat the package as first party without a setting."""
     words = [sys.executable, "-m", "ruff", "check", "--no-cache", "."]
     done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -91,7 +91,7 @@ def test_lint_says_the_same_in_a_clone_of_any_name(clone: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("clone", NAMES, indirect=True)
 def test_make_check_passes_in_a_clone_of_any_name(clone: Path) -> None:
-    """All of `make check`, with what is installed for this checkout; mypy alone takes half a minute."""
+    """Runs all of `make check` with this checkout's packages; mypy alone takes half a minute."""
     (clone / ".venv").symlink_to(Path(sys.prefix))
     (clone / "pyproject.toml").touch()
     done = subprocess.run(

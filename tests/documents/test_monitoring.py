@@ -1,4 +1,4 @@
-"""Dashboards and alerts in deploy/ name metrics, and labels of these, that a runner has; alerts fire when they say."""
+"""Dashboards and alerts in deploy/ name existing metrics and labels; alerts fire at their thresholds."""
 
 import json
 import re
@@ -23,11 +23,11 @@ RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
 RULES_TEST = RULES.with_name("rules_test.yaml")
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
 SCRAPED = {"instance", "job"}
-"""Labels that Prometheus gives."""
+"""Labels that Prometheus adds."""
 
 
 def declared(*registries: CollectorRegistry) -> dict[str, set[str]]:
-    """The labels of each series that there can be, by its name."""
+    """Return the labels of each series by name."""
     found: dict[str, set[str]] = {}
     for registry in registries:
         for collector in registry._collector_to_names:
@@ -55,7 +55,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """All of them, by where they stand."""
+    """Yield all expressions with their places."""
     for path in DASHBOARDS:
         for panel in dashboard(path)["panels"]:
             for target in panel.get("targets", ()):
@@ -78,7 +78,7 @@ def selectors(expression: str) -> list[promql.VectorSelector]:
 
 
 def grouped(expression: str) -> Iterator[tuple[set[str], set[str]]]:
-    """The labels of each aggregation, and those that its series have."""
+    """Yield the labels of each aggregation and of its series."""
     found: list[promql.AggregateExpr] = []
     promql.walk(
         promql.parse(expression), lambda node: found.append(node) if isinstance(node, promql.AggregateExpr) else None

@@ -1,4 +1,4 @@
-"""Workflows of the project and of a new project, and the action for trials, as far as no runner is needed."""
+"""Workflows of the project and of new projects, and the action for trials, as far as no runner is needed."""
 
 import os
 import re
@@ -25,7 +25,7 @@ MAY_WRITE = {
     "chart": {"packages", "id-token", "attestations"},
     "github": {"contents"},
 }
-"""Rights to write of each job of a release; all others only read."""
+"""Write permissions of each release job; all other jobs only read."""
 
 
 def loaded(path: Path) -> Any:
@@ -34,7 +34,7 @@ def loaded(path: Path) -> Any:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A new project as a repository, with slackwater as a submodule, as before the first release."""
+    """Return a new project as a repository with slackwater as a submodule, as before the first release."""
     folder = tmp_path / "shop"
     write_project("shop", folder)
     workflow = folder / ".github" / "workflows" / "ci.yml"
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def actionlint(folder: Path) -> tuple[int, str]:
-    """Lint the workflows of a repository, with the inputs of the actions that they use."""
+    """Lint the workflows of a repository, with the inputs of their actions."""
     workflows = sorted((folder / ".github" / "workflows").glob("*.yml"))
     words = [built("actionlint"), "-no-color", *workflows]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
@@ -123,7 +123,7 @@ cp "$2" "$GH_BODY"
 
 @pytest.fixture
 def pull_request(tmp_path: Path) -> dict[str, str]:
-    """Environment of the action on a pull request; GitHub's own `gh` keeps its words and the comment in files."""
+    """Return the action's environment on a pull request; a fake `gh` records its arguments and the comment."""
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "gh").write_text(GH)

@@ -1,4 +1,4 @@
-"""What the tests of whole apps share."""
+"""Fixtures for tests of whole apps."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ from tests.support.running import Ledger
 
 @pytest.fixture
 def ledger(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
-    """An app in a store of its own, whose topic is empty."""
+    """Return an app in its own store, with an empty topic."""
     return Ledger(kafka.bootstrap, tmp_path)

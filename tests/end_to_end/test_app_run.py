@@ -1,4 +1,4 @@
-"""`App.run()`: an app that a script declares, run in its process, on the real broker and Spark."""
+"""`App.run()`: a script's app in the script's process, on a real broker and Spark."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def newest(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """A function of this module, which workers do not have."""
+    """Function of this module, which workers do not have."""
     last = rows.group_by("_key", use_threads=False).aggregate([("seq", "max")])["seq_max"]
     return pa.table({"seq": pc.max_element_wise(state["seq"], last)})
 

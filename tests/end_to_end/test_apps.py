@@ -1,4 +1,4 @@
-"""The main job on the real thing: broker, Spark, store. Every promise is checked against SQL over the raw input."""
+"""Whole apps on a real broker, Spark and store, checked against SQL over the raw input."""
 
 import json
 import os
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 @pytest.fixture(scope="module")
 def booked(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    """A ledger that has run, over entries and some that are none. The tests here look at it, or go on with it."""
+    """Return a ledger that has processed valid and invalid entries."""
     made = Ledger(kafka.bootstrap, tmp_path_factory.mktemp("booked"))
     made.send(1_500, raw=(b"not json", b"", b'["neither"]', b"\xff\xfe"))
     made.catch_up(max_records=300)
@@ -76,11 +76,11 @@ def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
 def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
     kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law of `store/read/test_read_stats.py`: requests of driver, workers and planners, seen before S3."""
+    """Requests of driver, workers and planners, compared with those that arrive at S3."""
     meters: list[StageMeter] = []
 
     class Kept(StageMeter):
-        """Counts as ever, where the counters outlive the run."""
+        """Counters that outlive the run."""
 
         def __init__(self, folder: Path, *stores: CountingStore) -> None:
             super().__init__(tmp_path / "counts" / folder.name, *stores)

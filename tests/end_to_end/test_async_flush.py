@@ -1,4 +1,4 @@
-"""Stages that run ahead of the store: acknowledged on this machine, committed in order behind the batches."""
+"""Stages that run ahead of the store: batches acknowledged locally and committed later in order."""
 
 import tempfile
 import threading
@@ -45,13 +45,13 @@ from tests.support.state_rows import ROUTES, Key, Values, columns, write_version
 
 
 class GatedStore(CountingStore):
-    """Another store, whose puts wait at a gate, which lets so many through."""
+    """Store whose puts wait at a gate that lets a given number pass."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
         self.gate = threading.Semaphore(0)
         self.order: list[str] = []
-        """Names of what was put, in order."""
+        """Names of stored objects, in order."""
 
     def open(self, puts: int = 1_000) -> None:
         self.gate.release(puts)
@@ -91,7 +91,7 @@ def versions(store: ObjectStore) -> list[Manifest]:
 
 @dataclass
 class Runner:
-    """A stage whose every batch reads one record and writes one SST, whose content says which record."""
+    """A stage whose batches read one record each and write one SST that identifies the record."""
 
     store: ObjectStore
     head: Manifest
@@ -122,12 +122,12 @@ class Runner:
         self.committer.submit(PendingVersion(base, manifest, (), time.monotonic(), self.hears))
 
     def behind(self) -> int:
-        """Records acknowledged and not committed."""
+        """Return the number of acknowledged, uncommitted records."""
         return self.committer.tip.inputs["t"].offsets[0] - self.committer.head.inputs["t"].offsets[0]
 
 
 def assert_whole(store: ObjectStore) -> None:
-    """The history has no gaps, and its last version names, of every record that was read, one SST that is there."""
+    """Check that the history has no gaps, and that its last version names one existing SST for every record."""
     found = versions(store)
     assert [one.version for one in found] == list(range(1, len(found) + 1))
     records = sorted(int(store.get(sst.object)) for sst in found[-1].ssts)
@@ -139,7 +139,7 @@ def assert_whole(store: ObjectStore) -> None:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """As other processes see it: without a gate."""
+    """Return the store as other processes see it, without the gate."""
     return MemoryStore()
 
 
@@ -343,7 +343,7 @@ ROUTE_KEYS = [("JFK", str(number)) for number in range(6)]
 
 @dataclass
 class Stateful(Runner):
-    """A stage whose every batch reads one record, which puts or deletes some keys, and merges SSTs beside it."""
+    """A stage whose batches read one record that puts or deletes keys, with merges beside them."""
 
     merges: tuple[CompactionResult, ...] = ()
 

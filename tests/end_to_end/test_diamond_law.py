@@ -1,4 +1,4 @@
-"""The protocol on the wire under random schedules: what a snapshot's stages saw and what it keeps is what was sent."""
+"""The protocol on a real broker under random schedules: snapshots agree with the sent records."""
 
 from collections.abc import Iterator
 
@@ -19,13 +19,13 @@ batches = st.tuples(
     st.sampled_from([None, None, 1, 4]),
     st.sampled_from([False] * 7 + [True]),
 )
-"""A stage, how many new numbers it finds (where it is the first), its limit, and whether it crashes."""
+"""A stage, its number of new records (for the first stage), its limit, and if it crashes."""
 others = st.sampled_from(["take", "take", "complete", "complete", "cancel", "zombie"])
 operations = st.integers(0, 5).flatmap(lambda kind: batches if kind else others)
 
 
 def numbers(diamond: Diamond, snapshot: Snapshot, channel: str) -> Iterator[int]:
-    """The records in flight that a snapshot keeps of a channel, each seen to be where it says."""
+    """Yield a snapshot's in-flight records of a channel, after a check of their positions."""
     for kept in snapshot.channels:
         if kept.channel != channel:
             continue

@@ -1,4 +1,4 @@
-"""Rows are changed by hand while the app runs: by its runner, between two batches, and no record is lost."""
+"""Edits of rows while the app runs: the runner applies them between two batches, and no record is lost."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How processes of the command line end: whatever threads Arrow, DuckDB and librdkafka have, with the verb's own code.
+"""Exits of command-line processes: the verb's exit code, despite threads of Arrow, DuckDB and librdkafka.
 
 Arrow's threads used to let go of Python's memory while the interpreter ended, and the process aborted after the right
 output, one time in thirty on a machine that had much to do.
@@ -27,12 +27,12 @@ from tests.support.histories import CAPTURED, KAFKA_PARTITIONS, FlightsApp, Kafk
 pytestmark = pytest.mark.kafka
 
 AT_ONCE = 4
-"""Twice as many as the cores that there are at least: a thread that is late is later."""
+"""Concurrent processes, twice the minimum number of cores, so that threads are delayed."""
 
 
 @pytest.fixture(scope="module")
 def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """An app with sixty records in flight, in Kafka, and kept with the snapshot `kept`."""
+    """Return an app with sixty records in flight, in Kafka and in the snapshot `kept`."""
     store = open_store(str(tmp_path_factory.mktemp("endings")))
     # Topics are told apart by their ids: those of the broker stand in the history.
     name, memory, broker = f"endings-{uuid4().hex[:8]}", Kafka(), open_kafka(kafka.bootstrap)
@@ -50,7 +50,7 @@ def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Fligh
 
 
 def _mirror(app: FlightsApp, kafka: protocol.Kafka) -> None:
-    """Bring the repartition topics to the broker, each message at its own offset."""
+    """Copy the repartition topics to the broker, each message at its offset."""
     columns = CAPTURED.names[:3]
     for topic, partitions in app.kafka.topics.items():
         for number, messages in enumerate(partitions):

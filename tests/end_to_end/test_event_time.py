@@ -1,4 +1,4 @@
-"""Event time as Spark's users say it: `withWatermark` and `F.window` in a function, on the real broker and Spark."""
+"""Event time: `withWatermark` and `F.window` in a function, on a real broker and Spark."""
 
 import json
 from collections import Counter
@@ -43,7 +43,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def ledger(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """An app in a store of its own, and the topic of its readings, whose one partition keeps their order."""
+    """Return an app in its own store, and its topic of readings with one partition, for a fixed order."""
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     app, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
     open_kafka(kafka.bootstrap).create_topics({topic: 1})
@@ -58,12 +58,12 @@ def send(ledger: Ledger, readings: Iterable[Mapping[str, object]]) -> None:
 
 
 def reading(station: str, minute: float) -> dict[str, object]:
-    """One of a station, so many minutes after noon."""
+    """Return a reading of a station, this many minutes after noon."""
     return {"station": station, "at": (NOON + timedelta(minutes=minute)).isoformat(), "mm": 1}
 
 
 def minutes(after_noon: float) -> int:
-    """Milliseconds since 1970 of so many minutes after noon."""
+    """Return ms since 1970 of this many minutes after noon."""
     return round((NOON + timedelta(minutes=after_noon)).timestamp() * 1000)
 
 
@@ -92,7 +92,7 @@ def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_resta
     reports: list[BatchReport] = []
 
     def run(*records: tuple[str, float]) -> tuple[int | None, int | None]:
-        """Send stations with the minutes of their readings, and run until these are read."""
+        """Send readings by station and minute, and run until they are read."""
         send(ledger, (reading(*one) for one in records))
         app = rain(name, ledger.topic)
         app.run(store=ledger.store, kafka=ledger.bootstrap, until_caught_up=True, on_commit=reports.append)
@@ -188,7 +188,7 @@ def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledg
 
 
 def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """Counts a station's hours, and notes where it is half an hour after the last of them that no other has come."""
+    """Count a station's hours, and mark it half an hour after its last one."""
     if not rows.num_rows:
         return state.set_column(state.schema.get_field_index("silent"), "silent", pa.array([True] * state.num_rows))
     each = rows.append_column("end", pc.struct_field(rows["hour"], "end")).group_by("_key")
@@ -215,7 +215,7 @@ def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(ledge
     app.stage(reads=closed, state=watched, table=sw.table(partitions=2), name="stations")(lambda rows: rows)
 
     def run(*records: tuple[str, float]) -> dict[str, tuple[int, bool]]:
-        """Send stations with the minutes of their readings, run until all is done, and give what stations did."""
+        """Send readings by station and minute, run until done, and return the results by station."""
         send(ledger, (reading(*one) for one in records))
         app.run(store=ledger.store, kafka=ledger.bootstrap, until_caught_up=True)
         return {row["station"]: (row["hours"], row["silent"]) for row in ledger.table("stations").to_pylist()}
@@ -253,7 +253,7 @@ def by_window(rows: list[dict[str, Any]], column: str) -> dict[Window, tuple[int
 def sparks_own(
     batches: list[list[dict[str, object]]], folder: Path
 ) -> tuple[dict[Window, tuple[int, int]], dict[Window, tuple[int, int]]]:
-    """What Spark's `groupBy` makes of the same batches, of windows and, when they have ended, of sessions."""
+    """Return the results of Spark's `groupBy` for these batches: windows, and ended sessions."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     (folder / "in").mkdir()

@@ -1,4 +1,4 @@
-"""Several inputs to one stage, on the real thing: a diamond, its snapshots, and what may not be declared."""
+"""Several inputs of one stage on a real broker and Spark: a diamond, its snapshots, and refused declarations."""
 
 import json
 from dataclasses import replace

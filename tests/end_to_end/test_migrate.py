@@ -1,4 +1,4 @@
-"""A changed program goes on with what is stored, or runs from the beginning and takes over, on the real thing."""
+"""A changed program continues stored state, or runs from the beginning and takes over, on a real broker and Spark."""
 
 import json
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
 
 
 def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts", table: str = "branches") -> None:
-    """The tables are those of all that was ever sent, and what is new counts from the migration on."""
+    """Check that tables cover all sent records, and that new columns count from the migration on."""
     sql = "SELECT branch, count(*) n, sum(amount)::BIGINT amounts, avg(amount) mean FROM raw GROUP BY ALL ORDER BY ALL"
     expected = duckdb.connect().from_arrow(ledger.raw()).query("raw", sql).to_arrow_table()
     found = ledger.table(table).sort_by("branch")
@@ -125,7 +125,7 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
 def test_run_from_the_beginning_and_promoted_new_columns_have_the_past(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that only a function of the program could tell; and each row is published once."""
+    """Covers columns that only a function can compute; each row is published once."""
     changed = f"changed-{uuid4().hex[:8]}"
     monkeypatch.setenv("CHANGED_TOPIC", changed)
     old = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
@@ -154,7 +154,7 @@ def test_run_from_the_beginning_and_promoted_new_columns_have_the_past(
 
 
 def check_counts(ledger: Ledger) -> None:
-    """Each table is what its declaration makes of all that was ever sent."""
+    """Check that each table equals its declaration over all sent records."""
     raw = ledger.raw()
     for name, sql in COUNTS.items():
         expected = duckdb.connect().from_arrow(raw).query("raw", f"{sql} ORDER BY ALL").to_arrow_table()

@@ -1,4 +1,4 @@
-"""Several outputs of one stage: each gets rows of its own, from one pass over the input."""
+"""Several outputs of one stage: different rows from one pass over the input."""
 
 import json
 from collections import Counter
@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 class Reads(StreamingQueryListener):
-    """How many records Spark has read in each batch of a topic, and how many lie between the offsets of the batch.
+    """Records that Spark has read in each batch of a topic, and records between the batch's offsets.
 
-    A query that is stopped after its last batch does not tell of that one.
+    A query that is stopped after its last batch does not report that batch.
     """
 
     def __init__(self, query: str) -> None:
@@ -133,7 +133,7 @@ def test_frames_that_part_at_different_places_read_each_stream_once(spark: Spark
 
 
 def app_of(returned: object, **declared: object) -> sw.App:
-    """A stage that reads a topic, writes `a` by `key` and `b` by `value`, and returns what `returned` makes of it."""
+    """Return an app whose stage reads a topic, writes `a` by `key` and `b` by `value`, and returns `returned(...)`."""
     app = sw.App("s")
     writes = (sw.repartition("a", "key"), sw.repartition("b", "value"))
     arguments: dict[str, object] = {"reads": sw.topic("t"), "writes": writes} | declared

@@ -1,4 +1,4 @@
-"""A kind of state from outside of the package, and a class for Spark, do what other kinds do, on the real thing."""
+"""A program's own kind of state, and a class for Spark, behave like built-in kinds on a real broker and Spark."""
 
 import heapq
 import json
@@ -26,8 +26,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 class Tops(Ledger):
-    """The app `top_k`."""
-
     def tops(self) -> dict[str, list[int]]:
         return {row["account"]: row["top"] for row in self.table("tops").to_pylist()}
 

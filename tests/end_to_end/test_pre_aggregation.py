@@ -1,4 +1,4 @@
-"""A stage whose batches have few keys, then many, then few again, and a record among them that fails."""
+"""A stage whose batches have few keys, many, and few again, with one failing record."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A clone takes over from a running app on Spark, while records come: each row is published once, and Spark goes on."""
+"""A clone takes over from a running app on Spark while records arrive: each row is published once."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
 def batches_s(store: ObjectStore, *apps_: str) -> float:
-    """The sum of the longest batches of all stages, of the app where that is more."""
+    """Return the sum of the longest batches of all stages, the larger of both apps."""
     return max(
         sum(
             max(

@@ -1,4 +1,4 @@
-"""Records that fail are rejected, and the rest of their batch is committed."""
+"""Failing records are rejected, and the rest of their batch is committed."""
 
 import json
 import os
@@ -37,10 +37,10 @@ def traceparent(number: int) -> bytes:
 
 
 class Bank(Ledger):
-    """The app `poison`, with what its tables must be."""
+    """The app `poison`, with its expected tables."""
 
     def deposit(self, *moves: tuple[str, object]) -> list[tuple[int, int]]:
-        """Send moves; partition and offset of each."""
+        """Send moves; return partition and offset of each."""
         producer, at = Producer({**self.kafka.properties, "linger.ms": 5}), []
         for number, (account, amount) in enumerate(moves, self.sent):
             value = json.dumps({"account": account, "amount": str(amount)}).encode()
@@ -146,7 +146,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
 
 
 def linked(exported: InMemorySpanExporter, app: str, stage: str) -> set[int]:
-    """The traces with which the batches of a stage are linked; each has a commit."""
+    """Return the traces to which a stage's batches link, after a check that each batch has a commit."""
     spans = exported.get_finished_spans()
     batches = [span for span in spans if span.name == f"process {app}/{stage}"]
     commits = {span.parent.span_id for span in spans if span.name == f"commit {app}/{stage}" and span.parent}
@@ -156,7 +156,7 @@ def linked(exported: InMemorySpanExporter, app: str, stage: str) -> set[int]:
 
 
 def replayed_as_committed(bank: Bank, stage: str, version: int) -> bool:
-    """Whether a replay of the version gives what it committed."""
+    """Return True if a replay of the version equals its commit."""
     store = open_store(bank.store)
     os.environ["LEDGER_TOPIC"] = bank.topic
     app = load_app(str(bank.program), name=bank.app)

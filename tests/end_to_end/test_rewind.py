@@ -1,4 +1,4 @@
-"""An app that was rewound reads on from there: each record counts once in its tables, on the real thing."""
+"""A rewound app continues from that moment: each record counts once, on a real broker and Spark."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def test_what_is_undone_is_read_again_and_what_was_published_of_it_is_named_befo
         ledger.catch_up(*stages, variant="publishes")
 
     def published() -> dict[tuple[int, int], int]:
-        """The number of each entry, by where it lies."""
+        """Return the number of each entry by its position."""
         found = committed(ledger.kafka, alerts)
         return {(each.partition() or 0, each.offset() or 0): json.loads(each.value() or b"")["seq"] for each in found}
 

@@ -1,4 +1,4 @@
-"""Programs for the generator of faults, written from a number: their hops, partitions, tables, and who knows records.
+"""Generated test programs for planted faults, each defined by a number: hops, partitions, tables, opaque stages.
 
 orders    a topic; with hops, `parse`, then `enrich` (with or without state) send rows on
 tables    totals (aggregate, may reject), ids (of each order), win (windows, late rows kept), recent (with a time to
@@ -11,40 +11,40 @@ from random import Random
 
 TABLES = ("totals", "ids", "win", "recent", "settled")
 CLOCK_TTL_S, EVENT_TTL_S = 4, 100
-"""How long a row of `recent` lives: by the wall clock, or by the time in its records, which have one a second."""
+"""Time to live of a row in `recent`: by the wall clock, or by record time, which advances a second per record."""
 NEVER_RAN = 3
-"""The release that somebody may take for the one that ran."""
+"""A release that did not run, and that may be mistaken for the one that did."""
 BUG = "d"
-"""With it the keys begin for which the second release computes the fee wrong."""
+"""First letter of the keys for which the second release computes wrong fees."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a program is, but for its release."""
+    """Shape of a program, independent of its release."""
 
     number: int
     hops: int
-    """Stages between the topic and the tables, themselves included: 1 to 3."""
+    """Stages from the topic to the tables, both included: 1 to 3."""
     opaque: tuple[str, ...]
-    """Stages of which Spark's plan does not tell which record a row comes from."""
+    """Stages for which Spark's plan does not show the source record of a row."""
     stateful: bool
-    """Whether `enrich` keeps the balance of each key, and sends rows out of its state."""
+    """True if `enrich` keeps the balance of each key and emits rows from its state."""
     partitions: tuple[int, int, int]
-    """Of the topics, of the channels, and of the tables' state."""
+    """Partitions of topics, of channels, and of the tables' state."""
     fee_in: str
-    """The stage that computes the fee."""
+    """Stage that computes the fee."""
     ttl: str
-    """How long rows of `recent` live, and from when on."""
+    """Time to live of rows in `recent`, and its clock."""
     tables: tuple[str, ...]
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Those before the tables."""
+        """Stages before the tables."""
         return ("parse", "enrich")[: self.hops - 1]
 
 
 def shape(number: int, tables: tuple[str, ...], hops: int | None = None) -> Shape:
-    """The shape of a number, with these tables."""
+    """Return the shape of a number, with these tables."""
     chosen = Random(f"shape {number}")
     drawn = chosen.choice((1, 2, 2, 3, 3))
     hops = hops or drawn
@@ -211,7 +211,7 @@ _MAKE_OPAQUE = "rows = opaque(rows)"
 
 
 def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
-    """Write a program of a shape: release 1, 2, which computes fees of some keys wrong, or `NEVER_RAN`."""
+    """Write a program of a shape: release 1; release 2, which computes some fees wrong; or `NEVER_RAN`."""
     amount = "try_cast(amount as long)"
     right = f"{amount} div 100"
     fee = {1: right, 2: f"case when k like '{BUG}%' then {amount} else {right} end", NEVER_RAN: f"{amount} div 10"}

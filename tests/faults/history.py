@@ -1,4 +1,4 @@
-"""An app that ran over records with faults among them: what was sent where, and what the app committed of it."""
+"""An app that has processed records with faults: the sent records, and the app's commits."""
 
 import json
 import os
@@ -34,11 +34,11 @@ HOUR_MS = 3_600_000
 
 @dataclass(eq=False)
 class Record:
-    """A record that is sent, and where it came to lie."""
+    """A record to send, and its position."""
 
     fields: dict[str, object]
     refund: bool = False
-    """Whether it is one of refunds; else of orders."""
+    """True for a record of the refunds topic, False for one of the orders topic."""
     healthy: bool = True
     topic: str = ""
     partition: int = -1
@@ -50,13 +50,13 @@ class Record:
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
     def number(self, name: str) -> int:
-        """A field that is a number."""
+        """Return a numeric field."""
         return int(str(self.fields[name]))
 
 
 @dataclass
 class History:
-    """One app in a store of its own, with its topics."""
+    """An app with its own store and topics."""
 
     bootstrap: str
     folder: Path
@@ -66,7 +66,7 @@ class History:
     sent: list[Record] = field(default_factory=list)
     seq: int = 0
     ran: list[Path] = field(default_factory=list)
-    """The program of each run, as it was then."""
+    """Program of each run, as it was then."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class History:
         self.wrong_by_ms = [self.random.choice((0, 0, 0, 40)) for _ in range(partitions)]
 
     def send(self, records: Iterable[Record]) -> None:
-        """Send records in this order; those of one key go to one partition, as a producer with keys does it."""
+        """Send records in this order; records of one key go to one partition, as with a keyed producer."""
         producer = Producer(self.kafka.properties)
         for record in records:
             record.fields.setdefault("seq", self.seq)
@@ -108,12 +108,12 @@ class History:
         assert producer.flush(60) == 0
 
     def program(self, release: int) -> Path:
-        """The file of a release."""
+        """Return the file of a release."""
         file = self.folder / f"release{release}.py"
         return file if file.exists() else apps.write(self.shape, file, "faults", self.app, release)
 
     def run(self, release: int) -> None:
-        """Have the program of a release read all that is there, in batches of a size by chance."""
+        """Run the program of a release over all available records, in batches of random size."""
         file = self.program(release)
         options = Options(
             store=str(self.folder / "store"),
@@ -127,7 +127,7 @@ class History:
         self.ran.append(file)
 
     def verb(self, *words: str) -> tuple[int, str, str]:
-        """A verb of the command line: its exit code, and what it said."""
+        """Run a verb; return its exit code and outputs."""
         environment = {
             **os.environ,
             "SLACKWATER_STORE": str(self.folder / "store"),
@@ -145,24 +145,24 @@ class History:
         return said.exit_code, said.stdout, said.stderr
 
     def did(self, *words: str) -> str:
-        """What a verb said that did it."""
+        """Run a verb that must succeed; return its output."""
         code, out, error = self.verb(*words)
         assert code == 0, (words, error)
         return out
 
     def versions(self, stage: str) -> Iterator[Manifest]:
-        """All versions of a stage, oldest first."""
+        """Yield all versions of a stage, oldest first."""
         head = history.head(self.store, self.app, stage)
         assert head is not None
         return (history.read(self.store, self.app, stage, version) for version in range(1, head.version + 1))
 
     def rows(self, where: str, ref: str) -> pa.Table:
-        """What a query returns at a moment."""
+        """Return the rows of a query at a moment."""
         cut = resolve(self.store, ref, now_ms=time.time_ns() // 1_000_000)
         return run_statement(self.store, self.cache, cut, where, later=later_stages(self.store, cut))
 
     def turns(self, stage: str, where: str, after: int = 0) -> list[int]:
-        """The versions of a stage at which a query over its tables alone begins to return rows: each one asked."""
+        """Return the stage's versions at which a query over its tables begins to return rows."""
         found, was = [], False
         for manifest in self.versions(stage):
             if manifest.version <= after:
@@ -174,17 +174,17 @@ class History:
         return found
 
     def read_up_to(self, stage: str, version: int, records: Sequence[Record]) -> list[Record]:
-        """Of these records those that had come to a stage with this version or an earlier one."""
+        """Return those of the records that the stage had read by this version."""
         ends, nothing = self._ends(stage, version), (0,) * self.shape.partitions[0]
         return [record for record in records if record.offset < ends.get(record.topic, nothing)[record.partition]]
 
     def read_by(self, stage: str, version: int, records: Sequence[Record]) -> list[Record]:
-        """Of these records those that had come to a stage with this version, and not with the one before."""
+        """Return those of the records that the stage first had read at this version."""
         before = self.read_up_to(stage, version - 1, records)
         return [record for record in self.read_up_to(stage, version, records) if record not in before]
 
     def _ends(self, stage: str, version: int) -> dict[str, tuple[int, ...]]:
-        """Up to which offsets of the topics a version's rows were made of."""
+        """Return the offsets of users' topics that a version reflects."""
         ends: dict[str, tuple[int, ...]] = {}
         if version < 1:
             return ends

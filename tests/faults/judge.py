@@ -1,4 +1,4 @@
-"""What is true of a planted fault, by the records that were sent, and what of a verdict is not."""
+"""The truth about a planted fault, derived from the sent records, and the errors of a verdict."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _ADDRESS = re.compile(r"[\w.-]+\[\d+\]@\d+(?:\+\d+)?")
 
 @dataclass(frozen=True)
 class Truth:
-    """What may be said of one fault."""
+    """Correct statements about one fault."""
 
     topics: frozenset[str]
-    """The users' topics: an address in another one is that of a row between two stages."""
+    """Users' topics; an address in another topic is that of a row between two stages."""
     turns: tuple[int, ...]
-    """The versions of the stage at which it turned bad."""
+    """Versions of the stage at which it became bad."""
     guilty: frozenset[str]
     """Addresses that may be named as records at fault."""
     first: Mapping[int, frozenset[str]]
-    """By version of these, the first records at fault in it: several where they have no order."""
+    """First records at fault, by version: several if they have no order."""
     in_batch: Mapping[int, tuple[str, ...]]
-    """By version, all records at fault that came to the stage with it."""
+    """All records at fault that the stage read with a version, by version."""
     movers: frozenset[str] = frozenset()
-    """Records of which each moved the watermark, or the clock, so far that others were late, or had expired."""
+    """Records that moved the watermark or the clock so far that other records were late or rows expired."""
     moved_version: str = ""
-    """The version that read the first of these."""
+    """Version that read the first of these records."""
     late: frozenset[str] = frozenset()
     """Records that may be named as late."""
     changed: int | None = None
-    """The first version of the stage under the second release."""
+    """First version of the stage under the second release."""
     operations: frozenset[tuple[str, int]] = frozenset()
-    """The stages, and their versions, that are the operation."""
+    """Stages and versions of the operation."""
 
 
 def truth(history: History, plant: Plant) -> Truth | None:
-    """What is true of a plant, once its history has run; None where it never was bad.
+    """Return the truth about a plant after its history has run.
 
-    That is where a wrong row was corrected in the batch that brought it.
+    None if it never was bad, because a wrong row was corrected in its own batch.
     """
     after = 0
     if plant.good:
@@ -93,14 +93,14 @@ def truth(history: History, plant: Plant) -> Truth | None:
 
 
 def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
-    """Of records the first: of those that the topic's reader read with its earliest version, the `earliest`."""
+    """Yield the first of the records: among those of the topic reader's earliest version, the `earliest`."""
     source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
     by_version = (history.read_by(source, manifest.version, records) for manifest in history.versions(source))
     return (record.address for record in earliest(next(filter(None, by_version), [])))
 
 
 def earliest(records: Iterable[Record]) -> list[Record]:
-    """Of records of one batch the first: by offset in a partition, and between partitions by time; all of the same."""
+    """Return the first of a batch's records: by offset in a partition, by time between partitions, all of one time."""
     heads: dict[tuple[str, int], Record] = {}
     for record in sorted(records, key=lambda each: each.offset):
         heads.setdefault((record.topic, record.partition), record)
@@ -109,7 +109,7 @@ def earliest(records: Iterable[Record]) -> list[Record]:
 
 
 def _movers(history: History, plant: Plant, version: int, late: list[Record]) -> list[Record]:
-    """The records that had moved the watermark past the window of a late one, or the clock past the life of a row."""
+    """Return the records that moved the watermark past a late record's window, or the clock past a row's expiry."""
     orders = [record for record in history.sent if not record.refund]
     if plant.name == "expiry":
         (kept,) = (record for _, record in plant.records)
@@ -128,9 +128,10 @@ def _movers(history: History, plant: Plant, version: int, late: list[Record]) ->
 
 
 def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *, whole: bool) -> Iterator[str]:
-    """What of a verdict is not so: as `bisect --json` gives it, and its title for people.
+    """Yield errors of a verdict, in the JSON of `bisect` and in its title.
 
-    `whole` is whether it was given all programs: otherwise it may leave open what it is, and names no other record.
+    With `whole` False, programs were missing, so the verdict may leave the cause open, but must not name a healthy
+    record.
     """
     stage, version, cause = verdict["stage"], verdict["first_bad"]["version"], verdict["cause"]
     if stage != plant.stage or version not in truth.turns:
@@ -159,7 +160,7 @@ def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *,
 
 
 def _names(verdict: Mapping[str, Any], cause: Mapping[str, Any], truth: Truth) -> Iterator[str]:
-    """Healthy records that it names, whatever it calls them."""
+    """Yield healthy records that the verdict names."""
     evidence = dict(cause["evidence"])
     moved_by, late = evidence.pop("moved_by", None), evidence.pop("late", None)
     evidence.pop("read_to", None)
@@ -174,12 +175,12 @@ def _names(verdict: Mapping[str, Any], cause: Mapping[str, Any], truth: Truth) -
 
 
 def _users(truth: Truth, text: object) -> set[str]:
-    """The addresses in a text that are of users' topics."""
+    """Return the addresses in a text that belong to users' topics."""
     return {address for address in _ADDRESS.findall(str(text)) if address.rpartition("[")[0] in truth.topics}
 
 
 def _record(cause: Mapping[str, Any], plant: Plant, truth: Truth, version: int) -> Iterator[str]:
-    """What is not so of the record that is named."""
+    """Yield errors about the named record."""
     if plant.name == "watermark":
         return  # it has its own in the evidence
     if plant.name == "duplicate":
@@ -206,7 +207,7 @@ def _list(addresses: Iterable[str]) -> str:
 
 
 def _evidence(cause: Mapping[str, Any], plant: Plant, truth: Truth, version: int) -> Iterator[str]:
-    """What is not so of what shows it."""
+    """Yield errors of the evidence."""
     evidence = cause["evidence"]
     match cause["class"]:
         case "deploy":

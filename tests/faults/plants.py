@@ -1,4 +1,4 @@
-"""Faults of each class, planted among healthy records by a number, and what is to be said of each, in plain Python.
+"""Faults of each class, planted among healthy records by a number, with the right answers in plain Python.
 
 A history has three phases: two under the first release, with operations and some seconds between them, and one under
 the second. A plant puts records of its own keys into some of them; what it expects follows from those alone.
@@ -17,7 +17,7 @@ HUGE = 1_000_000
 PHASES = 3
 MINUTE_MS = 60_000
 DELAY_MS = MINUTE_MS
-"""Of the watermark, and the length of its windows."""
+"""Delay of the watermark, and length of its windows."""
 
 
 @dataclass
@@ -25,38 +25,38 @@ class Plant:
     """One fault."""
 
     name: str
-    """Of the generator's class."""
+    """Name of the class."""
     stage: str
-    """Whose commit is the bad one."""
+    """Stage with the bad commit."""
     where: str
     causes: frozenset[str]
-    """The classes of causes that are right."""
+    """Right classes of causes."""
     records: list[tuple[int, Record]] = field(default_factory=list)
-    """Of each phase, in the order in which they are sent."""
+    """Phase and record, in the order of sending."""
     guilty: list[Record] = field(default_factory=list)
-    """The records at fault; none where it is no record's."""
+    """Records at fault; empty if no record is."""
     good: str = ""
-    """A snapshot at which nothing is wrong; empty for the beginning."""
+    """Snapshot at which nothing is wrong; empty for the beginning."""
     operation: Callable[[History], object] | None = None
-    """What is done to the app after its first phase."""
+    """Operation on the app after its first phase."""
     operation_kind: str = ""
-    """The kind of version that it makes."""
+    """Kind of version that the operation makes."""
     late: list[Record] = field(default_factory=list)
     """Records that may be late."""
     key: str = ""
     at_end: bool = False
-    """Whether its records are the last ones of their phase."""
+    """True if its records are the last of their phase."""
     is_alone: bool = False
-    """Whether it needs a history of its own, since what is done changes what others expect."""
+    """True if it needs its own history, because its operation changes the results of other plants."""
 
 
 def order(key: str, amount: object, **more: object) -> dict[str, object]:
-    """The fields of an order."""
+    """Return the fields of an order."""
     return {"k": key, "amount": str(amount), **more}
 
 
 class Planter:
-    """Makes records with a key and ids of their own; a number says which."""
+    """Factory of records with its own key and ids, derived from a number."""
 
     def __init__(self, random: Random, number: int) -> None:
         self.random, self.number = random, number
@@ -67,20 +67,20 @@ class Planter:
         return Record(order(key, amount, id=self.next_id, **more), healthy=not bad)
 
     def ordinary(self) -> Record:
-        """A healthy order."""
+        """Return a healthy order."""
         return self.record(f"a{self.random.randrange(30)}", self.random.randrange(1, 99))
 
     def key(self, letter: str = "p") -> str:
         return f"{letter}{self.number}"
 
     def phases(self, how_many: int, *, last: int = PHASES - 1) -> list[int]:
-        """Phases by chance, in order: often the same one, so that batches have several of the records."""
+        """Return random phases in order; often the same one, so that batches have several of the records."""
         if self.random.random() < 0.5:
             return [self.random.randint(0, last)] * how_many
         return sorted(self.random.randint(0, last) for _ in range(how_many))
 
     def query(self, table: str, condition: str, key: str) -> str:
-        """A predicate, in one of the forms in which people write it."""
+        """Return a predicate in one of the forms that people use."""
         own = f"{condition} AND (k = '{key}' OR k LIKE '{key}-%')"
         return self.random.choice(
             (
@@ -300,10 +300,10 @@ CLASSES: dict[str, tuple[Callable[[Planter], Plant], tuple[str, ...]]] = {
     "three hops": (Planter.three_hops, ("totals",)),
     "rejected": (Planter.rejected, ("totals",)),
 }
-"""By class, how one is planted, and the tables that it takes."""
+"""Planting functions and their tables, by class."""
 
 
 def fault_of(name: str, seed: int) -> Plant:
-    """The fault of a class that a seed gives, whatever else is planted."""
+    """Return the fault of a class for a seed, independent of other plants."""
     number = [*CLASSES].index(name) + 1
     return CLASSES[name][0](Planter(Random(f"{name} {seed}"), number))

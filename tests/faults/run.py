@@ -1,4 +1,4 @@
-"""`make faults`: faults of each class, by seeds, and how often the verdict of bisect was right: a table."""
+"""`make faults`: plants faults of each class by seed and counts the right verdicts of bisect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = 20
 
 
 def main() -> int:
-    """Run the trials that are asked for, print each wrong answer when it comes, and a table at the end."""
+    """Run the requested trials, print each wrong answer at once, and a table at the end."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--seeds", default=str(SEEDS), help="how many, or FIRST-LAST")
     asked.add_argument("--classes", default="", help=f"of {', '.join(CLASSES)}; separated by commas, default all")
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """How many answers of each class were right, by what was given."""
+    """Return a table of right answers by class and by the given programs."""
     counts = Counter(
         (outcome.name, outcome.asked == ALL, bool(outcome.wrong)) for outcome in outcomes if outcome.repeat
     )

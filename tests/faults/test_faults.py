@@ -1,4 +1,4 @@
-"""Of every fault that is planted the class and the record are named, and never a healthy record."""
+"""Verdicts on planted faults: right class, right record, and never a healthy record."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def check(kafka: EmbeddedKafka, folder: Path, seed: int, *names: str) -> None:
-    """All that is said of the faults of a seed is so, and of each class one was there to be found."""
+    """Check all verdicts for the faults of a seed, and that each class had a fault."""
     outcomes = list(trial(kafka.bootstrap, folder, seed, names, partial=len(names) == len(CLASSES)))
     wrong = [(outcome.name, outcome.asked, outcome.wrong, outcome.repeat) for outcome in outcomes if outcome.wrong]
     assert wrong == [], table(outcomes)

@@ -1,4 +1,4 @@
-"""The judge of verdicts calls wrong whatever is not so, and nothing else."""
+"""The judge of verdicts reports all errors, and nothing else."""
 
 from typing import Any
 

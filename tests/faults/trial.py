@@ -1,4 +1,4 @@
-"""One seed: an app by chance, a history with a fault of each chosen class in it, and what bisect says of each."""
+"""One seed: a random app, a history with a fault of each chosen class, and the verdicts of bisect."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ ALL, NEVER_BAD = "all programs", "it never was bad"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one fault."""
+    """Result of one fault."""
 
     seed: int
     name: str
     asked: str
-    """With what it was asked."""
+    """Arguments of bisect."""
     wrong: tuple[str, ...]
-    """What is not so; empty where all is right."""
+    """Errors; empty if the verdict is right."""
     took_s: float
     repeat: str
-    """What to type to look at it."""
+    """Command that repeats the search."""
 
 
 def trial(bootstrap: str, folder: Path, seed: int, names: Sequence[str], *, partial: bool = True) -> Iterator[Outcome]:
-    """Plant a fault of each class, and judge what is said of it: with all programs, and with less."""
+    """Plant a fault of each class, and judge the verdicts, with all programs and with fewer."""
     plants = [fault_of(name, seed) for name in names]
     shared = [one for one in plants if not one.is_alone]
     if shape(seed, ()).hops < 3:
@@ -57,7 +57,7 @@ def trial(bootstrap: str, folder: Path, seed: int, names: Sequence[str], *, part
 
 
 def ran(bootstrap: str, folder: Path, seed: int, plants: Sequence[Plant], hops: int | None = None) -> History:
-    """A history that has run, with these faults."""
+    """Return a history that has run, with these faults."""
     tables = sorted({table for one in plants for table in CLASSES[one.name][1]} | {"totals"})
     history = History(bootstrap, folder, shape(seed, tuple(tables), hops), Random(f"history {seed}"))
     order = Random(f"order {seed}")
@@ -84,7 +84,7 @@ def _is_past(time_ms: int) -> bool:
 
 
 def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int) -> list[Record]:
-    """The records of a phase: each plant's in its own order, somewhere among the healthy ones."""
+    """Return the records of a phase: each plant's in order, at random places among the healthy ones."""
     sent: list[list[Record]] = [[healthy.ordinary()] for _ in range(HEALTHY)]
     last: list[Record] = []
     for plant in plants:
@@ -103,7 +103,7 @@ def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int)
 
 
 def judged(history: History, plant: Plant, seed: int, *, partial: bool) -> Iterator[Outcome]:
-    """What is said of a fault that was planted, with all programs; and with less, by chance."""
+    """Yield the outcomes for a planted fault, with all programs and with a random subset."""
     truth = judge.truth(history, plant)
     if truth is None:
         yield Outcome(seed, plant.name, NEVER_BAD, (), 0, "")
@@ -126,7 +126,7 @@ def judged(history: History, plant: Plant, seed: int, *, partial: bool) -> Itera
 def ask(
     history: History, plant: Plant, truth: Truth, words: Sequence[str], *, whole: bool
 ) -> tuple[tuple[str, ...], str]:
-    """What is wrong in the answer to one search, and the command that repeats it."""
+    """Return the errors in one search's answer, and the command that repeats it."""
     good = ("--good", f"{history.app}@{plant.good}") if plant.good else ()
     command = ["bisect", history.app, "--where", plant.where, *good, *words]
     repeat = f"{history.folder}: {' '.join(command)}"

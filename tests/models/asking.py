@@ -1,4 +1,4 @@
-"""A process that answers the command line's words, so that what it takes in time and memory can be measured.
+"""A process that runs command lines on request, to measure their time and memory.
 
 `python -m tests.models.asking` reads one question a line and writes one answer a line. It asks the command line in
 its own process, since starting one for each question would take most of the time. `python -m tests.models.asking 2`
@@ -19,26 +19,26 @@ from typing import Any, NamedTuple
 from slackwater.store.versions import codec
 
 TOO_LONG_S = 10.0
-"""Of a processor: the machine may have others to serve."""
+"""Limit in seconds of processor time, because the machine may be busy."""
 _PATIENCE_S = 60.0
 TOO_LARGE_MIB = 512
 _GIVE_UP_MIB = 1024
-"""Beyond what a process had at first: then it ends itself, for the sake of others on this machine."""
+"""Limit above the memory at start; beyond it the process ends itself."""
 
 
 class Answer(NamedTuple):
-    """What was answered, and what it took."""
+    """An answer, with its time and memory."""
 
     exit: int
     stdout: str
     stderr: str
     seconds: float
     more_mib: int
-    """Memory at its most, beyond what was in use before."""
+    """Peak memory above the memory in use before."""
 
 
 class Asking:
-    """A process to be asked; another one is started when it ends or does not answer."""
+    """A process that answers; it is replaced when it ends or does not answer."""
 
     def __init__(self, cache: Path, stored_format: int = codec.FORMAT) -> None:
         self._cache, self._format = cache, stored_format

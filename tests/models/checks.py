@@ -1,4 +1,4 @@
-"""What the store's model holds versions and collections to, worked out anew."""
+"""Checks of versions and collections for the store's model, computed independently of the product."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -31,7 +31,7 @@ def check_reads(
     written: Iterable[Key],
     shown: Shown,
 ) -> None:
-    """Look-ups through the cache, past it, in what is open, and the relation equal the dictionary by this clock."""
+    """Check that all kinds of look-ups and the relation equal the dictionary at this clock."""
     table = manifest.table
     assert table is not None
     # Some are asked for twice.
@@ -62,7 +62,7 @@ def check_what_stays(
     whole: int,
     pinned: set[int],
 ) -> None:
-    """Worked out anew, for the rules that a few lines can tell.
+    """Check the kept versions for the rules that a few lines can express.
 
     `before` has what was there, by version, and when each was committed and written. Before `whole`, that is only
     what snapshots pin, or pinned until they were removed: no part of what retention counts back in.
@@ -83,7 +83,7 @@ def check_what_stays(
 
 
 def check_grace(store: AgingStore, app: str) -> None:
-    """Nothing is left that nothing names and that has had its time."""
+    """Check that no unnamed object older than the margin is left."""
     versions = history.list_versions(fresh(store), app, STAGE)
     written = {info.key: info.modified_ms for info in store.list(keys.manifests(app, STAGE))}
     assert written.keys() == {keys.manifest(app, STAGE, version) for version in versions}
@@ -96,7 +96,7 @@ def check_grace(store: AgingStore, app: str) -> None:
 
 
 def expired_objects(store: AgingStore, app: str, clock_ms: int) -> set[str]:
-    """The SSTs in storage that hold a row which is expired by this clock, as their bytes say."""
+    """Return the SSTs in storage that contain a row which is expired at this clock."""
     found = set()
     for key in keys_of(store, keys.ssts(app, STAGE)):
         rows = pq.read_table(pa.BufferReader(store.get(key)))

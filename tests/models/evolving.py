@@ -1,4 +1,4 @@
-"""A table whose columns change between batches, beside a dictionary of what it holds."""
+"""A table whose columns change between batches, with a dictionary of its expected rows."""
 
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -32,7 +32,7 @@ STEPS = {
     "struct<x: int32>": ["struct<x: int64, `new one`: string>", "struct<y: double, x: int32>"],
     "list<struct<x: int16>>": ["list<struct<x: int32, y: string>>"],
 }
-"""Types that become others, and which."""
+"""Wider types of each type."""
 VALUES: dict[str, Any] = {
     "int8": 7,
     "int16": 300,
@@ -60,7 +60,7 @@ DEFAULTS = {
 
 
 def wider(value: Any, kind: str) -> Any:
-    """A value as a column of a larger type has it."""
+    """Return a value as stored in a column of a larger type."""
     if isinstance(value, dict) and kind.startswith("struct"):
         names = {"struct<x: int32>": ("x",), "struct<x: int64, `new one`: string>": ("x", "new one")}.get(
             kind, ("y", "x")
@@ -73,7 +73,7 @@ def wider(value: Any, kind: str) -> Any:
 
 @dataclass
 class Evolving:
-    """A table whose columns change between batches, beside a dictionary of what it holds."""
+    """A table whose columns change between batches, with a dictionary of its expected rows."""
 
     store: ObjectStore
     cache: SstCache
@@ -94,7 +94,7 @@ class Evolving:
         return self.manifests[-1][0].ssts if self.manifests else ()
 
     def step(self, draw: Any) -> None:
-        """Something that happens to a table."""
+        """Draw a change of the table."""
         what = draw(st.sampled_from(["batch", "batch", "migrate", "merge"]))
         if what == "batch":
             self.batch(draw(st.dictionaries(st.sampled_from(KEYS), st.booleans(), min_size=1)))
@@ -204,7 +204,7 @@ class Evolving:
         return [row if is_there else None for row, is_there in zip(rows, there.tolist(), strict=True)]
 
     def check_several(self) -> None:
-        """Versions side by side have the columns of the newest."""
+        """Check that versions queried together have the newest columns."""
         manifests = [manifest for manifest, _ in self.manifests]
         if not any(manifest.ssts for manifest in manifests) or (last := manifests[-1].table) is None:
             return

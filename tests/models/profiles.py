@@ -1,4 +1,4 @@
-"""How thoroughly models are run: `SLACKWATER_PROFILE` is `default`, `ci` or `nightly`. See `conftest.py`."""
+"""Thoroughness of model tests: `SLACKWATER_PROFILE` is `default`, `ci` or `nightly`. See `conftest.py`."""
 
 import os
 from random import Random
@@ -8,18 +8,18 @@ from hypothesis import settings
 PROFILE = os.environ.get("SLACKWATER_PROFILE", "default")
 
 SEARCHES = PROFILE in ("ci", "nightly")
-"""Whether it is for finding what nobody has found yet."""
+"""True for profiles that search for new failures."""
 SECONDS = 3600 if SEARCHES else 300
-"""How long such a test may take."""
+"""Time limit of a model test."""
 
 _USUAL = 100
-"""What the numbers of `scaled` are said for: a profile in which a test that says nothing has so many examples."""
+"""Number of examples that a test without a number has in the profile to which `scaled` refers."""
 
 
 def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
-    """Settings of a test: so many examples in a profile of a hundred, in others as many more or fewer in proportion.
+    """Return settings with this many examples in a profile of a hundred, and proportionally in others.
 
-    A law for which that is not enough says with `in_ci` how many it has at least in the profiles that search.
+    `in_ci` is the minimum in the profiles that search.
     """
     wanted = examples * settings.default.max_examples // _USUAL
     least = in_ci if SEARCHES else 1
@@ -27,9 +27,9 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
 
 
 def crash_points(requests: int, least: int = 0) -> list[int]:
-    """After how many of its requests somebody is killed: from `least` to `requests`, where all of them pass.
+    """Return after how many requests to kill, from `least` to `requests`, at which all of them pass.
 
-    Profiles that search get each of them, the others both ends and one between, always the same.
+    Profiles that search get every point, others both ends and a fixed middle.
     """
     between = range(least + 1, requests)
     if not SEARCHES and len(between) > 1:

@@ -1,4 +1,4 @@
-"""Programs that declare another table than the one that is stored, and what each makes of a row."""
+"""Changed programs whose declared table differs from the stored one, and the effect on rows."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Change = Callable[[Values], Values]
 
 
 def another_program(data: st.DataObject, table: Table) -> tuple[Table, dict[str, str], Change]:
-    """The table as another program declares it, which columns have another name there, and what rows become."""
+    """Draw another declaration of the table; return it, its renamed columns, and the effect on rows."""
     first, second, *added, last = table.values
     wide = [place for place, each in enumerate(added) if each.type in LARGER]
     what = data.draw(

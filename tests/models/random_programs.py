@@ -1,4 +1,4 @@
-"""Random programs of one stage, some with a dependence on something else than their input, and versions of theirs.
+"""Random programs of one stage, some nondeterministic, with versions.
 
 Which program it is, follows from a number: a kind of state, what the function does with the records, and what is
 planted. Every other program has nothing planted. No batch of Spark's streaming is run, and no broker is asked.
@@ -55,23 +55,23 @@ Change = Callable[[DataFrame], DataFrame]
 
 @dataclass(frozen=True)
 class Plant:
-    """A dependence, and by what it is told."""
+    """A nondeterministic dependence, and the reason that a check must give."""
 
     name: str
     reason: Reason
     change: Change | None = None
-    """What the stage's function does."""
+    """Change to the stage's function."""
     update: Callable[[pa.Table, pa.Table], pa.Table] | None = None
-    """What an update makes of `x`, a row a key: values."""
+    """Update function that computes `x`, one value per key."""
     kind: str = ""
-    """The one kind of state in which it is; empty for any that looks at `x`."""
+    """Kind of state with this plant; empty for any kind that reads `x`."""
     or_else: Reason | None = None
-    """What it is told by as well, where it does not show by the first in every batch."""
+    """Alternative reason, if the first one does not show in every batch."""
 
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """A program, and why it is no function of its input; None where it is one."""
+    """A program, and why it is nondeterministic; None if it is deterministic."""
 
     app: sw.App
     words: str
@@ -171,7 +171,7 @@ KINDS = ("aggregate", "upsert", "update", "window", "session", "join", "stateles
 
 
 def random_program(number: int) -> RandomProgram:
-    """The program of a number: of an even one with something planted."""
+    """Return the program of a number; even numbers have a plant."""
     chosen = Random(number)
     plant = None if number % 2 else PLANTS[number // 2 % len(PLANTS)]
     kind = (plant.kind if plant else "") or (KINDS[number // 2 % len(KINDS)] if plant is None else chosen.choice(KINDS))
@@ -260,7 +260,7 @@ def _declare(app: sw.App, kind: str, function: Change, plant: Plant | None) -> N
 def versions_of(
     made: RandomProgram, spark: SparkSession, folder: LocalStore, count: int, seed: int
 ) -> tuple[LoadedProgram, list[Manifest]]:
-    """The program, and so many versions of its stage as its batches would have made them."""
+    """Return the program and this many versions of its stage, as its batches would commit them."""
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     stage = made.app.stages["s"]
     shape = derive_schemas(made.app, spark)["s"]
@@ -280,7 +280,7 @@ def versions_of(
 
 
 def _records(numbers: Random, topic: str, batch: int) -> Iterator[Record]:
-    """Records of one batch; each key has some in each partition."""
+    """Yield records of one batch; each key has some in each partition."""
     for at in range(RECORDS):
         seq = batch * RECORDS + at
         second = BEGAN_MS // 1000 + batch * 1800 + numbers.randrange(1800)
@@ -295,7 +295,7 @@ def _records(numbers: Random, topic: str, batch: int) -> Iterator[Record]:
 
 
 def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manifest:
-    """Commit the version that reads all that is there, as a task of its batch makes it."""
+    """Commit a version that reads all available records, as a batch's task does."""
     shape = program.shapes["s"]
     ends = {name: Position(name, program.kafka.offset_bounds(name)[1]) for name in base.inputs}
     by = shape.due_by

@@ -1,4 +1,4 @@
-"""A store of small apps, the same bytes each time, whose objects tests change to what nobody should have written.
+"""A store of small apps with fixed bytes, whose objects tests damage.
 
 `flights` has tombstones, a rescale, compactions, snapshots with and without markers, records in flight with a snapshot
 and without one, a request under way, a thinned history with its boundary, a clone (`staging`) and a log of operations;
@@ -60,7 +60,7 @@ TYPES = Table(
 
 
 def write_small_store(root: Path) -> Path:
-    """Write it into a folder that is not there yet, and return that."""
+    """Write the store into a new folder; return the folder."""
     store = AgingStore()
     # A root has a URL that says where it is; wherever these files lie, they came from here.
     store._url = "/srv/slackwater"
@@ -125,7 +125,7 @@ def _clone(store: AgingStore, app: FlightsApp, kafka: Kafka) -> None:
 
 
 def _merge(store: AgingStore, app: FlightsApp, stage: str) -> None:
-    """Commit what the store's own compaction picks now."""
+    """Commit the merge that the store's compaction picks."""
     head, table = app.heads[stage], app.table(stage)
     with closing(SstCache(Path("/nonexistent"), 0)) as cache:
         picked = pick(head.ssts, table.partitions, Policy(l0_trigger=4))
@@ -137,7 +137,7 @@ def _merge(store: AgingStore, app: FlightsApp, stage: str) -> None:
 
 
 def _types(store: AgingStore, clock: StoreClock) -> None:
-    """A table of every type, its rows overwritten and deleted."""
+    """Write a table with every type, with rows overwritten and deleted."""
     apps.ensure_app(store, AppInfo("types", clock.now_ms))
     now_ms = clock.tick("rows")
     head = claim(

@@ -1,4 +1,4 @@
-"""The store's model: what it knows, what its rules are made of, and what must hold after each of them.
+"""The store's model: its knowledge, the steps of its rules, and its invariants.
 
 The rules are in `test_state_model.py`.
 """
@@ -55,7 +55,7 @@ from tests.support.state_rows import Hashes, Key, Values, columns
 
 @cache
 def connection() -> duckdb.DuckDBPyConnection:
-    """One for all examples: it takes longer to make than most of what an example does."""
+    """Return one connection for all examples, because it is slow to create."""
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     # Of a few rows, one thread has an answer before others have woken.
@@ -66,14 +66,14 @@ def connection() -> duckdb.DuckDBPyConnection:
 TASKS = (0, 2, 1, 3)
 """Numbers of tasks that writers declare in turn; 0 for one per state partition."""
 WIDE_BYTES = (picker.WIDE_BYTES, 0, 3_000)
-"""Bytes of a hash range up to which merges of wide SSTs have a wide result, in turn."""
+"""Sizes of a hash range up to which merges of wide SSTs stay wide, in turn."""
 
 
 class StateMachine(RuleBasedStateMachine):
-    """One app, its clones, and for each of their versions the dictionary that it must be."""
+    """One app and its clones, with the expected dictionary of each version."""
 
     focus: tuple[str, ...] = ()
-    """Which rules there are, besides those of writing."""
+    """Rules in addition to those of writing."""
 
     def begin(
         self,
@@ -84,11 +84,14 @@ class StateMachine(RuleBasedStateMachine):
         column: str,
         cached: bool,
     ) -> None:
-        """A table of these keys, and its writer; `column` is what any time to live counts from, empty for the write."""
+        """Create a table with these keys, and its writer.
+
+        `column` is the clock of a time to live, empty for the write time.
+        """
         key, self.keys = TABLES[name]
         self.column = column
         self.table = Table(key, VALUES, partitions, ttl=lifetime)
-        """As all programs declare it that start from now on."""
+        """Declaration of programs that start from now on."""
         self.hashes = hashes
         self.folder = Path(tempfile.mkdtemp())
         self.cache_bytes = 1 << 30 if cached else 0
@@ -99,22 +102,22 @@ class StateMachine(RuleBasedStateMachine):
         self.zombies: list[Writer] = []
         self.heads: dict[str, int] = {}
         self.states: dict[tuple[str, int], State] = {}
-        """What each version that was ever committed held."""
+        """Rows of each version that was ever committed."""
         self.pending: dict[str, dict[Form, tuple[Key, Values | None]]] = {}
-        """What was put and deleted and is not committed yet, by app."""
+        """Uncommitted puts and deletes, by app."""
         self.pins: dict[tuple[str, str], int] = {}
-        """The version of each snapshot, by app and name; what clones live from among them."""
+        """Version of each snapshot by app and name, including those that pin clones."""
         self.asked: dict[tuple[str, str], SnapshotRequest] = {}
         self.clones: dict[str, str] = {}
-        """The app that each clone lives from."""
+        """Source app of each clone."""
         self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
-        """What was read by which clock and found right: what it showed, and the objects that it was read from."""
+        """Reads that were found right: the clock, the rows, and the objects read."""
         self.decoded: dict[tuple[str, int], tuple[bytes, Manifest]] = {}
-        """What each version's object held when it was read last, and the manifest that this is."""
+        """Object and decoded manifest of each version at the last read."""
         self.undone: dict[str, RowChange] = {}
-        """What becomes of rows by a migration whose caller died: nobody has looked since whether it was decided."""
+        """Row changes by a migration whose caller died; nobody knows yet if it was decided."""
         self.reopened: dict[str, int] = {}
-        """The heads when everything was read anew for the last time."""
+        """Heads when everything was last read again."""
         apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
         self.take_over("app")
 
@@ -151,7 +154,7 @@ class StateMachine(RuleBasedStateMachine):
         return writer.batch(dict(changes), self.cache if into_cache else None)
 
     def changes_of(self, app: str, head: Manifest) -> dict[Form, tuple[Key, Values | None]]:
-        """What was put and deleted, in the columns that the table has at this version."""
+        """Return pending puts and deletes in the columns of this version's table."""
         assert head.table is not None
         return {form: (key, in_columns(row, head.table)) for form, (key, row) in self.pending[app].items()}
 
@@ -196,7 +199,7 @@ class StateMachine(RuleBasedStateMachine):
     # Migrating.
 
     def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Another program, whose table has a column more, less, larger or of another name; perhaps only begun."""
+        """Migrate to a program with one more, one fewer, a larger or a renamed column; the caller may die."""
         self.finish_what_was_left(app)
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
@@ -215,7 +218,7 @@ class StateMachine(RuleBasedStateMachine):
         self._follow_migration(app)
 
     def finish_what_was_left(self, app: str) -> None:
-        """As whoever comes next does it: a migration was decided, or it was not."""
+        """Finish or abandon an interrupted migration, as the next caller does."""
         if app in self.undone:
             finish_newest_migration(fresh(self.store), app, now_ms=self.writers[app].tick())
             self._follow_migration(app)
@@ -230,7 +233,7 @@ class StateMachine(RuleBasedStateMachine):
     # Beginning with rows from elsewhere.
 
     def begin_with_rows(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """An app whose table's first version has rows of a file; perhaps the call dies, and is typed again."""
+        """Create an app whose first version has rows from a file; the call may die and be repeated."""
         some = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
         rows = {
             same_form(key): (key, (*row[:-1], self.in_minutes(row[-1])))
@@ -265,7 +268,7 @@ class StateMachine(RuleBasedStateMachine):
     # Merging.
 
     def with_something_to_merge(self, data: st.DataObject) -> Writer:
-        """After some batches, perhaps a rescale, and some more."""
+        """Return a writer after some batches, perhaps a rescale, and more batches."""
         app = self.any_app(data)
         for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
             self.commit_some(data, app)
@@ -278,26 +281,26 @@ class StateMachine(RuleBasedStateMachine):
     def due(
         self, writer: Writer, policy: Policy, *, full: bool = False, only: Callable[[int], bool] = lambda _: True
     ) -> tuple[Compaction, ...]:
-        """What the product picks where the table has this policy."""
+        """Return the merges that the product picks for this policy."""
         assert writer.head.table is not None
         head = replace(writer.head, table=replace(writer.head.table, compaction=policy))
         with self.sizes():
             return picker.pick_for_manifest(head, full=full, accepts=only)
 
     def sizes(self) -> AbstractContextManager[object]:
-        """Let the SSTs, all of which are small, count in turn as small, large, or one or the other."""
+        """Treat the SSTs, all small, as small, large, or either, in turn."""
         return patch.object(picker, "WIDE_BYTES", WIDE_BYTES[len(self.states) % len(WIDE_BYTES)])
 
     def compaction(
         self, writer: Writer, inputs: tuple[Sst, ...], *, drops_tombstones: bool, cuts: bool = False
     ) -> Compaction:
-        """By the clock of the head that it is picked from."""
+        """Merge by the clock of the head from which the merge was picked."""
         window = min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)
         clock_ms = writer.head.clock_ms
         return Compaction(0, writer.ranges, inputs, drops_tombstones, window=window, clock_ms=clock_ms, cuts=cuts)
 
     def compact_outside(self, app: str) -> None:
-        """As `slackwater compact --full` does it."""
+        """Compact as `slackwater compact --full` does."""
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
         compactor = StageCompactor(
@@ -328,14 +331,14 @@ class StateMachine(RuleBasedStateMachine):
         writer.merges.append(done)
 
     def check_nothing_is_stored_that_expired(self, app: str) -> None:
-        """By the bytes of the head's SSTs, after all of them were merged."""
+        """Check by bytes that the head's SSTs have no expired rows after a full merge."""
         head = history.read(fresh(self.store), app, STAGE, self.heads[app])
         assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
 
     # Expiring.
 
     def let_expire(self, data: st.DataObject, app: str) -> None:
-        """Let the next batch begin at the moment at which some row expires, to the millisecond, or bring it about."""
+        """Let the next batch begin exactly when some row expires, or write a row that expires then."""
         state = self.states[app, self.heads[app]]
         if moments := state.to_come():
             at_ms = data.draw(st.sampled_from(moments), "expires") + data.draw(st.sampled_from([0, -1, 1]), "late")
@@ -345,7 +348,7 @@ class StateMachine(RuleBasedStateMachine):
                 self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
 
     def check_as_seen_now(self, app: str) -> None:
-        """By write time, rows of the head expire also while nothing is committed."""
+        """Check that rows of the head expire by write time even without commits."""
         manifest, state = (
             history.read(fresh(self.store), app, STAGE, self.heads[app]),
             self.states[app, self.heads[app]],
@@ -403,7 +406,7 @@ class StateMachine(RuleBasedStateMachine):
                     self.proven[manifest.ssts, manifest.table, manifest.clock_ms] = right
 
     def manifests(self, app: str) -> list[Manifest]:
-        """Every version that is there, as it is stored now; the same bytes are decoded once."""
+        """Return every existing version as stored; equal bytes are decoded once."""
         store, found = fresh(self.store), []
         for version in history.list_versions(store, app, STAGE):
             data = self.store.get(keys.manifest(app, STAGE, version))

@@ -1,4 +1,4 @@
-"""The dictionary that a version must be: entries, each with the moment at which it expires, and a clock."""
+"""The expected dictionary of a version: entries with expiry times, and a clock."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,14 +14,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 Changes = Mapping[Form, tuple[Key, Values | None]]
-"""Of each key's one form: the key as it is to be written, and its values; None deletes."""
+"""Changes by key: the key to write, and its values; None deletes."""
 Shown = dict[Form, Values]
-"""What is to be seen."""
+"""Visible rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a key holds until it expires; never, where that is None."""
+    """Values of a key until it expires; None for never."""
 
     values: Values
     expires_ms: int | None
@@ -29,20 +29,20 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A version of a table, worked out anew: nothing here asks `store.sst.ttl` or `store.sst.schema`."""
+    """Rows of a table version, computed without `store.sst.ttl` and `store.sst.schema`."""
 
     entries: Mapping[Form, Entry] = field(default_factory=dict)
-    """Those that have expired, too, until their keys are written again."""
+    """Entries, expired ones included until their keys are written again."""
     clock_ms: int = 0
     lifetime: Ttl | None = None
 
     @property
     def by_write_time(self) -> bool:
-        """Whether rows expire as the wall clock goes on."""
+        """True if rows expire by the wall clock."""
         return self.lifetime is not None and self.lifetime.ms > 0 and not self.lifetime.column
 
     def shown(self, clock_ms: int | None = None) -> Shown:
-        """What is to be seen, by default at the version's own clock."""
+        """Return the visible rows, by default at the version's clock."""
         at_ms = self.clock_ms if clock_ms is None else clock_ms
         return {
             form: entry.values
@@ -51,16 +51,16 @@ class State:
         }
 
     def seen(self, now_ms: int) -> int:
-        """The clock of somebody who looks now, while this is the head; and of the batch that begins now."""
+        """Return the clock of a reader, or of a batch that begins now, while this is the head."""
         return max(now_ms, self.clock_ms) if self.by_write_time else self.clock_ms
 
     def to_come(self) -> list[int]:
-        """The moments at which something that is to be seen will expire, ascending."""
+        """Return the expiry times of visible rows, ascending."""
         moments = {entry.expires_ms for entry in self.entries.values() if entry.expires_ms is not None}
         return sorted(moment_ms for moment_ms in moments if moment_ms > self.clock_ms)
 
     def after(self, changes: Changes, now_ms: int) -> "State":
-        """After a batch that began now."""
+        """Return the state after a batch that begins now."""
         clock_ms = latest_ms = self.seen(now_ms)
         entries = dict(self.entries)
         for form, (_, values) in changes.items():
@@ -77,11 +77,11 @@ class State:
         return State(entries, latest_ms, self.lifetime)
 
     def migrated(self, change: Callable[[Values], Values]) -> "State":
-        """After a migration that makes this of each row."""
+        """Return the state after a migration with this effect on each row."""
         return replace(self, entries={form: replace(e, values=change(e.values)) for form, e in self.entries.items()})
 
     def claimed(self, declared: Ttl | None) -> "State":
-        """After a claim by a program that says so: what was stamped stays so, and a clock once begun goes on."""
+        """Return the state after a claim by a program with this declaration: existing expiry times and a clock stay."""
         if self.lifetime is None:
             begun = declared is None or not declared.column
             return replace(self, lifetime=declared, clock_ms=self.clock_ms if begun else BEFORE_FIRST_EVENT_MS)
@@ -89,7 +89,7 @@ class State:
 
 
 def moment(at_ms: int) -> datetime:
-    """As a row has it."""
+    """Return the time as a row has it."""
     return _EPOCH + at_ms * _MS
 
 

@@ -1,4 +1,4 @@
-"""What the store's model draws its tables from: keys that torture, values, times to live, and policies."""
+"""Tables for the store's model: difficult keys, values, times to live, and policies."""
 
 import math
 from datetime import UTC, date, datetime
@@ -53,27 +53,27 @@ TABLES: dict[str, tuple[tuple[Column, ...], st.SearchStrategy[Key]]] = {
         st.tuples(st.sampled_from((None, *(datetime(1969, 12, 31, 23, 59, 59, us) for us in range(6))))),  # noqa: DTZ001
     ),
 }
-"""Key columns, and keys of them: few, so that they are written again and again."""
+"""Key columns, with few keys, so that they are written repeatedly."""
 VALUES = (Column("v", "int64"), Column("w", "string"), Column("at", "timestamp[us, tz=UTC]"))
-"""The last is what rows may expire by."""
+"""The last column may set the expiry."""
 values = st.none() | st.tuples(
     st.none() | st.integers(-5, 5), st.sampled_from(STRINGS), st.sampled_from((None, -300, -20, -2, 0, 0, 5))
 )
-"""None deletes. The event time is minutes from now: late, long late, on time, early."""
+"""Values; None deletes. The event time is relative to now, in minutes: late, very late, on time, early."""
 
 Form = tuple[object, ...]
-"""A key in its one form."""
+"""A key in its normal form."""
 LARGER = {"int8": "int16", "int16": "int32", "int32": "int64"}
-"""What the columns that migrations add become; they are between the second and the last value."""
+"""Larger types of the columns that migrations add between the second and the last value."""
 
 
 def in_columns(row: Values | None, table: Table) -> Values | None:
-    """A row of `values` as one of the table has it: in columns that were added there is a 1."""
+    """Return a row of `values` in the table's columns; added columns have 1."""
     return row and (*row[:2], *(1 for _ in table.values[2:-1]), row[-1])
 
 
 def same_form(key: Key) -> Form:
-    """Keys that are one key compare equal as Python values."""
+    """Return the normal form: equal keys compare equal as Python values."""
     return tuple(map(_one_form, key))
 
 

@@ -1,4 +1,4 @@
-"""An app whose history is collected at any time, beside a dictionary of what its moments held."""
+"""An app whose history is collected at any time, with a dictionary of its moments."""
 
 from contextlib import suppress
 from typing import Any
@@ -37,7 +37,7 @@ RULES = st.sampled_from(
 
 
 class Collection(RuleBasedStateMachine):
-    """One app and its clones, under every operation there is; a collection may be killed at any request."""
+    """One app and its clones under every operation; a collection may be killed at any request."""
 
     @initialize()
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Collection(RuleBasedStateMachine):
 
     @rule(data=st.data(), stages=st.integers(1, 3))
     def retire(self, data: st.DataObject, stages: int) -> None:
-        """The last stages are retired, what there is is collected, and their program is run again."""
+        """Retire the last stages, collect, and run their program again."""
         app = self.any_app(data)
         gone = STAGES[::-1][:stages]
         for stage in gone:
@@ -183,7 +183,7 @@ class Collection(RuleBasedStateMachine):
             collect(self.store, app.name, retention, by="test")
 
     def check_grace(self, app: FlightsApp) -> None:
-        """After a whole collection nothing is left that nothing names and that has had its time."""
+        """Check that no unnamed object older than the margin is left after a complete collection."""
         for stage in STAGES:
             versions = history.list_versions(self.store, app.name, stage)
             listed = keys_of(self.store, keys.manifests(app.name, stage))

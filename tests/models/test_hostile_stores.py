@@ -1,4 +1,4 @@
-"""Whatever a stored object says: a right answer or one sentence, within seconds and half a gigabyte."""
+"""Damaged objects: each verb gives a right answer or one sentence, within seconds and half a gigabyte."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def check(answer: Answer, words: tuple[str, ...]) -> None:
 
 
 def ask(asking: Asking, root: Path, key: str, data: bytes, words: tuple[str, ...]) -> Answer:
-    """What is answered when one object is another; the store is the same again after it."""
+    """Ask with one object replaced; the store is restored afterwards."""
     path = root / key
     before = path.read_bytes()
     if words in CHANGING:
@@ -139,18 +139,18 @@ def test_whatever_becomes_of_the_bytes_of_an_object_there_is_an_answer(
 
 
 def heads(documents: list[str]) -> list[str]:
-    """The newest manifest of each stage."""
+    """Return the newest manifest of each stage."""
     newest = {key.rpartition("/")[0]: key for key in documents if "/manifests/" in key}
     return list(newest.values())
 
 
 def _partitions(document: bytes) -> int:
-    """State partitions of a table, if there is one: each is a merge, and so many take long, as they should."""
+    """Return the state partitions of a table, if there is one: each takes a merge."""
     found = re.search(rb'"partitions":([0-9]+)', document)
     return int(found[1]) if found else 0
 
 
 def about(key: str) -> list[tuple[str, ...]]:
-    """What may be asked that has to do with an object."""
+    """Return questions that concern an object."""
     app = key.partition("/")[0]
     return [words for words in READING + CHANGING if len(words) == 1 or app in " ".join(words) or words[1] == "--cost"]

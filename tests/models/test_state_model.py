@@ -1,4 +1,4 @@
-"""The store beside a dictionary.
+"""A model test of the store against a dictionary.
 
 Whatever is put, deleted, committed, merged, rescaled, pinned, cloned, dropped and collected, whatever expires, whoever
 dies over it, and whenever it is looked at: every version that must stay shows what it showed, and what nobody needs
@@ -52,7 +52,7 @@ RULES = st.sampled_from(
 )
 
 BEHIND_MS = st.sampled_from([HOUR_MS // 2, 0])
-"""How far the clock of a machine is behind."""
+"""Delays of a machine's clock."""
 FOCUS = (
     # Those of which the profile `ci` tries most come first: whoever has several processes deals them out in this order.
     ("migrating", "merging", "dying"),
@@ -69,20 +69,20 @@ FOCUS = (
     ("collecting", "expiring"),
     ("dying", "collecting", "copying", "expiring"),
 )
-"""What examples are about, besides writing: with all rules at once, few of them come to much."""
+"""Groups of rules, because with all rules at once few examples test much."""
 
 
 MIGRATIONS = 500
-"""Examples with programs that change, of all three kinds together, in the profiles that search."""
+"""Examples with changed programs, all three kinds together, in the profiles that search."""
 
 
 def about(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A rule of examples that are about this."""
+    """Restrict a rule to examples with this focus."""
     return precondition(lambda self: what in self.focus)
 
 
 class StateModel(StateMachine):
-    """What may be done, at any time; what must hold after it is in `StateMachine`."""
+    """Rules of the model; the invariants are in `StateMachine`."""
 
     @initialize(
         name=st.sampled_from(sorted(TABLES)),
@@ -109,7 +109,7 @@ class StateModel(StateMachine):
 
     @rule(data=st.data(), batches=st.integers(1, 4))
     def put(self, data: st.DataObject, batches: int) -> None:
-        """Some batches, and rows that wait for the next one."""
+        """Commit some batches, and leave rows for the next one."""
         app = self.any_app(data)
         for _ in range(batches):
             self.commit_some(data, app)
@@ -129,7 +129,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(data=st.data(), seed=st.integers(0, 1000))
     def commit_in_bad_weather(self, data: st.DataObject, seed: int) -> None:
-        """Requests are refused, lost, late and repeated; the writer goes on until it hears that it is done."""
+        """Commit while requests fail, are lost, late or repeated; the writer continues until its commit is known."""
         writer = self.writers[self.any_app(data)]
         storm = FaultyStore(writer.view, seed, refused=0.2, lost=0.2, late=0.2, echoed=0.2)
         calm, writer.view = writer.view, storm
@@ -140,7 +140,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(data=st.data(), requests=st.integers(0, 12))
     def die_while_committing(self, data: st.DataObject, requests: int) -> None:
-        """Between any two requests: all of a batch is there, or nothing; storage says which."""
+        """Die between any two requests: a batch is complete or absent, as storage shows."""
         writer, manifest = self.writers[self.any_app(data)], None
         with suppress(Killed, Fenced), self.store.death_after(requests):
             manifest = self.batch(writer)
@@ -154,7 +154,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(data=st.data(), behind_ms=BEHIND_MS)
     def take_over_from_one_that_lives(self, data: st.DataObject, behind_ms: int) -> None:
-        """On a machine whose clock may be behind."""
+        """Take over from a live writer, on a machine whose clock may be slow."""
         app = self.any_app(data)
         self.zombies = [*self.zombies, self.writers[app]][-3:]
         self.take_over(app, behind_ms)
@@ -176,7 +176,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(empty=st.booleans())
     def reopen(self, empty: bool) -> None:
-        """Other processes, on a machine that may have lost its disk: everything is read again."""
+        """Read everything again, as another process on a machine that may have lost its disk."""
         self.cache.close()
         if empty:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -191,7 +191,7 @@ class StateModel(StateMachine):
     @about("migrating")
     @rule(data=st.data(), waiting=st.booleans())
     def migrate(self, data: st.DataObject, waiting: bool) -> None:
-        """Another program, between batches; rows that wait come in its columns."""
+        """Migrate between batches; pending rows get the new columns."""
         app = self.any_app(data)
         self.commit_some(data, app)
         if waiting:
@@ -203,7 +203,7 @@ class StateModel(StateMachine):
     @about("migrating")
     @rule(data=st.data(), requests=st.integers(0, 25), at_once=st.booleans())
     def die_while_migrating(self, data: st.DataObject, requests: int, at_once: bool) -> None:
-        """Whoever takes over finishes what was decided; until then the old program goes on."""
+        """Die during a migration: the next owner finishes a decided one; until then the old program continues."""
         app = self.any_app(data)
         self.migrate_to(data, app, requests)
         if at_once or self.writers[app].fenced:
@@ -222,7 +222,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, batches=st.integers(0, 2))
     def merge_what_is_picked(self, data: st.DataObject, policy: Policy, batches: int) -> None:
-        """Slowly: batches are committed before it lands."""
+        """Merge slowly, while batches are committed."""
         writer = self.with_something_to_merge(data)
         for one in self.due(writer, policy):
             self.merge(writer, one)
@@ -234,7 +234,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), merges=st.integers(1, 2))
     def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
-        """Two merges may want the same SST: the one that lands first has it."""
+        """Merge any neighbours. If two merges have the same SST, the first to commit wins."""
         writer = self.with_something_to_merge(data)
         ranges = by_partition(writer.head.ssts, writer.ranges).values()
         whole = [mine for mine in ranges if all(len(overlapped_partitions(sst, writer.ranges)) == 1 for sst in mine)]
@@ -266,7 +266,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_all(self, data: st.DataObject, policy: Policy) -> None:
-        """One range after the other, in which wide SSTs are cut first if they are not merged with all they reach."""
+        """Merge all ranges in turn; wide SSTs are cut first, unless merged with all that they overlap."""
         app = self.with_something_to_merge(data).app
         for partition in range(self.writers[app].ranges):
             cuts = True
@@ -297,7 +297,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, merging=st.booleans())
     def commit_behind_a_compaction(self, data: st.DataObject, policy: Policy, merging: bool) -> None:
-        """Another process merges while a batch is under way, which may bring merges of its own: the batch follows."""
+        """Commit a batch after another process's compaction; the batch may bring merges as well."""
         writer = self.with_something_to_merge(data)
         if merging:
             for one in self.due(writer, policy):
@@ -310,7 +310,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
-        """Put what was merged in its place by a version of its own, not with the next batch."""
+        """Commit merges in a version of their own, without a batch."""
         writer = self.writers[self.any_app(data)]
         self.try_to_commit(writer, writer.landing())
 
@@ -319,7 +319,7 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
-        """A row has had its time, or nearly: who looks sees it, and then a batch tells."""
+        """Let a row expire, or nearly; readers see it at once, and then a batch."""
         app = self.any_app(data)
         self.commit_some(data, app)
         self.let_expire(data, app)
@@ -329,7 +329,7 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data(), lifetime_ms=st.sampled_from(LIFETIMES_MS), behind_ms=BEHIND_MS)
     def turn_the_knob(self, data: st.DataObject, lifetime_ms: int, behind_ms: int) -> None:
-        """Another program takes over, by which rows live for another time, or for ever."""
+        """Take over with a program that has another time to live, or none."""
         app = self.any_app(data)
         self.commit_some(data, app)
         self.table = replace(self.table, ttl=Ttl(lifetime_ms, self.column) if lifetime_ms else None)
@@ -340,7 +340,7 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data())
     def forget_what_expired(self, data: st.DataObject) -> None:
-        """What had expired before all was merged is in storage only where an older version has it that must stay."""
+        """After a full merge, expired rows exist only where an older kept version has them."""
         app = self.any_app(data)
         for _ in range(2):
             self.commit_some(data, app)
@@ -433,7 +433,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), versions=st.integers(1, 3))
     def gc_of_few(self, data: st.DataObject, versions: int) -> None:
-        """Of what was written in the last hour nothing goes, however few versions are to stay."""
+        """Versions of the last hour stay, however few are to be kept."""
         app = self.any_app(data)
         for _ in range(3):
             self.commit_some(data, app)
@@ -447,7 +447,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merging=st.booleans())
     def gc(self, data: st.DataObject, retention: Retention, merging: bool) -> None:
-        """Amid the writing: of young versions, and of a merge that the next batch takes along, nothing goes."""
+        """Collect while batches and a merge are under way; young versions and the merge stay."""
         app = self.any_app(data)
         for _ in range(2):
             self.commit_some(data, app)
@@ -460,7 +460,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merged=st.booleans(), pinned=st.booleans())
     def gc_long_after(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
-        """All that is there has had its time, and two batches have come since; old SSTs may be in old versions."""
+        """Collect after everything is old and two batches have followed; old SSTs may be in old versions."""
         app = self.any_app(data)
         if pinned:
             self.commit_some(data, app)
@@ -483,7 +483,7 @@ class StateModel(StateMachine):
     @about("racing")
     @rule(data=st.data(), retention=RULES, number=st.integers(0, 2), before=st.integers(1, 2))
     def collect_while_somebody_pins(self, data: st.DataObject, retention: Retention, number: int, before: int) -> None:
-        """Before the first boundary or the second. One of the two sees the other: it stays, or is not pinned."""
+        """Pin before the first or the second boundary: the version stays, or is not pinned."""
         app, name = self.any_app(data), f"s{number}"
         self.wait(70)
         self.commit_some(data, app)

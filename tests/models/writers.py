@@ -1,4 +1,4 @@
-"""Writers of one stage over the real store: each a process of its own, with what it has seen and not committed."""
+"""Writers of one stage on the real store, each with its own view and uncommitted rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from tests.support.state_rows import Hashes, Key, Values, state_rows, write_vers
 
 STAGE = "stage"
 STEP_MS = 60_000
-"""What a commit takes."""
+"""Duration of a commit."""
 
 T = TypeVar("T")
 _numbers = count(1)
@@ -32,25 +32,25 @@ _numbers = count(1)
 
 @dataclass
 class Writer:
-    """Claims the stage when made; as the runner does it, a batch puts SSTs first, then the manifest that names them."""
+    """A writer that claims the stage when created; a batch puts SSTs first, then the manifest, as in the runner."""
 
     store: AgingStore
     app: str
     table: Table
-    """As its program declares it; once the table is born, that has a say in its time to live alone."""
+    """Table as its program declares it; once the table exists, only the time to live counts."""
     hashes: Hashes
     behind_ms: int = 0
-    """How far this machine's clock is behind storage's."""
+    """Delay of this machine's clock behind storage's."""
     merges: list[CompactionResult] = field(default_factory=list)
-    """Carried out, and not yet in the place of their inputs: the next batch takes them along."""
+    """Finished merges that the next batch commits."""
     tasks: int = 0
-    """Number of tasks of each batch that its program declares; 0 for one per state partition."""
+    """Number of tasks per batch that the program declares; 0 for one per state partition."""
     varies_tasks: bool = False
-    """Whether batches have fewer tasks in turn, as small ones do."""
+    """True if batches have fewer tasks in turn, as small ones do."""
     fenced: bool = False
-    """Whether somebody has taken the stage over."""
+    """True if another writer has taken the stage over."""
     began_ms: int = 0
-    """When its last batch began, by its machine's clock."""
+    """Begin of the last batch by this machine's clock."""
 
     def __post_init__(self) -> None:
         self.name = f"writer-{next(_numbers)}"
@@ -76,16 +76,16 @@ class Writer:
         return self.head.table.ranges if self.head.table else 0
 
     def tick(self) -> int:
-        """What a commit takes goes by."""
+        """Advance the clock by the duration of a commit."""
         self.store.clock_ms += STEP_MS
         return self.store.clock_ms - self.behind_ms
 
     def sleep(self) -> None:
-        """Be away for so long that nothing this process has seen of the store counts any more."""
+        """Advance the clock so far that everything this process has read of the store is outdated."""
         self.view = fresh(self.store)
 
     def batch(self, changes: Mapping[Key, Values | None], cache: SstCache | None) -> Manifest:
-        """Put the SSTs of a batch, and return the manifest that is to be committed."""
+        """Put the SSTs of a batch, and return the manifest to commit."""
         self.began_ms = self.tick()
         draft = self._draft("batch", self.began_ms)
         table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
@@ -115,12 +115,12 @@ class Writer:
         )
 
     def landing(self) -> Manifest:
-        """A version that puts merges in the place of their inputs, and nothing else."""
+        """Return a version that only replaces inputs by merges."""
         draft = self._draft("compaction", self.tick())
         return replace(draft, ssts=apply_results(draft.ssts, self.merges))
 
     def commit(self, manifest: Manifest) -> None:
-        """Under its number, or behind the compactions of others that have it."""
+        """Commit under the manifest's number, or after compactions that have taken that number."""
         committer = Committer(self.view, self.head)
         committer.submit(PendingVersion(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
         self.head = committer.head
@@ -132,7 +132,7 @@ class Writer:
 
 
 def patiently(do: Callable[[], T]) -> T:
-    """Try again while storage does not answer."""
+    """Retry while storage does not answer."""
     while True:
         try:
             return do()

@@ -1,4 +1,4 @@
-"""A plugin of pytest for mutation testing: the tests that took least time run first.
+"""A pytest plugin for mutation testing: the fastest tests run first.
 
 Most mutants fail any test of the function at once; without an order they wait for a random one.
 """
@@ -10,7 +10,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by the times that mutmut measured on the code as it is; it has none before its first run."""
+    """Sort by the times that mutmut measured on the original code; its first run has none."""
     measured = Path("mutmut-stats.json")
     if measured.exists():
         times = json.loads(measured.read_text(encoding="utf-8"))["duration_by_test"]

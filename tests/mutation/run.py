@@ -1,4 +1,4 @@
-"""Mutation testing with mutmut: does a test fail for every small change of the code? `make mutants`.
+"""Mutation testing with mutmut (`make mutants`): does a test fail for every small change of the code?
 
 `python -m tests.mutation.run commit merge` runs some groups of `modules.toml` only, `--sample 100` that many mutants of
 each. Prints the table that `docs/testing.md` keeps, and the change of every mutant that survived. What mutmut wrote
@@ -53,7 +53,7 @@ timeout_constant = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Modules that the same tests are about; the paths are those of the workspace."""
+    """Modules with common tests; paths are those of the workspace."""
 
     name: str
     modules: tuple[str, ...]
@@ -61,11 +61,11 @@ class Group:
 
     @property
     def workspace(self) -> Path:
-        """Where mutmut works on it."""
+        """Folder in which mutmut works."""
         return WORKSPACES / self.name
 
     def prepare(self) -> None:
-        """Make the workspace anew."""
+        """Create the workspace again."""
         shutil.rmtree(self.workspace, ignore_errors=True)
         shutil.copytree(ROOT, self.workspace / "slackwater", ignore=shutil.ignore_patterns(*_NOT_THE_PACKAGE))
         shutil.copytree(ROOT / "tests", self.workspace / "tests", ignore=shutil.ignore_patterns("__pycache__"))
@@ -75,7 +75,7 @@ class Group:
         (self.workspace / "pyproject.toml").write_text(project + settings, encoding="utf-8")
 
     def mutmut(self, *words: str, quiet: bool = False) -> str:
-        """Run mutmut in the workspace; what it printed, when `quiet`."""
+        """Run mutmut in the workspace; return its output if `quiet`."""
         environment = os.environ | {
             "TMPDIR": str(self.workspace / "tmp"),
             "SLACKWATER_PROFILE": "mutants",
@@ -87,7 +87,7 @@ class Group:
         return ran.stdout if quiet else ""
 
     def mutants(self) -> list[str]:
-        """The names of all its mutants."""
+        """Return the names of all mutants."""
         with chdir(self.workspace):
             reset_config()  # mutmut reads it from the folder it is in
             return [
@@ -97,14 +97,14 @@ class Group:
             ]
 
     def outcomes(self, module: str) -> dict[str, int | None]:
-        """The exit code of the tests for each mutant of a module; None for one that was not tried."""
+        """Return the tests' exit code for each mutant of a module; None for one that was not tried."""
         meta = json.loads((self.workspace / "mutants" / f"{module}.meta").read_text(encoding="utf-8"))
         found: dict[str, int | None] = meta["exit_code_by_key"]
         return found
 
 
 def groups() -> dict[str, Group]:
-    """Those of `modules.toml`."""
+    """Return the groups of `modules.toml`."""
     with (Path(__file__).parent / "modules.toml").open("rb") as file:
         declared = tomllib.load(file)
     return {
@@ -118,7 +118,7 @@ def groups() -> dict[str, Group]:
 
 
 def main() -> int:
-    """Mutate, run, print."""
+    """Mutate, run the tests, and print the table."""
     known = groups()
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Do the tests notice mutants?")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(known)}; all without one")
@@ -147,7 +147,7 @@ def main() -> int:
 
 
 _OUTCOMES = {0: "survived", 1: "killed", 3: "killed", 33: "not run", 36: "timed out", -24: "timed out"}
-"""By the exit code of a mutant's tests: mutmut's own are above 30, those below 0 are signals."""
+"""Outcomes by exit code: mutmut's own are above 30, negative ones are signals."""
 
 
 def _outcome(code: int | None) -> str:
@@ -155,7 +155,7 @@ def _outcome(code: int | None) -> str:
 
 
 def _table(rows: list[tuple[str, dict[str, int | None]]]) -> list[str]:
-    """The score of each module, in Markdown."""
+    """Return the score of each module, in Markdown."""
     columns = ("killed", "timed out", "survived", "not run", "odd")
     lines = [f"| module | mutants | tried | {' | '.join(columns)} | score |", "|---|" + "--:|" * (len(columns) + 3)]
     everything = {mutant: code for _, outcomes in rows for mutant, code in outcomes.items()}

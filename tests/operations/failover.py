@@ -1,4 +1,4 @@
-"""A Kafka in memory of which replicas and recoveries ask more, and an app that is copied elsewhere."""
+"""A Kafka in memory for tests of replicas and recoveries, and an app to copy."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ class FailoverKafka(Kafka):
     def __init__(self) -> None:
         super().__init__()
         self.mirrored: dict[str, dict[int, list[tuple[int, int]]]] = {}
-        """What a mirror says of offsets, by `CLUSTER.TOPIC` and partition."""
+        """Offset pairs of a mirror, by `CLUSTER.TOPIC` and partition."""
 
     def records_before(self, topic: str, partition: int, offset: int, count: int) -> tuple[Anchor, ...]:
         at, messages = range(max(0, offset - count), offset), self.topics[topic][partition]
@@ -51,12 +51,12 @@ class FailoverKafka(Kafka):
 
 
 def failover_app() -> FlightsApp:
-    """An app in a store that ages, one commit a minute, with such a Kafka."""
+    """Return an app in an aging store with one commit per minute, and its Kafka."""
     store = AgingStore()
     return FlightsApp(store, FailoverKafka(), clock=StoreClock(store, 60_000))
 
 
 def failover_kafka(app: FlightsApp) -> FailoverKafka:
-    """The Kafka of a `failover_app`."""
+    """Return the Kafka of a `failover_app`."""
     assert isinstance(app.kafka, FailoverKafka)
     return app.kafka

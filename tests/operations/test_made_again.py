@@ -1,4 +1,4 @@
-"""What is kept of an app knows which topics its offsets are of, wherever these go."""
+"""Recreated topics: snapshots, clones, replicas and archives know the topic ids of their offsets."""
 
 import pytest
 from slackwater.errors import AnotherTopic, NotFound, Refused, Unavailable
@@ -34,7 +34,7 @@ def looked(app: FlightsApp, ref: str = "flights", kafka: object = None) -> Repor
 
 
 def make_again(app: FlightsApp, topic: str = "flights", partitions: int = 2) -> None:
-    """Delete a topic and make it again, with nothing in it."""
+    """Delete a topic and create it again, empty."""
     kafka = app.kafka
     kafka.topics[topic], kafka.ids[topic] = [[] for _ in range(partitions)], f"{kafka.topic_id(topic)}+"
 

@@ -1,4 +1,4 @@
-"""Processes that change something and are killed while they do: each forked from one that has imported everything.
+"""Processes that are killed while they change something, forked from one that has imported everything.
 
 `python -m tests.operations.victims MODULE` reads lines of JSON, a function of the module and its argument, and answers
 with the process's id, and when it has ended with its status.
@@ -16,7 +16,7 @@ from typing import Self
 
 
 class Victims:
-    """`with Victims(MODULE) as victims:`; the module's functions take one text."""
+    """Victims of one module: `with Victims(MODULE) as victims:`. The module's functions take one text."""
 
     def __init__(self, module: str) -> None:
         self._server = subprocess.Popen(
@@ -28,7 +28,7 @@ class Victims:
         )
 
     def run(self, function: str, argument: str, seconds: float | None = None) -> float:
-        """Let one live so long, or until it is done for None, which it must be then; how long it lived."""
+        """Let a victim live this long, or until it is done for None, which it must be then; return its lifetime."""
         server = self._server
         assert server.stdin is not None
         assert server.stdout is not None

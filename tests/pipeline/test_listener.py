@@ -1,4 +1,4 @@
-"""One listener of a run, made of several."""
+"""A run's listener that combines several."""
 
 import inspect
 

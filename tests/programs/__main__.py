@@ -1,4 +1,4 @@
-"""`python -m tests.programs [NAME …]`: fetch and build what tests run, so that no test has to wait for it.
+"""`python -m tests.programs [NAME …]`: fetches and builds the programs that tests need, before any test.
 
 Kafka, the S3 server and the schema registry are needed. Programs in Go, by their names, and a browser are not: tests
 that want one skip where it is not there.
@@ -19,7 +19,7 @@ from tests.support.registries import EmbeddedRegistry
 
 
 def main(names: Sequence[str]) -> int:
-    """Fetch all, and say what is not to be had; the exit code is 1 where a test cannot do without it."""
+    """Fetch all, and report failures; the exit code is 1 if a required program is missing."""
     for server in (EmbeddedKafka, EmbeddedS3, EmbeddedRegistry):
         try:
             server.jars.fetch(_say)

@@ -1,4 +1,4 @@
-"""Programs in Go that tests run, built into the user's cache by `make programs`, before any test."""
+"""Go programs that tests run, built into the user's cache by `make programs`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _MODULES = {
 
 
 class NotBuilt(Exception):
-    """A program could not be built; the message says why."""
+    """Error of a build; the message says why."""
 
 
 def is_built(name: str) -> bool:
-    """Whether the program is in the cache."""
+    """True if the program is in the cache."""
     return path_of(name).exists()
 
 
 def built(name: str) -> Path:
-    """The program. Skips the test where it was not built: a build takes longer than a test may."""
+    """Return the program. Skips the test if it was not built, because a build takes longer than a test may."""
     if not is_built(name):
         pytest.skip(f"{name} was not built: `make programs` does it, with Go on PATH")
     return path_of(name)
 
 
 def build(name: str) -> None:
-    """Build the program where it is not in the cache, which takes minutes. Many processes may ask at once.
+    """Build the program unless it is in the cache, which takes minutes. Processes may call this concurrently.
 
     Raises `NotBuilt`.
     """
@@ -58,7 +58,7 @@ def build(name: str) -> None:
 
 
 def path_of(name: str) -> Path:
-    """Where the program is, once it is built."""
+    """Return the path of the built program."""
     return cache_folder() / f"{name}-{_MODULES[name][1]}" / name
 
 

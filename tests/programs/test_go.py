@@ -1,4 +1,4 @@
-"""Programs in Go are built before tests, and never by one."""
+"""Go programs are built before tests, and never by one."""
 
 import subprocess
 from pathlib import Path
@@ -18,7 +18,7 @@ chmod +x "$GOBIN/versitygw"
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a Go on `PATH` is called with; the cache is empty."""
+    """Return the arguments with which a fake Go on `PATH` was called; the cache is empty."""
     program, calls = tmp_path / "bin" / "go", tmp_path / "calls"
     program.parent.mkdir()
     program.write_text(GO)

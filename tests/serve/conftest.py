@@ -1,4 +1,4 @@
-"""A store with three stages, served by an instance in a thread of this process."""
+"""A store with three stages, served in a thread of this process."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ class Answered(NamedTuple):
 
 
 class Ask:
-    """Asks one instance, as anybody does."""
+    """HTTP client of one server."""
 
     def __init__(self, url: str, **more: Any) -> None:
         self.url = url
@@ -59,7 +59,7 @@ class Ask:
 
 
 def client_of(app: FlightsApp) -> Client:
-    """The library over an app's store, with a cache beside that."""
+    """Return the library's client for an app's store, with a cache beside it."""
     return Client(Settings(store=app.store.url, cache=f"{app.store.url}-cache", cache_max_bytes=1 << 30))
 
 
@@ -78,7 +78,7 @@ def serving(
     kafka: str | None = None,
     **how: Any,
 ) -> Iterator[str]:
-    """An instance: its address."""
+    """Start a server; return its address."""
     with (
         Client(Settings(store=store, brokers=kafka, cache=str(cache), cache_max_bytes=1 << 30)) as client,
         serving_client(client, listening, options, **how) as url,
@@ -90,7 +90,7 @@ def serving(
 def serving_client(
     client: Client, listening: ListenOptions = HERE, options: ServeOptions = FAST, **how: Any
 ) -> Iterator[str]:
-    """An instance over a client's store: its address."""
+    """Start a server over a client's store; return its address."""
     port = free_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
     instance = ServeInstance(client, listening, options, **how)
@@ -108,7 +108,7 @@ def serving_client(
 def serving_apart(
     store: str, cache: Path, *words: str, program: Path = SLACKWATER
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An instance in a process of its own: its address, and the process."""
+    """Start a server process; return its address and the process."""
     port = free_port()
     ask, env = Ask(f"http://127.0.0.1:{port}"), {**os.environ, "SLACKWATER_CACHE": str(cache)}
     words = (str(program), "serve", "--store", store, "--port", str(port), *words)
@@ -142,7 +142,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture(scope="session")
 def instance(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One instance for all tests that change nothing."""
+    """Return one server for all tests that change nothing."""
     with serving(written.store.url, tmp_path_factory.mktemp("cache")) as url:
         yield url
 
@@ -160,13 +160,13 @@ def server(instance: str) -> Iterator[Server]:
 
 @pytest.fixture
 def app(written: FlightsApp, tmp_path: Path) -> FlightsApp:
-    """An app of the test's own."""
+    """Return an app for this test only."""
     return copied(written, LocalStore(tmp_path / "store"))
 
 
 @pytest.fixture
 def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
-    """Instances of that app."""
+    """Return a function that starts servers of that app."""
     with ExitStack() as stack:
 
         def begun(

@@ -1,4 +1,4 @@
-"""Who may what: tokens, certificates, this machine; and how often."""
+"""Access: tokens, certificates, local requests, and rate limits."""
 
 import datetime as dt
 import logging
@@ -197,7 +197,7 @@ def test_whoever_comes_with_a_certificate_is_who_it_names(
 
 
 class Authority:
-    """Signs certificates."""
+    """Certificate authority for tests."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
@@ -206,7 +206,7 @@ class Authority:
         self.file.write_bytes(self._certificate(self._name, self._key, is_ca=True))
 
     def signed(self, name: str) -> Path:
-        """A file with a key, and a certificate of this common name."""
+        """Return a file with a key, and a certificate of this common name."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         pem = key.private_bytes(

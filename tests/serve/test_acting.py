@@ -1,4 +1,4 @@
-"""A search over HTTP, as it goes; a snapshot that is asked for; and who may."""
+"""Searches over HTTP with their events, snapshot requests, and the rights they need."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ MANY = "SELECT carrier FROM carriers WHERE flights >= 9"
 
 
 def events(ask: Ask, body: object, path: str = BISECT, **headers: str) -> list[tuple[str, Any]]:
-    """The events of a POST; of one that is refused, its document as `refused`."""
+    """Return the events of a POST; for a refused one, its document as `refused`."""
     pool = urllib3.PoolManager(retries=False, timeout=30)
     found = pool.request("POST", ask.url + path, body=msgspec.json.encode(body), headers=headers)
     if found.headers["content-type"] != "text/event-stream; charset=utf-8":

@@ -1,4 +1,4 @@
-"""Statements that run out of memory disturb nobody else: a server in a process of its own, asked at a steady rate."""
+"""Statements that run out of memory do not disturb other clients of a server process, at a steady request rate."""
 
 import threading
 import time
@@ -20,23 +20,23 @@ from .test_sql import HOGS, QUERY
 CARRIERS = "/apps/flights/at/now/tables/carriers?key=C1"
 SMALL = f"{QUERY}?sql=SELECT+count(*)+FROM+carriers"
 QUICK = HOGS[::3]
-"""Those that meet their limit within a second where nothing else works."""
+"""Statements that meet their limit within a second on an idle machine."""
 MOST_TIMES = 3.0
-"""The 99th percentile of others, beside the hogs as without them."""
+"""Largest ratio of other requests' 99th percentile with these statements to that without them."""
 SQL_EVERY = 40
 FLOOR_S = 1.0
-"""What a machine that does other work adds to the slowest of a few requests, whatever the server does."""
+"""Delay that a busy machine adds to the slowest of a few requests, whatever the server does."""
 
 
 @pytest.fixture
 def served(app: FlightsApp, tmp_path: Path) -> Iterator[str]:
-    """The address of a server in a process of its own that wants tokens."""
+    """Start a server process that requires tokens; return its address."""
     with serving_apart(app.store.url, tmp_path / "cache", "--tokens", "--sql-time", "60s") as (url, _):
         yield url
 
 
 class Load:
-    """Asks at a steady rate, whatever the answers take: for rows, and now and then in SQL."""
+    """Load at a steady rate, however long answers take: rows, and sometimes SQL."""
 
     def __init__(self, url: str, token: str, a_second: float) -> None:
         self._url, self._every_s = url, 1 / a_second
@@ -46,7 +46,7 @@ class Load:
         self.took_s: list[float] = []
 
     def run(self, is_over: threading.Event, least: int) -> None:
-        """Ask until it is over, and so often at least."""
+        """Send requests until it is over, and at least this many."""
         began_s, number = time.perf_counter(), 0
         with ThreadPoolExecutor(64) as pool:
             while number < least or not is_over.is_set():
@@ -66,7 +66,7 @@ class Load:
 
 
 def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int, floor_s: float = 0.0) -> float:
-    """Hold the law: so many statements that run out of memory, one after the other, beside requests at that rate.
+    """Check the law with this many statements that run out of memory, one after the other, at this request rate.
 
     Returns how many times the others' 99th percentile is what it is without the hogs.
     """

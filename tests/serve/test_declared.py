@@ -1,4 +1,4 @@
-"""Routes as they are declared: the OpenAPI document, and the page of documentation, have all of them."""
+"""Declared routes: the OpenAPI document and the documentation have all of them."""
 
 from pathlib import Path
 from typing import Any

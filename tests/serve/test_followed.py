@@ -1,4 +1,4 @@
-"""Which apps an instance polls: those that somebody looks at, and none because it was in a list."""
+"""Apps that a server polls: only those whose rows are requested."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ByApp(StoreWrapper):
-    """Counts the requests for each app."""
+    """Counter of requests by app."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Whatever is sent, nothing hangs, nothing is a bug of the server's, and what it says is what its document says."""
+"""Hostile requests: nothing hangs, no server error, and every answer fits the OpenAPI document."""
 
 import socket
 import subprocess
@@ -36,12 +36,12 @@ _BESIDE = ("/", "/healthz", "/openapi.json", "/page/main.js")
 _HOW: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 _PATIENCE_S = 15
 _MOST_BYTES = 1 << 30
-"""Of the server and its processes for SQL, together."""
+"""Memory limit of the server and its SQL processes together."""
 
 
 @dataclass
 class Besieged:
-    """A server in a process of its own, and what came of what it was sent."""
+    """A server process, and counts of its answers."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -52,7 +52,7 @@ class Besieged:
     began_s: float = field(default_factory=time.monotonic)
 
     def send(self, case: Any) -> None:
-        """Send one case, and hold the answer to the document."""
+        """Send one case, and compare the answer with the document."""
         self.cases += 1
         path, began_s = case.operation.path, time.monotonic()
         is_positive = case.meta.generation.mode is GenerationMode.POSITIVE
@@ -114,7 +114,7 @@ def besieged(written: FlightsApp, tmp_path: Any) -> Iterator[Besieged]:
 
 
 def _document(url: str) -> dict[str, Any]:
-    """The server's document, with what is not in it: tools, as routes whose body is their arguments, and files."""
+    """Return the server's document with additions: tools, as routes with their arguments as body, and files."""
     document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=_PATIENCE_S).json()
     anything = {"200": {"description": "", "content": {kind: {} for kind in ("application/json", "text/html", "*/*")}}}
     for name, tool in TOOLS.items():
@@ -125,7 +125,7 @@ def _document(url: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(SECONDS)
 def test_what_the_document_allows_and_what_it_does_not(besieged: Besieged) -> None:
-    """A few hundred cases; with `SLACKWATER_PROFILE=ci` over ten thousand, and `-rP` shows what came of them."""
+    """Sends a few hundred cases; over ten thousand with `SLACKWATER_PROFILE=ci`. `-rP` shows the results."""
     schema = schemathesis.openapi.from_dict(_document(besieged.url))
     schema.config.update(base_url=besieged.url)
     how = settings(scaled(25, in_ci=180), phases=[Phase.generate], **_HOW)

@@ -1,4 +1,4 @@
-"""What an instance answers while the store does not, and however many connections wait for nothing."""
+"""Answers of a server while the store does not answer, or while many idle connections are open."""
 
 import socket
 import time
@@ -29,7 +29,7 @@ MOST_S = 20.0
 
 @pytest.fixture
 def behind(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
-    """What an instance reaches S3 through."""
+    """Return the proxy between the server and S3."""
     with s3_proxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy
@@ -37,7 +37,7 @@ def behind(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]
 
 @pytest.fixture
 def guarded(written: FlightsApp, behind: S3Proxy, tmp_path: Path) -> Iterator[tuple[Ask, str]]:
-    """An instance over S3 that wants tokens, and a token."""
+    """Start a server over S3 that requires tokens; return it with a token."""
     store = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     for info in written.store.list(""):
         store.put(info.key, written.store.get(info.key))

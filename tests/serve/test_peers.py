@@ -1,4 +1,4 @@
-"""Instances of one store: whose a part of a table is, all compute alike; whoever is gone is missed by nobody."""
+"""Servers of one store: all compute the same owner of a state partition, and a lost server is replaced."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_any_instance_answers_any_key_the_same(app: FlightsApp, two: tuple[Ask, 
 
 
 def test_a_key_is_passed_on_with_the_token_of_who_asked(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
-    """Both find each other within two signs of life; what is passed on is answered where it comes to."""
+    """The servers find each other within two heartbeats; a forwarded request is answered where it arrives."""
     headers = {"slackwater-hop": "0"}
     assert two[0](AIRCRAFT.replace("now", "v3"), key="N001", stage="aircraft", headers=headers).status == 200
     assert two[0](AIRCRAFT, key="N001", headers={"slackwater-hop": "no number"}).status == 200

@@ -1,4 +1,4 @@
-"""Each route gives what the library gives, and says how fresh it is."""
+"""Each route gives the library's results with their freshness."""
 
 import threading
 from collections.abc import Callable

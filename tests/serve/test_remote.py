@@ -1,4 +1,4 @@
-"""`sw.open` of a server gives what it gives of the store."""
+"""`sw.open` of a server gives the results of `sw.open` of its store."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Rows of what is open equal those that any look-up gives: over versions, deletes, expiry and what is forgotten."""
+"""Rows from open SSTs equal those of any look-up: with versions, deletions, expiry and forgotten keys."""
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -29,7 +29,7 @@ steps = st.lists(changes | st.sampled_from(KEYS), min_size=1, max_size=6)
 
 
 class Written:
-    """An app of one table, by batches and what is forgotten."""
+    """An app of one table, written by batches and forgets."""
 
     def __init__(self, folder: Path, table: Table) -> None:
         settings = Settings(store=str(folder / "store"), cache=str(folder / "cache"), cache_max_bytes=1 << 30)

@@ -1,4 +1,4 @@
-"""SQL from elsewhere takes no more than it may, and sees nothing of the machine."""
+"""SQL over HTTP stays within its limits and cannot see the machine."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ from .conftest import FAST, Ask, made
 
 QUERY = "/apps/flights/at/now/query"
 TIGHT = ServeOptions(poll_interval_s=0.05, sql_timeout_s=30.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
-"""In memory and rows, not in time: a machine that does other work makes an ordinary statement take seconds."""
+"""Strict limits of memory and rows, but not of time, because a busy machine delays ordinary statements by seconds."""
 HASTY = replace(TIGHT, sql_timeout_s=1.0)
 
 

@@ -1,4 +1,4 @@
-"""Strings that are no UTF-8 and maps with a key twice over HTTP: every row is there."""
+"""Strings that are not UTF-8 and maps with a duplicate key over HTTP: every row is returned."""
 
 import json
 from collections.abc import Iterator

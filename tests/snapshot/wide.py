@@ -1,4 +1,4 @@
-"""Stores of many apps, and an app of many versions and snapshots, put as objects at once; and a client of any store."""
+"""Stores of many apps, and an app of many versions and snapshots, written directly; and a client of any store."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ def client_over(store: ObjectStore, cache: Path) -> Client:
 
 
 def many_apps(store: ObjectStore, count: int) -> tuple[str, ...]:
-    """Running apps of one stage with a table each; their names."""
+    """Put running apps of one stage with a table each; return their names."""
     names = tuple(f"app-{number:04}" for number in range(count))
     for name in names:
         store.put(keys.app_info(name), codec.encode(AppInfo(name, 1)))
@@ -66,7 +66,7 @@ def repeat_version(store: ObjectStore, head: Manifest, up_to: int) -> Manifest:
 
 
 def pin_versions(store: ObjectStore, head: Manifest, count: int) -> None:
-    """Put snapshots of versions up to `head`, evenly spread."""
+    """Put evenly spread snapshots of versions up to `head`."""
     for number in range(1, count + 1):
         version, at_ms = max(1, head.version * number // count), head.time_ms + number
         pinned = {head.stage: version}

@@ -1,4 +1,4 @@
-"""The searches for items that fail, against their definitions: the rest passes, and no item can be given back."""
+"""Searches for failing items, compared with their definitions: the rest passes, and no item can be added back."""
 
 from collections.abc import Sequence
 from math import ceil, log2
@@ -18,7 +18,7 @@ from slackwater.state.failing import (
 
 
 class Trials:
-    """Groups of items, of which some fail by themselves and some together."""
+    """Groups of items, some of which fail alone and some together."""
 
     def __init__(self, bad: Sequence[frozenset[int]]) -> None:
         self.bad = bad

@@ -1,4 +1,4 @@
-"""A state's function that fails tells for which keys, or for which records, found in the task."""
+"""Failures of a state's function: the keys or records at fault, found in the task."""
 
 import os
 from decimal import Decimal

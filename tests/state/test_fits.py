@@ -1,4 +1,4 @@
-"""What a program changes of a table's columns, and what is refused with the way to do it."""
+"""Changes of a table's columns by a program, and refusals with the alternative."""
 
 import pyarrow as pa
 import pytest

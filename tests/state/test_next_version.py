@@ -1,4 +1,4 @@
-"""The manifest of a batch: what it says of inputs, outputs, markers, merges and the clock."""
+"""The manifest of a batch: inputs, outputs, markers, merges and the clock."""
 
 from collections.abc import Sequence
 

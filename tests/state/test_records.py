@@ -1,4 +1,4 @@
-"""What was sent on a channel, and what lies between two places of an input."""
+"""Records sent on a channel, and records between two positions of an input."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Which rows a batch writes to a table: those of keys that it changed, and no deletion of what was not there."""
+"""Rows that a batch writes to a table: those of changed keys, and no deletion of missing ones."""
 
 import pyarrow as pa
 import slackwater as sw

@@ -1,4 +1,4 @@
-"""A store whose clock tests turn and whose requests they can come between, and an app on that clock."""
+"""A store with a controllable clock and interruptible requests, and an app on that clock."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ FEW = Retention(versions=3)
 
 
 class AgingStore(MemoryStore):
-    """Objects in memory, under a clock that only moves when it is told to."""
+    """Objects in memory, with a clock that tests advance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class AgingStore(MemoryStore):
         self._written_ms: dict[str, int] = {}
 
     def pause(self, seconds: float) -> None:
-        """Move the clock on, in place of a wait."""
+        """Advance the clock instead of waiting."""
         self.clock_ms += round(seconds * 1_000)
 
     def _write(self, key: str, data: bytes) -> None:
@@ -63,7 +63,7 @@ class AgingStore(MemoryStore):
         return self._call("list_folders", prefix, lambda: MemoryStore.list_folders(self, prefix))
 
     def once(self, verb: str, part: str, do: Callable[[], object]) -> None:
-        """Do something before the next request of this verb whose key has this part."""
+        """Run `do` before the next request of this verb whose key contains `part`."""
 
         def before(found: str, key: str) -> None:
             if found == verb and part in key:
@@ -86,7 +86,7 @@ class AgingStore(MemoryStore):
 
 
 class StoreClock(Clock):
-    """The app's clock is storage's too; each commit takes `step_ms`."""
+    """The app's clock, which is also storage's; each commit takes `step_ms`."""
 
     def __init__(self, store: AgingStore, step_ms: int) -> None:
         super().__init__(store.clock_ms)
@@ -98,19 +98,19 @@ class StoreClock(Clock):
         return now_ms
 
     def wait(self, span_ms: int) -> None:
-        """Let time go by."""
+        """Let time pass."""
         self.now_ms += span_ms
         self.store.clock_ms = self.now_ms
 
 
 def aging_app(name: str = "flights", *, step_ms: int = 60_000, store: AgingStore | None = None) -> FlightsApp:
-    """An app in a store that ages, one commit a minute."""
+    """Return an app in an aging store, with one commit per minute."""
     store = store or AgingStore()
     return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms))
 
 
 def fresh(store: ObjectStore) -> ObjectStore:
-    """The store as another process sees it: with no manifest in memory."""
+    """Return the store as another process sees it, without cached manifests."""
     return CountingStore(store)
 
 
@@ -119,12 +119,12 @@ def keys_of(store: MemoryStore, prefix: str = "") -> set[str]:
 
 
 def store_of(app: FlightsApp) -> AgingStore:
-    """The store of an `aging_app`."""
+    """Return the store of an `aging_app`."""
     return cast("AgingStore", app.store)
 
 
 def wait(app: FlightsApp, span_ms: int = 2 * HOUR_MS) -> None:
-    """Let time go by in an app's store."""
+    """Let time pass in an app's store."""
     cast("StoreClock", app.clock).wait(span_ms)
 
 
@@ -134,7 +134,7 @@ def gc(app: FlightsApp, retention: Retention = FEW, **options: Any) -> Collected
 
 
 def old_app(batches: int = 8) -> FlightsApp:
-    """A history of which all but the last minutes are old enough to go."""
+    """Return a history old enough to be collected, except the last minutes."""
     app = aging_app()
     app.run(flights(batches * 10))
     app.compact("aircraft")
@@ -146,12 +146,12 @@ def old_app(batches: int = 8) -> FlightsApp:
 
 
 def at(hours: float) -> str:
-    """The moment so many hours after the first commit, as a ref has it."""
+    """Return this many hours after the first commit as the moment of a ref."""
     return datetime.fromtimestamp((START_MS + hours * HOUR_MS) / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def check_whole(app: FlightsApp) -> None:
-    """Every version of the history names only SSTs that are there, and its state can be read."""
+    """Check that every version names only existing SSTs, and that its state is readable."""
     store = fresh(app.store)
     for stage in STAGES:
         for version in history.list_versions(store, app.name, stage):

@@ -1,4 +1,4 @@
-"""Threads on a clock of their own, which goes on when all of them sleep: whatever they do, they do it the same way."""
+"""Threads on a simulated clock, which advances when all of them sleep, so that runs are repeatable."""
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -6,13 +6,13 @@ from threading import Condition, RLock, Thread, local
 
 
 class Crowd:
-    """Runs jobs as threads, one at a time: whoever wakes first, and of two at once the first in the row."""
+    """Runner of jobs as threads, one at a time: the first to wake, and of two at once the first in the list."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._lock = RLock()
         self._turns: list[Condition] = []
-        """One of each, so that only who is next is woken."""
+        """One condition per thread, so that only the next one is woken."""
         self._asleep: list[tuple[float, int]] = []
         self._awake: int | None = None
         self._me = local()
@@ -27,7 +27,7 @@ class Crowd:
             self._wait()
 
     def run(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Until all of them have ended."""
+        """Run the jobs until all of them have ended."""
         threads = [Thread(target=self._one, args=(number, job)) for number, job in enumerate(jobs)]
         self._turns = [Condition(self._lock) for _ in threads]
         self._asleep = [(0.0, number) for number in range(len(threads))]

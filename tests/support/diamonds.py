@@ -1,4 +1,4 @@
-"""A diamond run without Spark and Kafka: real plans, real arrivals, real messages, real manifests.
+"""A diamond run without Spark and Kafka: real plans, positions, messages and manifests.
 
              moves          reads numbers 0, 1, 2, … from a topic without end
                | moved
@@ -54,7 +54,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Message:
-    """A Kafka message as far as anybody looks at it."""
+    """The parts of a Kafka message that are used."""
 
     def __init__(self, value: bytes | None, header: bytes | None, at: tuple[str, int, int] = ("t", 3, 14)) -> None:
         self._value, self._header, self._at = value, header, at
@@ -76,15 +76,15 @@ class Message:
 
 
 class Logs:
-    """Topics in memory. Does what capturing and verifying ask of Kafka (`KafkaTopics`)."""
+    """Topics in memory, with the requests of capturing and verification (`KafkaTopics`)."""
 
     def __init__(self) -> None:
         self.topics = {channel: tuple([] for _ in range(PARTITIONS[channel])) for channel in SENDER}
         self.topics: dict[str, tuple[list[Message], ...]]
         self.lost = 0
-        """So many records are missing at the end of what is read in flight."""
+        """Number of records missing at the end of in-flight reads."""
         self.earliest: dict[str, tuple[int, ...]] = {}
-        """What was not deleted, of topics of which anything was."""
+        """First remaining offsets of topics from which records were deleted."""
 
     def append(self, topic: str, partition: int, value: bytes, header: bytes) -> None:
         log = self.topics[topic][partition]
@@ -94,7 +94,7 @@ class Logs:
         return tuple(map(len, self.topics[topic]))
 
     def delete(self, topic: str, *before: int) -> None:
-        """What Kafka's DeleteRecords does: of each partition, what lies before an offset is gone."""
+        """Delete the records of each partition before an offset, as Kafka's DeleteRecords does."""
         held = zip(self.first(topic), before, self.ends(topic), strict=True)
         self.earliest[topic] = tuple(max(first, min(offset, end)) for first, offset, end in held)
 
@@ -102,11 +102,11 @@ class Logs:
         return self.earliest.get(topic, (0,) * len(self.topics[topic]))
 
     def state(self, topic: str) -> TopicState:
-        """As `kafka.state`."""
+        """Return the topic's state as `kafka.state` does."""
         return TopicState(self.first(topic), self.ends(topic))
 
     def messages(self, topic: str, partition: int, start: int, end: int, rows: int | None) -> list[Message]:
-        """As `records.read_range`: where the rows are counted, what is gone is passed over, to be missed or not."""
+        """Return messages as `records.read_range` does: if rows are counted, deleted ones are skipped."""
         first = self.first(topic)[partition]
         if start < first and rows is None:
             raise Gone(f"offsets {start} to {first - 1} of {topic}[{partition}] are gone from Kafka")
@@ -136,7 +136,7 @@ class Logs:
 
 
 class Diamond:
-    """The app and its runners. `seen` is what each version of a stage has consumed since the stage began."""
+    """The app and its runners. `seen` has what each version of a stage has consumed since the stage began."""
 
     def __init__(self, stages: Sequence[str] = STAGES) -> None:
         self.store = MemoryStore()
@@ -152,7 +152,7 @@ class Diamond:
             self.start(stage)
 
     def start(self, stage: str, *, accept_loss: bool = False) -> None:
-        """Claim the stage and begin where its head is, as a runner does that is started, or started again."""
+        """Claim the stage and begin at its head, as a starting or restarting runner does."""
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
@@ -180,7 +180,7 @@ class Diamond:
             self.handled = set(head.recorded)
 
     def step(self, stage: str, *, records: int = 3, max_records: int | None = None, crash: bool = False) -> Manifest:
-        """One micro-batch, from its plan to its commit; with `crash` it writes everything but the manifest."""
+        """Run one micro-batch, from its plan to its commit; with `crash` it writes everything except the manifest."""
         head, before = self.heads[stage], self.positions[stage]
         asked = {request.id for request in open_requests(self.store, APP)}
         if stage == "moves":
@@ -211,7 +211,7 @@ class Diamond:
             self.step(stage, **options)
 
     def settle(self) -> None:
-        """Let every stage go on, without new numbers, until nothing moves."""
+        """Let every stage continue, without new numbers, until nothing changes."""
         for _ in range(200):
             before = dict(self.heads)
             self.step_all(records=0)
@@ -223,7 +223,7 @@ class Diamond:
         return ChannelPlanner(self.store, APP, SENDER[channel], channel, pace=Pace(0), max_records=max_records)
 
     def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
-        """The numbers of a batch, read and counted as a source's tasks do."""
+        """Yield the numbers of a batch, read and counted as a source's tasks do."""
         attempts = planner.counted_attempts(before.version, after.version)
         for part in (part for task in _ranges_by_task(channel, before, after, attempts, 2) for part in task.parts):
             found = 0
@@ -234,7 +234,7 @@ class Diamond:
             check_row_count(channel, part, found, [])
 
     def zombie(self, stage: str, snapshot: str) -> None:
-        """A writer that lost its stage still writes rows and markers; no manifest ever names them."""
+        """Let a writer that lost its stage write rows and markers, which no manifest names."""
         for channel in WRITES[stage]:
             for partition in range(PARTITIONS[channel]):
                 rows = pa.table({"n": pa.array([10**9], pa.int64())})
@@ -252,7 +252,7 @@ class Diamond:
     def _write(
         self, head: Manifest, rows: Sequence[int], after: dict[str, Position], outcome: ProtocolOutcome
     ) -> Manifest:
-        """What `StageRunner` does: the rows, the markers behind them, and the manifest that names both."""
+        """Write rows, markers and the manifest, as `StageRunner` does."""
         kept = {"evens": 0, "odds": 1}
         sent = [n for n in rows if head.stage not in kept or n % 2 == kept[head.stage]]
         results = [self._send(head, name, sent) for name in head.outputs if sent]
@@ -294,6 +294,6 @@ def _at_birth(draft: Manifest) -> Manifest:
 
 
 def markers_in(messages: Collection[Message]) -> list[str]:
-    """The snapshots of the markers among these messages, in order."""
+    """Return the snapshots of the markers among these messages, in order."""
     headers = (header_value(message) for message in messages)  # type: ignore[arg-type]
     return [header.removeprefix("marker ") for header in headers if header.startswith("marker ")]

@@ -1,4 +1,4 @@
-"""Two senders and a reader of both, and a snapshot by markers that keeps records in flight. No Spark, no Kafka.
+"""Two senders, their common reader, and a snapshot by markers that keeps records in flight, without Spark and Kafka.
 
 Rows are only counted: what the channels carry is a number.
 """
@@ -66,7 +66,7 @@ class Topics:
 
 
 def records(partition: int, offset: int, rows: int, first: int = 0) -> pa.Table:
-    """The rows of one message with their addresses."""
+    """Return the rows of one message with their addresses."""
     numbers = pa.array(range(first, first + rows), pa.int32())
     return pa.table(
         {
@@ -97,7 +97,7 @@ class FanIn:
             self._commit(first)
 
     def send(self, stage: str, *rows: int, marker: str = "") -> Manifest:
-        """A version of a sender with so many rows for each partition, after those of an attempt that failed."""
+        """Commit a sender's version with this many rows per partition, after those of a failed attempt."""
         name, attempt = CHANNELS[stage], f"attempt-{next(self._attempts)}"
         for partition, number in enumerate(rows):
             if number:
@@ -131,7 +131,7 @@ class FanIn:
         awaited: dict[str, tuple[str, ...]] | None = None,
         captured: dict[str, dict[str, VersionSpan]] | None = None,
     ) -> Manifest:
-        """A version of the reader that consumes up to these versions of the senders."""
+        """Commit a version of the reader that consumes up to these versions of the senders."""
         draft = self._next("join")
         inputs = {}
         for (stage, name), version in zip(CHANNELS.items(), (left, right), strict=True):
@@ -143,12 +143,12 @@ class FanIn:
         )
 
     def restart(self, stage: str) -> Manifest:
-        """A claim."""
+        """Claim the stage again."""
         draft = self._next(stage, "claim")
         return self._commit(replace(draft, epoch=draft.epoch + 1))
 
     def snapshot(self, name: str = "good") -> Snapshot:
-        """By markers: the reader gets the left one first, and what comes from the right until then is in flight."""
+        """Take a snapshot by markers. The left marker arrives first; later rows from the right are in flight."""
         asked = request_snapshot(self.store, "bank", name, "ada@host")
         left = self.send("left", 2, 1, marker=asked.id)
         right = self.heads["right"]
@@ -175,7 +175,7 @@ class FanIn:
 
 
 def bank(store: ObjectStore) -> FanIn:
-    """The app with some history before its snapshot `good`, and some after it."""
+    """Return the app with history before and after its snapshot `good`."""
     app = FanIn(store)
     app.send("left", 3, 2)
     app.send("right", 1, 4)

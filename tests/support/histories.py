@@ -1,4 +1,4 @@
-"""A believable app without Spark and Kafka: it writes its history straight through the store's API.
+"""A realistic app without Spark and Kafka, whose history is written through the store's API.
 
 Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by aircraft;
 `aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts by carrier.
@@ -42,7 +42,7 @@ from tests.support.manifests import LINEAGE, claim
 from tests.support.state_rows import decoded
 
 START_MS = 1_735_689_600_000
-"""When the clock of a history starts: 2025-01-01T00:00:00Z."""
+"""Start of a history's clock: 2025-01-01T00:00:00Z."""
 
 STAGES = ("legs", "aircraft", "carriers")
 KAFKA_PARTITIONS = 2
@@ -55,14 +55,14 @@ TABLES = {
 }
 
 SCHEMA = "`tail` string, `carrier` string, `delay` bigint"
-"""Of both channels."""
+"""Schema of both channels."""
 CAPTURED = pa.schema(
     [
         *(("tail", pa.string()), ("carrier", pa.string()), ("delay", pa.int64())),
         *(("_partition", pa.int32()), ("_offset", pa.int64()), ("_row", pa.int32())),
     ]
 )
-"""Their records in flight."""
+"""Schema of records in flight."""
 
 
 class Flight(NamedTuple):
@@ -76,7 +76,7 @@ Totals = tuple[int, int, int]
 
 
 class Message(NamedTuple):
-    """What lies at one offset. `attempt` is empty in users' topics; `marker` is a snapshot's id or empty."""
+    """Message at one offset. `attempt` is empty in users' topics; `marker` is a snapshot's id or empty."""
 
     flights: tuple[Flight, ...]
     app: str = ""
@@ -86,19 +86,19 @@ class Message(NamedTuple):
 
 
 class Kafka:
-    """Topics in memory: the messages of each partition. Does what cloning asks of Kafka (`Channels`)."""
+    """Topics in memory, with the requests of cloning (`Channels`)."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[Message]]] = {}
         self.earliest: dict[str, tuple[int, ...]] = {}
-        """What retention has left of a topic, where it took something."""
+        """First remaining offsets of topics that retention has shortened."""
         self.ids: dict[str, str] = {}
         self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
-        """What was announced, by app/stage."""
+        """Announced offsets, by app/stage."""
         self._attempts = itertools.count(1)
 
     def with_archives(self, _store: ObjectStore, *_apps: str) -> "Kafka":
-        """It is what it is: what it has lost, no archive has."""
+        """Return itself, because no archive has what it has lost."""
         return self
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -115,11 +115,11 @@ class Kafka:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
     def starts(self, topic: str) -> tuple[int, ...] | None:
-        """The earliest offsets."""
+        """Return the earliest offsets."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
     def held(self) -> RemainingOf:
-        """As that of `KafkaChannels`; it has no archive."""
+        """Return the remaining offsets as `KafkaChannels` does; there is no archive."""
 
         def held_of(source: Input) -> Remaining:
             is_another = is_other_topic(source.topic_id, self.topic_id(source.topic))
@@ -131,7 +131,7 @@ class Kafka:
         return 7 * 86_400_000 if topic in self.topics else None
 
     def since(self, topic: str, time_ms: int) -> tuple[int, ...]:
-        """Messages have no times here: all of them are since."""
+        """Return the earliest offsets, because messages have no times here."""
         return (0,) * len(self.topics[topic])
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
@@ -179,7 +179,7 @@ class Kafka:
         """Its groups have other names here."""
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
-        """As `snapshot.take.KafkaTopics`."""
+        """See `snapshot.take.KafkaTopics`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for offset in range(start, end):
                 message = self.topics[in_flight.topic][partition][offset]
@@ -190,7 +190,7 @@ class Kafka:
                     yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CAPTURED, strict=True)], CAPTURED)
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
-        """The messages that count, by partition."""
+        """Return the valid messages, by partition."""
         return tuple(
             [message for message in messages[start:end] if message.attempt in in_flight.attempts]
             for messages, start, end in zip(self.topics[in_flight.topic], in_flight.starts, in_flight.ends, strict=True)
@@ -200,7 +200,7 @@ class Kafka:
         return f"attempt-{next(self._attempts)}"
 
     def send(self, topic: str, flights: Iterable[Flight]) -> None:
-        """Users' events, one a message."""
+        """Send users' events, one per message."""
         self.create(topic)
         for flight in flights:
             self.topics[topic][_partition(flight.tail)].append(Message((flight,)))
@@ -219,7 +219,7 @@ class Clock:
 
 
 class FlightsApp:
-    """An app and its runner: claims its stages when made, then commits one version with each `step`."""
+    """An app and its runner: it claims its stages when created, and commits one version with each `step`."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class FlightsApp:
             self.claim(stage)
 
     def claim(self, stage: str) -> Manifest:
-        """Start the stage's writer: from nothing, or from its head."""
+        """Start the stage's writer, from nothing or from its head."""
         manifest = claim(
             self.store,
             self.name,
@@ -264,7 +264,7 @@ class FlightsApp:
         self.kafka.send(self.topic, flights)
 
     def run(self, flights: Iterable[Flight], *, a_batch: int = 10) -> None:
-        """Feed flights in batches and let every stage follow each batch."""
+        """Feed flights in batches, and let every stage process each batch."""
         for batch in _batched(flights, a_batch):
             self.send(*batch)
             self.step_all()
@@ -274,7 +274,7 @@ class FlightsApp:
             self.step(stage)
 
     def step(self, stage: str, *, max_versions: int = 1_000_000, max_records: int = 1_000_000) -> Manifest:
-        """One micro-batch: read what is there, up to a marker and within the limits, and commit."""
+        """Run one micro-batch: read available records, up to a marker and within the limits, and commit."""
         head = self.heads[stage]
         draft = replace(self._next(stage), duration_ms=85)
         requests = {request.id for request in open_requests(self.store, self.name)}
@@ -296,7 +296,7 @@ class FlightsApp:
         return self.commit(manifest)
 
     def _next(self, stage: str, kind: VersionKind = "batch") -> Manifest:
-        """The next version of a stage, as its writer begins it."""
+        """Return the next version of a stage, as its writer begins it."""
         head, now_ms = self.heads[stage], self.clock.tick(stage)
         return successor(head, kind=kind, epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
 
@@ -324,20 +324,20 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=tuple(merged)))
 
     def step_behind_a_compaction(self, stage: str) -> Manifest:
-        """One micro-batch, which loses its number to a compaction of another process."""
+        """Run one micro-batch that loses its number to a compaction of another process."""
         head = self.heads[stage]
         self.overtaken[stage] = self.compact(stage)
         self.heads[stage] = head
         return self.step(stage)
 
     def rescale(self, stage: str, partitions: int) -> Manifest:
-        """Give the stage so many state partitions, and start its writer again."""
+        """Rescale the stage, and start its writer again."""
         now_ms = self.clock.tick(stage)
         rescale(self.store, self.name, stage, partitions, by="ada@host", now_ms=now_ms)
         return self.claim(stage)
 
     def table(self, stage: str) -> Table:
-        """The stage's table as it is stored."""
+        """Return the stage's table as stored."""
         table = self.heads[stage].table
         assert table is not None
         return table
@@ -356,7 +356,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def load(self, stage: str, num_keys: int) -> Manifest:
-        """Commit a version with that many more keys, written at once; they are not in `state`."""
+        """Commit a version with this many more keys, written at once; they are not in `state`."""
         head = self.heads[stage]
         draft = self._next(stage)
         numbers = np.arange(num_keys, dtype=np.int64)
@@ -366,7 +366,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def role(self, stage: str) -> str:
-        """What the stage was called first: by that it is known here."""
+        """Return the stage's first name, by which tests know it."""
         formerly = self.heads[stage].formerly
         return formerly[0].stage if formerly else stage
 
@@ -374,7 +374,7 @@ class FlightsApp:
         return history.read(self.store, self.name, stage, version)
 
     def at_birth(self, draft: Manifest) -> Manifest:
-        """A claim, with what a stage is given by its first one."""
+        """Return a claim with the fields that a stage gets by its first one."""
         if draft.inputs:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
@@ -488,7 +488,7 @@ class FlightsApp:
 
 
 def copied(app: FlightsApp, store: ObjectStore) -> FlightsApp:
-    """The same app, clock and Kafka with all they have come to, in another store, which is empty.
+    """Copy the app, its clock and Kafka into another store, which is empty.
 
     For tests that go on with one history: writing it takes a tenth of a second of a processor, copying a tenth of that.
     """
@@ -510,7 +510,7 @@ def _written(count: int) -> FlightsApp:
 
 
 def app_of(count: int = 40) -> FlightsApp:
-    """An app in a memory of its own, all of whose stages have followed so many flights, ten a batch."""
+    """Return an app in its own memory whose stages have read this many flights, ten per batch."""
     return copied(_written(count), MemoryStore())
 
 
@@ -536,7 +536,7 @@ def write_columns(
     op: int = PUT,
     table: Table | None = None,
 ) -> list[Sst]:
-    """One L0 SST for each state partition that has rows of these keys."""
+    """Write one L0 SST for each state partition that has rows of these keys."""
     table = table or TABLES[stage]
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
@@ -554,12 +554,12 @@ def write_parts(
     level: int = 0,
     cache: SstCache | None = None,
 ) -> list[Sst]:
-    """One SST for each state partition that has rows."""
+    """Write one SST for each state partition that has rows."""
     return [*writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows, level=level)]
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
-    """The table at a version, merged without any of the code under test."""
+    """Return the table at a version, merged without the code under test."""
     if manifest.table is None:
         return {}
     key = manifest.table.key[0].name
@@ -572,7 +572,7 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
 
 
 def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
-    """`count` flights, spread over aircraft, each of which belongs to one carrier."""
+    """Return `count` flights of several aircraft, each of which belongs to one carrier."""
     return [Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)]
 
 

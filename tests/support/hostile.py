@@ -1,4 +1,4 @@
-"""Stored objects as nobody should have written them: any value at any place of a JSON object, with a right checksum."""
+"""Invalid stored objects: any value at any place of a JSON object, with a right checksum."""
 
 import json
 from typing import Any
@@ -87,12 +87,12 @@ HOSTILE: st.SearchStrategy[Any] = st.one_of(
 
 
 def as_it_is(value: Struct) -> bytes:
-    """A struct as it would be stored if nobody looked at what it says."""
+    """Return a struct as stored, without validation."""
     return sealed(msgspec.to_builtins(value, enc_hook=to_stored))
 
 
 def places(value: Any, at: Place = ()) -> list[Place]:
-    """Where in a JSON value there is something."""
+    """Return all places in a JSON value."""
     found = [at]
     if isinstance(value, dict):
         for name, inside in value.items():
@@ -104,7 +104,7 @@ def places(value: Any, at: Place = ()) -> list[Place]:
 
 
 def with_value(value: Any, place: Place, new: Any) -> Any:
-    """A JSON value with another one at a place, which may be one that it has not got yet."""
+    """Return a JSON value with another one at a place, which may be new."""
     if not place:
         return new
     first, *rest = place
@@ -124,7 +124,7 @@ def _at(value: Any, place: Place) -> Any:
 
 @st.composite
 def changed(draw: st.DrawFn, value: dict[str, Any]) -> Any:
-    """A JSON object with one place changed: to another value, gone, twice, or another place's."""
+    """Draw a JSON object with one change: another value, a removal, a duplicate, or a value from another place."""
     # Fields first, and then inside: most places are inside of lists of SSTs.
     top = draw(st.sampled_from(sorted(value)), "field")
     inside = places(value[top], (top,))
@@ -151,7 +151,7 @@ def changed(draw: st.DrawFn, value: dict[str, Any]) -> Any:
 
 
 def sealed(value: Any) -> bytes:
-    """A JSON object as stored, with the checksum that it would have."""
+    """Return a JSON object as stored, with its checksum."""
     if not isinstance(value, dict):
         return json.dumps(value).encode()
     number = value.get("format", 1)
@@ -161,5 +161,5 @@ def sealed(value: Any) -> bytes:
 
 
 def checked(rest: bytes, number: bytes = b"1") -> bytes:
-    """Bytes behind a format and their right checksum."""
+    """Return bytes after a format number and their checksum."""
     return b'{"format":%b,"xxh3_128":"%b"' % (number, xxhash.xxh3_128_hexdigest(rest).encode()) + rest

@@ -40,7 +40,7 @@ LINEAGE: dict[str, dict[str, Lineage]] = {
     "aircraft": {"": {"tail": (FieldSource("by-aircraft", "tail"),)}, "by-carrier": _lineage("by-aircraft")},
     "carriers": {"": {"carrier": (FieldSource("by-carrier", "carrier"),)}},
 }
-"""Of which fields the columns of `histories.FlightsApp` come: a flight in its topic is JSON."""
+"""Source fields of the columns of `histories.FlightsApp`: a flight in its topic is JSON."""
 
 
 def claim(
@@ -59,7 +59,7 @@ def claim(
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
-    """Every value of a type that structs of the store are made of, within its limits."""
+    """Return a strategy for every value of a type in the store's structs, within its limits."""
     limits = Meta()
     if get_origin(kind) is Annotated:
         kind, *metas = get_args(kind)
@@ -92,7 +92,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def _that_can_be(value: Manifest) -> Manifest:
-    """The manifest with what its fields say of each other made true."""
+    """Return the manifest with consistent relations between its fields."""
     version = value.version
     table = value.table or Table((Column("k", "int64"),), (), 1)
     return replace(
@@ -127,14 +127,14 @@ def _side_table(table: SideTable, stage: str, version: int) -> SideTable:
 
 
 def _formerly(value: Manifest) -> tuple[FormerName, ...]:
-    """As many names as it has, up to this version."""
+    """Return at most this number of names, up to this version."""
     count = min(value.version, len(value.formerly) or int(value.kind == "rename"))
     versions = range(value.version - count + 1, value.version + 1)
     return tuple(FormerName(f"former-{version}", version) for version in versions)
 
 
 def _rewinds(value: Manifest) -> tuple[Rewind, ...]:
-    """As many as there are versions for, the last of them this one."""
+    """Return as many rewinds as versions allow, the last of them this version."""
     some = value.rewinds[: value.version]
     numbered = enumerate(some, value.version - len(some) + 1)
     return tuple(replace(each, version=at, to=min(each.to, at - 1)) for at, each in numbered)
@@ -212,7 +212,7 @@ APPS: st.SearchStrategy[AppInfo] = any_value(AppInfo).map(_app_that_can_be)
 
 
 def manifest(version: int, *, epoch: int = 1, writer: str = "w", time_ms: int | None = None) -> Manifest:
-    """A batch of stage `app/stage`, committed at 10 milliseconds a version unless said otherwise."""
+    """Return a batch of stage `app/stage`, committed at 10 milliseconds per version by default."""
     return Manifest(
         "app",
         "stage",

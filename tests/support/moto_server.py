@@ -1,4 +1,4 @@
-"""moto's server with a lock around puts: it looks for a key and then writes it, so that of two at once both may win."""
+"""moto's server with a lock around puts, because it checks a key before it writes, so two puts could both win."""
 
 from threading import Lock
 

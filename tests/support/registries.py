@@ -1,4 +1,4 @@
-"""A schema registry for tests: Apicurio's, by its interface for clients of Confluent's."""
+"""A schema registry for tests: Apicurio's, by its interface for Confluent's clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPE = {"content-type": "application/vnd.schemaregistry.v1+json"}
 
 
 class EmbeddedRegistry(EmbeddedServer):
-    """`with EmbeddedRegistry(folder) as registry:` and clients go to `registry.url`. It forgets all when it ends."""
+    """A registry process as a context manager, for clients at `registry.url`. It forgets all at its end."""
 
     name: ClassVar[str] = "the schema registry"
     jars: ClassVar[Jars] = Jars(
@@ -25,15 +25,15 @@ class EmbeddedRegistry(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """What clients of Confluent's registry take as its URL."""
+        """Return the URL for clients of Confluent's registry."""
         return f"http://{self.address}/apis/ccompat/v7"
 
     def is_answering(self) -> bool:
-        """Whether it lists its subjects."""
+        """True if it lists its subjects."""
         return is_port_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
 
     def register(self, subject: str, schema: object, kind: str = "AVRO", **more: Any) -> int:
-        """The id of a schema, registered as the subject's next version; an object is written as JSON."""
+        """Register a schema as the subject's next version; an object is written as JSON. Return its id."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         body = {"schema": text, **({"schemaType": kind} if kind != "AVRO" else {}), **more}
         where = f"{self.url}/subjects/{subject}/versions"

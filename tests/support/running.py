@@ -1,4 +1,4 @@
-"""Apps run as users run them: `slackwater run` in a process of its own, against a real broker."""
+"""Apps run as users run them: `slackwater run` in its own process, with a real broker."""
 
 import json
 import os
@@ -45,12 +45,12 @@ APPS = Path(__file__).parents[1] / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
-"""Of the ledger, one that reads a topic and one with state behind it: each stage more slows the others down."""
+"""Two stages of the ledger: one that reads a topic, and one with state. More stages would slow these down."""
 PATIENCE_S = 120.0
 UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Settings of Spark for a few rows: to compile a query takes longer than to interpret it."""
+"""Spark settings for a few rows: compiling a query takes longer than interpreting it."""
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
-"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR.
+"""JVM options for half a minute: the second compiler does not pay off. The JVM ignores TMPDIR.
 
 An archive of Spark's classes saves each of them five to fourteen seconds of processor, and 46 to write it: as much as
 the seven or eight of `make test` have of it.
@@ -85,7 +85,7 @@ EXPECTED = {
         "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total FROM raw GROUP BY branch",
     },
 }
-"""Every table of the apps, as SQL over their raw input."""
+"""Each table of the apps, as SQL over their raw input."""
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
@@ -98,7 +98,7 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIEN
 
 @dataclass
 class Ledger:
-    """One app instance in its own store, with its own topic and cache."""
+    """One app in its own store, with its own topic and cache."""
 
     bootstrap: str
     folder: Path
@@ -108,9 +108,9 @@ class Ledger:
     sent: int = 0
     program: Path = LEDGER
     variant: str = ""
-    """Of the program, where it runs in a process of its own."""
+    """Variant of the program, for a separate process."""
     retention: Retention = field(default_factory=Retention)
-    """Where it runs in this process."""
+    """Retention, for a run in this process."""
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
@@ -118,7 +118,7 @@ class Ledger:
 
     @property
     def last_stage(self) -> str:
-        """The one that is furthest from the topic; what comes to it has passed the others."""
+        """Stage farthest from the topic; records that reach it have passed the others."""
         return "branches"
 
     @property
@@ -143,7 +143,7 @@ class Ledger:
         self.sent += count
 
     def empty_kafka(self) -> None:
-        """Have Kafka lose all records that the app has read, and what its stages sent each other."""
+        """Delete all records that the app has read, and those between its stages, from Kafka."""
         for head in resolve(open_store(self.store), self.app, now_ms=0).stages.values():
             for at in head.inputs.values():
                 for partition, end in enumerate(self.kafka.offset_bounds(at.topic)[1]):
@@ -152,7 +152,7 @@ class Ledger:
 
     @contextmanager
     def fed(self, rows: int = 100) -> Iterator[None]:
-        """Entries come in all the time while this lasts, so many five times a second."""
+        """Send this many entries five times a second during the block."""
         stop = threading.Event()
 
         def feed() -> None:
@@ -168,7 +168,7 @@ class Ledger:
             thread.join()
 
     def raw(self, offsets: tuple[int, ...] | None = None) -> pa.Table:
-        """Everything in the topic, up to these offsets if they are given, that is an entry."""
+        """Return the valid entries in the topic, up to these offsets if given."""
         found = []
         earliest, ends = self.kafka.offset_bounds(self.topic)
         ends = offsets or ends
@@ -189,7 +189,7 @@ class Ledger:
         }
 
     def slackwater(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A verb that ends by itself: `run` in a process of its own, any other in this one, which has it loaded."""
+        """Run a verb that ends by itself: `run` in its own process, any other in this one, which has it loaded."""
         if words[0] == "run":
             command = [SLACKWATER, *words]
             done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=PATIENCE_S)
@@ -202,15 +202,18 @@ class Ledger:
     def catch_up(
         self, *stages: str, variant: str = "", max_records: int | None = None, accept_loss: bool = False
     ) -> None:
-        """Run the app until nothing is left to read, in this process, on the Spark session that runs here."""
+        """Run the app in this process, on its Spark session, until nothing is left to read."""
         options = replace(self._options(stages, max_records), until_caught_up=True, accept_loss=accept_loss)
         run(self._loaded(variant), options, Listener())
 
     @contextmanager
     def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[..., BatchReport]]:
-        """The app, until the block is left, on the Spark session of this process; what it gives awaits the next commit
-        of a stage, or of any. For what needs no process of its own: to start one takes a core for half a minute. An
-        error that ends it is raised where a commit is awaited, else when the block is left."""
+        """Run the app in this process, on its Spark session, until the block ends.
+
+        The result waits for the next commit of a stage, or of any. For tests that need no separate process: starting
+        one takes a core for half a minute. An error that ends the app is raised where a commit is awaited, else at the
+        end of the block.
+        """
         stop, commits = StopEvent(), queue.SimpleQueue[BatchReport | None]()
         app, options, told = self._loaded(), self._options(stages, max_records), list[BaseException]()
 
@@ -256,8 +259,10 @@ class Ledger:
 
     @contextmanager
     def running(self, *words: str, sabotage: str = "", for_people: bool = False) -> Iterator["Running"]:
-        """The app, until the block is left; with `sabotage`, see apps/sabotage.py. Commits are told `for_people` or, so
-        that they can be awaited, as JSON."""
+        """Run the app in its own process until the block ends; for `sabotage`, see apps/sabotage.py.
+
+        Commits are printed `for_people` or, so that they can be awaited, as JSON.
+        """
         command = [
             SLACKWATER,
             "run",
@@ -285,11 +290,11 @@ class Ledger:
             running.kill()
 
     def table(self, name: str, ref: str | None = None) -> pa.Table:
-        """A table as `slackwater query` sees it."""
+        """Return a table as `slackwater query` does."""
         return self.sql(f'SELECT * FROM "{name}"', ref)
 
     def sql(self, query: str, ref: str | None = None) -> pa.Table:
-        """What `slackwater query` gives."""
+        """Return the result of `slackwater query`."""
         store = open_store(self.store)
         cut = resolve(store, ref or self.app, now_ms=time.time_ns() // 1_000_000)
         cache = SstCache(self.folder / "cache" / "query", 1 << 30)
@@ -297,7 +302,7 @@ class Ledger:
             return run_query(connection, query)
 
     def has_caught_up(self) -> bool:
-        """Whether every stage has read all that is there, and the topic is read to its end."""
+        """True if every stage has read all available records, and the topic is read to its end."""
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
         ends = self.kafka.offset_bounds(self.topic)[1]
         return all(
@@ -307,7 +312,7 @@ class Ledger:
         )
 
     def check_tables(self) -> None:
-        """Every table equals SQL over the raw input."""
+        """Check that every table equals SQL over the raw input."""
         raw = self.raw()
         for name, sql in EXPECTED[self.program].items():
             expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
@@ -315,7 +320,7 @@ class Ledger:
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
 
     def check_snapshot(self, name: str) -> Snapshot:
-        """Every table of a snapshot, with what it keeps of records in flight, equals SQL over the input of its cut."""
+        """Check that every table of a snapshot, with its records in flight, equals SQL over the input of its cut."""
         self.verify(f"{self.app}@{name}")
         store = open_store(self.store)
         snapshot = read_snapshot(store, self.app, name)
@@ -332,7 +337,7 @@ class Ledger:
         return snapshot
 
     def verify(self, ref: str) -> Report:
-        """Nothing of a moment is other than it must be, whether its bytes and Kafka's messages are read or not."""
+        """Verify a moment, with and without reading bytes and Kafka's messages."""
         store, reader, now_ms = open_store(self.store), KafkaChannels(self.kafka), time.time_ns() // 1_000_000
         assert verify(store, ref, now_ms=now_ms).differences == ()
         report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader, topics=reader)
@@ -341,7 +346,7 @@ class Ledger:
 
 
 def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table:
-    """What a table is once the records in flight have come to it; only for tables that have them in the tests."""
+    """Return a table after the arrival of its records in flight; only for tables that have such in the tests."""
     assert (program, table) == (DIAMOND, "branches"), f"{table} has one input: nothing may be in flight"
     con = duckdb.connect()
     con.register("state", state)
@@ -357,7 +362,7 @@ def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table
 
 @dataclass
 class Running:
-    """A `slackwater run` under way. Its lines are taken from it at once: a runner whose pipe is full waits."""
+    """A running `slackwater run`. Its output is read at once, because a runner with a full pipe waits."""
 
     ledger: Ledger
     process: subprocess.Popen[bytes]
@@ -376,7 +381,7 @@ class Running:
         self._lines.put(b"")
 
     def await_commit(self, stage: str = "") -> dict[str, object]:
-        """The next commit it tells of, of this stage if one is named."""
+        """Wait for the next commit, of this stage if one is named."""
         deadline = time.monotonic() + PATIENCE_S
         while (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
@@ -388,13 +393,13 @@ class Running:
         raise AssertionError("no commit in time")
 
     def interrupt(self) -> tuple[int, float]:
-        """Ctrl-C. Returns the exit code and how many seconds it took."""
+        """Send Ctrl-C; return the exit code and the seconds that it took."""
         began = time.monotonic()
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.wait(PATIENCE_S), time.monotonic() - began
 
     def kill(self) -> None:
-        """`kill -9` of the runner and all that it started, at once."""
+        """Kill the runner and all its children with `kill -9`."""
         with_all = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
         with_all += [child for one in with_all for child in one.children(recursive=True)]
         for one in with_all:

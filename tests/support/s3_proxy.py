@@ -1,4 +1,4 @@
-"""An S3 server with accidents: a proxy in front of a real one that spoils the next answers as it is told."""
+"""A proxy in front of a real S3 server that injects faults on demand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class S3Proxy(ThreadingHTTPServer):
         self.reset()
 
     def reset(self) -> None:
-        """As if nothing had happened; requests that hang are let go."""
+        """Reset all faults and release hanging requests."""
         self.ended.set()
         self.ended = Event()
         self.accidents: list[str] = []
@@ -60,11 +60,11 @@ class S3Proxy(ThreadingHTTPServer):
         self.seen: list[str] = []
         """Method and path of each request."""
         self.answered: list[tuple[str, str, int, int]] = []
-        """Of each request that was forwarded: method, path, bytes of an object that came and that went back."""
+        """Method, path, and object bytes received and sent, of each forwarded request."""
 
     @property
     def requests(self) -> int:
-        """How many requests have come."""
+        """Return the number of requests."""
         return len(self.seen)
 
 
@@ -127,12 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
                     return
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @contextmanager
 def s3_proxy(endpoint: str, *, delay_s: float = 0.0) -> Iterator[S3Proxy]:
-    """A running proxy, stopped at the end."""
+    """Run a proxy, stopped at the end."""
     with S3Proxy(endpoint, delay_s) as proxy:
         thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -1,4 +1,4 @@
-"""The S3 servers that tests run against: moto, which is Python, and versitygw."""
+"""S3 servers for tests: moto, which is Python, and versitygw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START_PATIENCE_S = 60.0
 
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
-    """The endpoint of a running moto server, whose log goes into the folder."""
+    """Run a moto server, whose log goes into the folder; yield its endpoint."""
     port, program = choose_port(), Path(__file__).with_name("moto_server.py")
     with _running([sys.executable, str(program), "-H", HOST, "-p", str(port)], folder, port) as endpoint:
         yield endpoint
@@ -34,7 +34,7 @@ def moto(folder: Path) -> Iterator[str]:
 def versitygw(
     folder: Path, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY, users: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """The endpoint of a running versitygw that keeps its objects in the folder, its log beside them.
+    """Run a versitygw server that keeps objects in the folder, with its log beside them; yield its endpoint.
 
     `users` are others whom it knows, by their keys; they may do what a bucket's policy says. Skips the test where it
     was not built.
@@ -55,7 +55,7 @@ def versitygw(
 
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
-    """The endpoint of a server that looks at signatures, where versitygw was built; else of moto."""
+    """Run a server that checks signatures if versitygw was built, else moto; yield its endpoint."""
     if is_built("versitygw"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
@@ -65,7 +65,7 @@ def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
 
 
 def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
-    """Metadata are extended attributes of the files where the file system has them, else files of their own."""
+    """Return the option for metadata: extended attributes if the file system has them, else separate files."""
     try:
         os.setxattr(objects, "user.slackwater", b"")
     except (AttributeError, OSError):

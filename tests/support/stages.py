@@ -1,4 +1,4 @@
-"""A stage of which each version is written by hand: batches, and merges of any neighbouring runs."""
+"""A stage with hand-written versions: batches, and merges of any neighbouring runs."""
 
 from itertools import count
 
@@ -19,7 +19,7 @@ TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "strin
 
 
 class Stage:
-    """The stage `app/stage`, in a store of its own; one state partition."""
+    """The stage `app/stage`, in its own store; one state partition."""
 
     def __init__(self, table: Table = TABLE) -> None:
         self.store, self._numbers = MemoryStore(), count(1)
@@ -29,11 +29,11 @@ class Stage:
 
     @property
     def clock_ms(self) -> int:
-        """Of the newest version."""
+        """Clock of the newest version."""
         return self.versions[-1].clock_ms if self.versions else 0
 
     def put(self, changes: dict[Key, Values | None], clock_ms: int = 0) -> Manifest:
-        """A batch: rows by key, None to delete one."""
+        """Commit a batch: rows by key, None to delete one."""
         version = next(self._numbers)
         ssts: tuple[Sst, ...] = ()
         if changes:
@@ -41,11 +41,11 @@ class Stage:
         return self._commit(version, "batch", (*ssts, *self._ssts), clock_ms)
 
     def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:
-        """Merge all, or what the policy wants."""
+        """Merge all runs, or those that the policy picks."""
         return self._merge(cache, pick_for_manifest(self.versions[-1], full=full))
 
     def merge(self, cache: SstCache, start: int, end: int) -> Manifest:
-        """Merge these sorted runs, newest first, as far as there are such."""
+        """Merge the existing ones of these sorted runs, newest first."""
         runs = sorted_runs(self._ssts)
         some = tuple(sst for run in runs[start:end] for sst in run)
         last = end >= len(runs)

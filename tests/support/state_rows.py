@@ -1,4 +1,4 @@
-"""Rows of state tables, as tests of the store's data plane write them."""
+"""Rows of state tables for tests of the store's data plane."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ Values = tuple[object, ...]
 
 
 def columns(declared: Sequence[Column], tuples: Iterable[tuple[object, ...]]) -> pa.Table:
-    """A table of these columns from one tuple a row."""
+    """Return a table of these columns from one tuple per row."""
     schema = arrow_schema(declared)
     rows = list(tuples)
     arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)]
@@ -44,7 +44,7 @@ def columns(declared: Sequence[Column], tuples: Iterable[tuple[object, ...]]) ->
 
 @dataclass(frozen=True)
 class Hashes:
-    """How keys are hashed: as always, or kept to a few values, so that keys collide."""
+    """Hash function of keys: the normal one, or one with a few values, so that keys collide."""
 
     modulus: int = 0
 
@@ -61,7 +61,7 @@ AS_ALWAYS = Hashes()
 
 
 def state_rows(table: Table, changes: Mapping[Key, Values | None], seq: int, hashes: Hashes = AS_ALWAYS) -> pa.Table:
-    """The rows of an SST that puts these keys, or deletes them where None is given."""
+    """Return the rows of an SST that puts these keys, or deletes those with None."""
     absent = (None,) * len(table.values)
     keys = columns(table.key, changes)
     values = columns(table.values, (absent if put is None else put for put in changes.values()))
@@ -84,7 +84,7 @@ def write_version(
     base: Sequence[Sst] | None = None,
     stage: str = "stage",
 ) -> tuple[Sst, ...]:
-    """One SST for each state partition that these changes touch.
+    """Write one SST for each state partition that these changes touch.
 
     Rows say which ones they replace where it is said what they are merged into (`base`).
     """
@@ -95,7 +95,7 @@ def write_version(
 
 
 def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[Sst]) -> pa.Table:
-    """The rows with `_prev_seq`, as a batch finds it that is merged into these SSTs."""
+    """Return the rows with `_prev_seq`, as a batch that is merged into these SSTs finds it."""
     before = np.zeros(rows.num_rows, np.int64)
     keys = rows.select([column.name for column in table.key])
     multi_get(store, _NO_FOLDER, base, table, rows["_hash"].to_numpy(), keys, clock_ms=0, seqs=before)
@@ -103,7 +103,7 @@ def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[S
 
 
 def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1, clock_ms: int = 0) -> Manifest:
-    """A manifest that says nothing but what state there is."""
+    """Return a manifest with only this state."""
     return Manifest(
         "app",
         "stage",
@@ -127,7 +127,7 @@ def rows_of_open(
     keys: pa.Table,
     clock_ms: int | None = None,
 ) -> list[dict[str, object] | None]:
-    """The value columns of each key as `OpenRows` gives them, all SSTs being open; None where there is no row."""
+    """Return the value columns of each key by `OpenRows`, with all SSTs open; None for a missing row."""
     opened = OpenRows(table, range(table.partitions), [(sst, cache.open(store, sst, table)) for sst in ssts])
     names = [column.name for column in table.values]
     each = zip(hashes.tolist(), python_rows(normalise_keys(keys, keys.schema.names)), strict=True)
@@ -136,5 +136,5 @@ def rows_of_open(
 
 @lru_cache(maxsize=10_000)
 def decoded(data: bytes) -> list[dict[str, Any]]:
-    """The rows of an SST: the same one is in many versions."""
+    """Return the rows of an SST, cached because many versions share it."""
     return pq.read_table(pa.BufferReader(data)).to_pylist()

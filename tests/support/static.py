@@ -1,4 +1,4 @@
-"""What the package's source says, for rules about it."""
+"""The package's source code, parsed for rules about it."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ PARTS = (
 
 
 def modules(*parts: str, matching: str = "") -> Iterator[tuple[Path, ast.Module]]:
-    """Each module of these parts of the package (all of them by default), as a path from its root and parsed.
+    """Yield each module of these parts of the package (by default all), as a path from its root and parsed.
 
     With `matching` only those in whose text this pattern is found: parsing takes much longer.
     """
@@ -32,7 +32,7 @@ def modules(*parts: str, matching: str = "") -> Iterator[tuple[Path, ast.Module]
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """The last name of everything that is called, and its line."""
+    """Yield the last name and the line of every call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = node.func

@@ -285,7 +285,7 @@ class _VersionCheck:
             return Differences(failed=error.message)
 
     def _dependence(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
-        found = [function.impurities for function in self._runners.values()]
-        kinds = zip(*((some.random, some.clocks, some.python) for some in found), strict=True)
+        impurities = [function.impurities for function in self._runners.values()]
+        kinds = zip(*((impurity.random, impurity.clocks, impurity.python) for impurity in impurities), strict=True)
         plan = Impurities(*(tuple(dict.fromkeys(chain(*names))) for names in kinds))
         return Dependence(self.replay.after.stage, self.replay.after.version, reason, runs, different, plan)

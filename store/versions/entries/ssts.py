@@ -140,23 +140,23 @@ class Ssts(Sequence[Sst]):
 
     def entries(self, leaves: Iterable[Leaf]) -> tuple[Sst, ...]:
         """Return the SSTs of some of the leaves, without those that were removed."""
-        wanted = tuple(leaves)
-        missing = [leaf for leaf in wanted if leaf.object not in self._by_leaf]
+        requested = tuple(leaves)
+        missing = [leaf for leaf in requested if leaf.object not in self._by_leaf]
         if missing:
             if self._reader is None:
                 raise RuntimeError(f"the SSTs of a manifest with {len(self.leaves)} leaves have no reader: bind one")
             for leaf, ssts in zip(missing, self._reader(missing), strict=True):
                 removed = frozenset(leaf.removed)
                 self._by_leaf[leaf.object] = tuple(sst for sst in ssts if name_of(sst) not in removed)
-        return tuple(sst for leaf in wanted for sst in self._by_leaf[leaf.object])
+        return tuple(sst for leaf in requested for sst in self._by_leaf[leaf.object])
 
     def replaced(self, old: Collection[Sst], new: Iterable[Sst]) -> "Ssts":
         """Return the SSTs with `new` in place of `old`, all of which must be among them."""
         gone = frozenset(old)
-        rest = [sst for sst in self.inline if sst not in gone]
+        remaining = [sst for sst in self.inline if sst not in gone]
         position = next((number for number, sst in enumerate(self.inline) if sst in gone), 0)
-        inline = (*rest[:position], *new, *rest[position:])
-        outside = gone.difference(self.inline) if len(rest) + len(gone) > len(self.inline) else ()
+        inline = (*remaining[:position], *new, *remaining[position:])
+        outside = gone.difference(self.inline) if len(remaining) + len(gone) > len(self.inline) else ()
         removed: dict[str, list[str]] = {}
         for sst in outside:
             for leaf in self._begins_in(sst):

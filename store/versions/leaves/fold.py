@@ -79,18 +79,18 @@ def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
     movable = [sst for is_merged in (True, False) for sst in _of_level(newest_first, is_merged)[stay:]]
     blocks = _group_by_block(ssts.leaves, movable, slots)
     heaviest = sorted(blocks, key=lambda block: -block.size)
-    taken = []
+    chosen = []
     for block in heaviest:
         if size > limit // 2 or (block.leaf is not None and _is_worn(block.leaf)):
-            taken.append(block)
+            chosen.append(block)
             size -= block.size
     content: dict[int, list[Sst]] = {}
-    for block in taken:
+    for block in chosen:
         for sst in (*(ssts.entries((block.leaf,)) if block.leaf is not None else ()), *block.ssts):
             content.setdefault(partition_of_hash(sst.hash_min, slots), []).append(sst)
     return FoldPlan(
-        tuple(block.leaf for block in taken if block.leaf is not None),
-        frozenset(sst for block in taken for sst in block.ssts),
+        tuple(block.leaf for block in chosen if block.leaf is not None),
+        frozenset(sst for block in chosen for sst in block.ssts),
         slots,
         tuple((slot, tuple(content[slot])) for slot in sorted(content)),
     )
@@ -117,7 +117,7 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
         return ssts
     inline = frozenset(ssts.inline)
     removed = {name for key in replaced for name in current[key].removed}
-    known: dict[str, tuple[Sst, ...]] = {}
+    entries_by_leaf: dict[str, tuple[Sst, ...]] = {}
     for leaf, (_, content) in zip(fold.leaves, fold.plan.content, strict=True):
         gone = {
             name_of(sst)
@@ -126,9 +126,9 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
         }
         if len(gone) < leaf.ssts:
             leaves.append(replace(leaf, removed=tuple(sorted(gone))))
-            known[leaf.object] = tuple(sst for sst in content if name_of(sst) not in gone)
+            entries_by_leaf[leaf.object] = tuple(sst for sst in content if name_of(sst) not in gone)
     remaining = (sst for sst in ssts.inline if sst not in fold.plan.moved)
-    return ssts.with_leaves(remaining, sorted(leaves, key=lambda leaf: leaf.hash_min), known, fold.reader)
+    return ssts.with_leaves(remaining, sorted(leaves, key=lambda leaf: leaf.hash_min), entries_by_leaf, fold.reader)
 
 
 def fold_before_commit(store: ObjectStore, manifest: Manifest) -> Manifest:
@@ -150,9 +150,10 @@ def _of_level(ssts: Iterable[Sst], is_merged: bool) -> list[Sst]:
     return [sst for sst in ssts if (sst.level > 0) == is_merged]
 
 
-def _share_slots(one: Leaf, other: Leaf) -> bool:
+def _share_slots(first: Leaf, second: Leaf) -> bool:
     return (
-        one.slot * other.slots < (other.slot + 1) * one.slots and other.slot * one.slots < (one.slot + 1) * other.slots
+        first.slot * second.slots < (second.slot + 1) * first.slots
+        and second.slot * first.slots < (first.slot + 1) * second.slots
     )
 
 

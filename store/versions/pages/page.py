@@ -88,7 +88,7 @@ class _Span(Struct, frozen=True, array_like=True):
 
 
 class _Folder(Struct, frozen=True, array_like=True):
-    """Beginning and end that keys of objects have in common, and the root of the objects."""
+    """Common prefix and suffix of objects' keys, and the objects' root."""
 
     prefix: limits.Key
     suffix: limits.ShortText

@@ -1,4 +1,4 @@
-"""Verbs as they are typed: through typer's runner, and as processes."""
+"""Helpers that run verbs in this process, through typer's runner, and in their own process."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support.histories import Flight
 
 BAD = "SELECT carrier, delay FROM carriers WHERE delay > 1000"
 BROKEN = Flight("N001", "C1", 5000)
-"""The one flight of the app that this finds."""
+"""The app's bad flight."""
 MODULE = [sys.executable, "-m", "slackwater.cli.main"]
 
 
@@ -29,25 +29,25 @@ def slackwater(*args: str, text: str | bytes | None = None) -> Result:
 
 
 def done(*args: str) -> str:
-    """What a verb that must succeed prints."""
+    """Run a verb that must succeed; return its output."""
     result = slackwater(*args)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def from_json(*args: str) -> Any:
-    """What a verb that must succeed prints with `--json`."""
+    """Run a verb with `--json` that must succeed; return the document."""
     return json.loads(done(*args, "--json"))
 
 
 def rows_of(ref: str, *args: str) -> Any:
-    """The rows that a query returns."""
+    """Return the rows of a query."""
     return from_json("query", ref, *args)["rows"]
 
 
 @contextmanager
 def process(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """A verb in a process of its own, which does not outlive the block."""
+    """Run a verb in its own process, which ends with the block."""
     with subprocess.Popen([*MODULE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             yield started
@@ -56,7 +56,7 @@ def process(*args: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class Terminal:
-    """A verb on a terminal of its own, in a process group of its own."""
+    """A verb on its own terminal and in its own process group."""
 
     def __init__(self, *args: str, environment: Mapping[str, str] | None = None) -> None:
         self.text = ""
@@ -75,7 +75,7 @@ class Terminal:
         os.close(self._end)
 
     def read_until(self, pattern: str) -> str:
-        """The first group of the pattern, once the verb has written it."""
+        """Return the first group of the pattern when the verb has written it."""
         while (found := re.search(pattern, self.text)) is None:
             try:
                 self.text += os.read(self._end, 65_536).decode()
@@ -84,7 +84,7 @@ class Terminal:
         return found[1]
 
     def interrupt(self) -> str:
-        """Do what Ctrl-C does: all processes of the group get it. Returns what they write until they have ended."""
+        """Send Ctrl-C to all processes of the group; return their output until they have ended."""
         before = len(self.text)
         os.killpg(self.process.pid, signal.SIGINT)
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the tests of verbs work on: an app with a believable history in a local folder."""
+"""Fixtures for tests of verbs: an app with a realistic history in a local folder."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def written_app(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Forty good flights in four batches, a broken one in a fifth, and five flights on the way."""
+    """Return an app with forty good flights in four batches, a bad one in a fifth, and five in flight."""
     app = FlightsApp(open_store(str(tmp_path_factory.mktemp("written") / "store")), Kafka(), clock=Clock())
     app.run(flights(40))
     app.run([BROKEN])
@@ -28,5 +28,5 @@ def written_app(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture
 def app(written_app: FlightsApp, store: ObjectStore) -> FlightsApp:
-    """The same in the store of the command line."""
+    """Return the app in the store of the command line."""
     return copied(written_app, store)

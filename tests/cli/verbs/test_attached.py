@@ -1,4 +1,4 @@
-"""An app that is the state of a query of Spark's, by each verb that works on one, as it is typed."""
+"""Verbs on an app that follows a Spark query."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoin
 pytestmark = pytest.mark.usefixtures("isolated")
 
 BROKE = 7
-"""The batch in which cents become absurd, in the third version of all but one batch."""
+"""Batch from which on cents are wrong, in the third version of all but one batch."""
 WRONG = "SELECT country FROM totals WHERE cents > 1e6"
 SEEN_TWICE = "SELECT id FROM totals_seen WHERE id = 700"
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def checkpoint(store: ObjectStore, tmp_path: Path) -> MemoryCheckpoint:
-    """Ten batches, of which the first two were gone when it was attached, and two more before the last four."""
+    """Return ten batches: two gone when attached, and two more before the last four."""
     checkpoint, cache = a_query(4), SstCache(tmp_path / "cache", 1 << 30)
     checkpoint.clean_up(before=2)
     following = tail(store, cache, checkpoint)

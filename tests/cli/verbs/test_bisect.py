@@ -1,4 +1,4 @@
-"""`slackwater bisect` as it is typed: what it prints can be typed again, and says what the verdict says."""
+"""`slackwater bisect`: its output can be typed again and agrees with the verdict."""
 
 import shlex
 from pathlib import Path
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 APART = "SELECT c.flights FROM carriers c, aircraft a WHERE c.flights >= 7 AND a.tail = 'N0' AND a.flights >= 5"
-"""True when two tables have got somewhere; either may be the last to get there."""
+"""True after two tables have each reached a value, in either order."""
 
 
 @pytest.fixture(scope="module")
 def written_skewed(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Three stages that keep no step; the clock of the last one is behind the others."""
+    """Return three stages with different progress; the last one's clock is slow."""
     store = open_store(str(tmp_path_factory.mktemp("skewed") / "store"))
     app = FlightsApp(store, Kafka(), clock=Clock(skew_ms={"carriers": -2_500, "legs": 400}))
     for number in range(10):

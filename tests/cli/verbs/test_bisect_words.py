@@ -1,4 +1,4 @@
-"""The words of `slackwater bisect` as they are typed: a person who looks, and the session of every search."""
+"""Manual searches of `slackwater bisect`, and the saved session of every search."""
 
 import json
 import re
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 def answer_until_found(truth: int, *, skips: frozenset[str] = frozenset()) -> tuple[int, str]:
-    """Say of each moment what it is, by the version of `carriers` in it. Gives the last exit code and output."""
+    """Answer each moment by the version of `carriers` in it. Return the last exit code and output."""
     result = slackwater("bisect", "start", "flights", "--json")
     while result.exit_code == 0 and (said := json.loads(result.stdout)).get("wanted"):
         assert said["wanted"].startswith("flights/")
@@ -173,7 +173,7 @@ def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
 def test_a_topic_that_was_made_again_is_not_the_one_that_was_read(
     app: FlightsApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new topic has as many offsets as the former one had: by its name alone all seems to be there."""
+    """The new topic has as many offsets as the old one, so only its id differs."""
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
     app.kafka.ids["flights"] = "made-again"

@@ -1,4 +1,4 @@
-"""`slackwater clone` as it is typed."""
+"""`slackwater clone` on the command line."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> Kafka:
-    """The app's own Kafka, in memory, behind the seam that cloning has for it."""
+    """Return the app's Kafka, in memory, as cloning uses it."""
     from slackwater.pipeline.kafka import channels
 
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
@@ -74,7 +74,7 @@ def test_a_topic_that_is_not_a_pair_is_a_usage_error(pair: str) -> None:
 
 
 def _at(patch: pytest.MonkeyPatch, days: float) -> None:
-    """So many days from now."""
+    """Move the clock forward by this many days."""
     present = time.time_ns
     patch.setattr(runtime, "time_ns", lambda: present() + round(days * 86_400 * 10**9))
 

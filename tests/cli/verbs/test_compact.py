@@ -1,4 +1,4 @@
-"""`slackwater compact`, through typer's runner and as a process."""
+"""`slackwater compact`, in this process and in its own."""
 
 import json
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("isolated", "priorities")
 
 @pytest.fixture
 def priorities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the process was given instead of a lower priority: it goes on with other tests."""
+    """Record the requested priority instead of setting it, because this process runs other tests."""
     given: list[int] = []
     monkeypatch.setattr(os, "setpriority", lambda _which, _who, priority: given.append(priority))
     return given
@@ -31,7 +31,7 @@ def priorities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def due(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """An app whose eight batches are to be merged."""
+    """Return an app with eight batches that are due for a merge."""
     app = FlightsApp(open_store(str(tmp_path_factory.mktemp("due") / "store")), Kafka(), clock=Clock())
     app.run(flights(80))
     return app

@@ -1,4 +1,4 @@
-"""`slackwater diff` and `slackwater history` as they are typed."""
+"""`slackwater diff` and `slackwater history` on the command line."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ from tests.support.histories import FlightsApp
 pytestmark = pytest.mark.usefixtures("isolated")
 
 GOOD, BAD = "flights/carriers@v5", "flights/carriers@v6"
-"""Before and after the broken flight."""
+"""Moments before and after the bad flight."""
 
 
 def differing(*words: str) -> Any:
-    """What `diff` prints as JSON for moments that differ."""
+    """Return the JSON that `diff` prints for differing moments."""
     result = slackwater("diff", *words, "--json")
     assert result.exit_code == 1, result.output
     return json.loads(result.stdout)

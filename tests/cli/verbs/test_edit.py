@@ -1,4 +1,4 @@
-"""`slackwater edit` as it is typed."""
+"""`slackwater edit` on the command line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What holds of several verbs: limits, names that do not exist, what is loaded, what a terminal gets."""
+"""Rules for all verbs: limits, missing names, loaded modules, terminal output."""
 
 import json
 import os
@@ -115,7 +115,7 @@ NO_APP = """
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("line", [line.strip() for line in NO_APP.splitlines() if line.strip()])
 def test_an_app_that_is_not_there_is_refused_by_every_verb_and_before_anything_else(line: str) -> None:
-    """In one sentence, with the apps that there are: nothing is promised, and no question is asked first."""
+    """One sentence with the existing apps, before any promise or prompt."""
     result = slackwater(*shlex.split(line))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[0] == "error: no app named 'nosuch'; there are: flights"
@@ -197,7 +197,7 @@ def test_no_verb_loads_spark_or_kafka() -> None:
 
 @pytest.mark.usefixtures("app")
 def test_a_row_a_query_and_a_log_load_nothing_that_takes_longer_than_they_do() -> None:
-    """How long they take is measured by `make bench`: pandas alone takes as long as all the rest."""
+    """`make bench` measures the durations; pandas alone would double them."""
     Path("slackwater.toml").write_text('[invariants.few]\napp = "flights"\ncheck = "min(flights) >= 0"\n')
     heavy = (
         "pandas",
@@ -255,7 +255,7 @@ def test_a_row_a_query_and_a_log_load_nothing_that_takes_longer_than_they_do() -
     ],
 )
 def test_a_process_that_ends_early_says_the_same_with_the_same_code(words: tuple[str, ...], code: int) -> None:
-    """In a process of its own, and by a runner within this one, which frees all and has typer check the words."""
+    """Runs in its own process, and in this one by a runner that frees everything, where typer checks the arguments."""
     ran = subprocess.run([*MODULE, *words], capture_output=True, text=True, check=False)
     within = slackwater(*words)
     assert (ran.returncode, within.exit_code) == (code, code)

@@ -1,4 +1,4 @@
-"""`slackwater export` as it is typed."""
+"""`slackwater export` on the command line."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_export_does_not_overwrite_without_being_told(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...], table: str) -> None:
-    """DuckDB reads from it what a query of the moment gives."""
+    """DuckDB must read the rows that a query of the moment returns."""
     shown = done("export", *words)
     expected = rows_of(words[0], f"FROM {table} ORDER BY ALL")
     assert shown == f"{len(expected)} rows of {table} in {words[1]}\n"

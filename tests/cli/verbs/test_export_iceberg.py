@@ -1,4 +1,4 @@
-"""`slackwater export --iceberg` as it is typed."""
+"""`slackwater export --iceberg` on the command line."""
 
 import json
 import signal

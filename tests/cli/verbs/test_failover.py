@@ -1,4 +1,4 @@
-"""`slackwater replicate` and `slackwater recover` as they are typed."""
+"""`slackwater replicate` and `slackwater recover` on the command line."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ SQL = "SELECT sum(flights) AS flights FROM carriers"
 
 @pytest.fixture
 def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> FailoverKafka:
-    """The app's own Kafka, in memory, behind what replicas and recoveries ask it by."""
+    """Return the app's Kafka, in memory, as replicas and recoveries use it."""
     from slackwater.pipeline.kafka import channels
 
     made = FailoverKafka()
@@ -27,7 +27,7 @@ def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 def noted(*words: str) -> list[tuple[str, str]]:
-    """What was done, and why."""
+    """Return operations and reasons from the log."""
     return [(each["verb"], each["message"]) for each in from_json("log", *words, "--operations")]
 
 

@@ -1,4 +1,4 @@
-"""`slackwater forget` and `slackwater verify --forgotten` as they are typed."""
+"""`slackwater forget` and `slackwater verify --forgotten` on the command line."""
 
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def test_a_message_that_has_the_key_is_refused_since_it_would_stay_in_the_log(ap
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_file_of_keys_is_read_to_the_letter(app: FlightsApp, tmp_path: Path, ending: str) -> None:
-    """As Windows writes it, too; what else may end a line is a part of a key."""
+    """Windows line ends work; any other line separator is part of the key."""
     app.run([Flight(tail, "C0", 5) for tail in ('a"b', "ä\u2028ö\x0c", " n ")])
     file = tmp_path / "gone.txt"
     lines = ('aircraft=a"b', "aircraft=ä\u2028ö\x0c", "", "aircraft= n ")
@@ -148,7 +148,7 @@ def test_a_file_of_keys_is_read_to_the_letter(app: FlightsApp, tmp_path: Path, e
 
 @pytest.mark.usefixtures("app")
 def test_a_key_is_forgotten_as_it_is_got() -> None:
-    """`APP/TABLE KEY` and `--key TABLE=KEY` are the same key: what one began, the other finds done."""
+    """`APP/TABLE KEY` and `--key TABLE=KEY` are the same key: one form finds the other's work done."""
     assert from_json("forget", "flights/aircraft", "N003", "--dry-run") == from_json(
         "forget", "flights", *KEY, "--dry-run"
     )

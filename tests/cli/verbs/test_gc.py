@@ -1,4 +1,4 @@
-"""`slackwater gc` as it is typed."""
+"""`slackwater gc` on the command line."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_command_without_rules_says_so_and_speaks_json(tmp_path: Path) -> No
 
 
 def test_what_goes_of_an_input_archive_is_not_nothing(tmp_path: Path) -> None:
-    """Its objects go an hour later."""
+    """Its objects are deleted an hour later."""
     app = FlightsApp(LocalStore(tmp_path), Kafka())
     app.run(flights(20))
     append(app.store, "flights", Extent(0, 0, 10))

@@ -1,4 +1,4 @@
-"""`slackwater get` as it is typed."""
+"""`slackwater get` on the command line."""
 
 import json
 
@@ -41,7 +41,6 @@ def test_get_with_too_many_values_is_a_usage_error_that_names_the_key() -> None:
     ("moment", "flights"), [("", 13), ("@now", 13), ("@~1", 12), ("@v2", 3), ("@before", 13), ("@-1s", 13)]
 )
 def test_get_reads_a_table_at_any_moment(moment: str, flights: int) -> None:
-    """What a query of the same moment finds."""
     done("snapshot", "take", "flights", "before", "--instant")
     assert from_json("get", f"flights/carriers{moment}", "C1")["row"]["flights"] == flights
     (row,) = rows_of(f"flights/carriers{moment}", "SELECT flights FROM carriers WHERE carrier = 'C1'")

@@ -1,4 +1,4 @@
-"""`slackwater log` as it is typed."""
+"""`slackwater log` on the command line."""
 
 import pytest
 

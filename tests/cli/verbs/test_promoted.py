@@ -1,4 +1,4 @@
-"""A root after a promotion, as it is typed: what a name means, what becomes of clones, protection, and of the apps."""
+"""Verbs after a promotion: meaning of names, clones, protection, removal of the apps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def world(isolated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """`s` was promoted over `p`, of which `other` is a clone, too; the time of `s` as a clone is over."""
+    """Promote `s` over `p`, of which `other` is a clone, too; the time to live of clone `s` is over."""
     world = World(Random(1), open_store(str(tmp_path / "store")))
     monkeypatch.setenv("SLACKWATER_KAFKA", world.kafka.properties["bootstrap.servers"])
     codec.put(world.store, keys.app_info("s"), replace(apps.read_app(world.store, "s"), ttl_ms=1))

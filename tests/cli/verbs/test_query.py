@@ -1,4 +1,4 @@
-"""`slackwater query` as it is typed."""
+"""`slackwater query` on the command line."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`slackwater rejected`, as it is typed."""
+"""`slackwater rejected` on the command line."""
 
 from pathlib import Path
 

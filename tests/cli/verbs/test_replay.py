@@ -1,4 +1,4 @@
-"""`slackwater replay` as it is typed, as far as it gets without Spark."""
+"""`slackwater replay` on the command line, as far as it works without Spark."""
 
 from pathlib import Path
 

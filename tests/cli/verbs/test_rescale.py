@@ -1,4 +1,4 @@
-"""`slackwater rescale` as it is typed."""
+"""`slackwater rescale` on the command line."""
 
 import pytest
 from slackwater.store.objects.protocol import ObjectStore

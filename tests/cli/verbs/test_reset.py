@@ -1,4 +1,4 @@
-"""`slackwater reset` as it is typed, and in Python."""
+"""`slackwater reset` on the command line and in Python."""
 
 import json
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """An app that has gone on since its snapshot `good`."""
+    """Return an app that continued after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app

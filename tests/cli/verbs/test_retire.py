@@ -1,4 +1,4 @@
-"""`slackwater retire` and `slackwater app rm` as they are typed."""
+"""`slackwater retire` and `slackwater app rm` on the command line."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def app(store: ObjectStore) -> FlightsApp:
-    """An app whose program has lost its last stage: the others go on."""
+    """Return an app whose program no longer has its last stage; the other stages continue."""
     app = FlightsApp(store, Kafka())
     app.run(flights(40))
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
 
 
 def long_ago(asked: SnapshotRequest) -> SnapshotRequest:
-    """As if it had been asked for a minute ago, and after everything that is committed."""
+    """Return the request, dated a minute back and after every commit."""
     return SnapshotRequest(asked.id, asked.name, asked.created_ms - 60_000, asked.by)
 
 
@@ -108,7 +108,7 @@ def test_gc_asks_whether_a_stage_that_holds_it_up_is_still_there(app: FlightsApp
 
 
 def aged(tmp_path: Path) -> None:
-    """Let all that is in the store be old."""
+    """Let everything in the store become old."""
     for path in (tmp_path / "store").rglob("*.*"):
         os.utime(path, (1, 1))
 

@@ -1,4 +1,4 @@
-"""`slackwater rewind` and `slackwater protect` as they are typed."""
+"""`slackwater rewind` and `slackwater protect` on the command line."""
 
 import json
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """An app that has gone on since its snapshot `good`."""
+    """Return an app that continued after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app

@@ -1,4 +1,4 @@
-"""Tokens, and a server that is asked, on the command line."""
+"""Tokens, and queries to a server, on the command line."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Verbs that wait for a server that is silent say soon which setting has its address."""
+"""Verbs that wait for a silent server soon name the setting with its address."""
 
 import socket
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ MORE_VERBS = (
     (("query", "flights", "FROM carriers", *ON_S3), "AWS_ENDPOINT_URL"),
     (("status", *ON_S3), "AWS_ENDPOINT_URL"),
 )
-"""They open the store as `snapshot take` does."""
+"""Verbs that open the store as `snapshot take` does."""
 PROGRAM = """
 import slackwater as sw
 app = sw.App("idle")
@@ -30,7 +30,7 @@ app.stage(name="s", reads=sw.topic("t"), key="key", state=sw.aggregate(n=sw.coun
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """S3's address is that of somebody who takes connections and says nothing."""
+    """Point S3's address to a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "anybody")
@@ -50,7 +50,7 @@ def test_each_names_the_setting_long_before_patience_ends(verbs: tuple[tuple[tup
     Path("app.py").write_text(PROGRAM)
 
     def said(words: tuple[str, ...]) -> str:
-        """What the verb says until it names a setting; all of it, where it ends without."""
+        """Return the output of a verb until it names a setting, else all of it."""
         lines = []
         with process(*words) as started:
             assert started.stderr is not None

@@ -1,4 +1,4 @@
-"""`slackwater snapshot` as it is typed."""
+"""`slackwater snapshot` on the command line."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""`slackwater status` as it is typed."""
+"""`slackwater status` on the command line."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def test_status_shows_every_stage_upstream_first() -> None:
 
 
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
-    """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
+    """A heartbeat counts for its own epoch: a runner that lost its stage runs nothing."""
     writer = str(ULID())
     runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")

@@ -1,4 +1,4 @@
-"""`slackwater export DIR` as it is typed, and in Python."""
+"""`slackwater export DIR` on the command line and in Python."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """An app that has gone on since its snapshot `good`."""
+    """Return an app that continued after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app
@@ -84,6 +84,6 @@ def test_the_same_in_python() -> None:
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("name", ["out", "out.xyz/", "out.csv/", "out-1.5", "out.2025-01-31"])
 def test_a_name_without_an_ending_or_with_a_slash_behind_it_is_a_folders(name: str) -> None:
-    """Numbers behind a point are no ending: a version, a day."""
+    """Digits after a point, as in a version or a date, are no file ending."""
     done("export", "flights@good", name)
     assert (Path(name) / "tables" / "carriers").is_dir()

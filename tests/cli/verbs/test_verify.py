@@ -1,4 +1,4 @@
-"""`slackwater verify` as it is typed: what it prints, where, and its exit codes."""
+"""`slackwater verify`: output, streams and exit codes."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def verify(*words: str) -> Result:
 
 
 def one_less_sent(app: FanIn) -> None:
-    """The right one forgets a record of partition 1."""
+    """Lower the count of sent records of partition 1 by one."""
     key = keys.manifest("bank", "right", 5)
     manifest = codec.decode(app.store.get(key), Manifest, key=key)
     output = replace(manifest.outputs["by-right"], sent=(4, 5))

@@ -1,4 +1,4 @@
-"""`slackwater watch` as it is typed."""
+"""`slackwater watch` on the command line."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ def write(*tables: str) -> None:
 
 @pytest.fixture
 def young(tmp_path: Path) -> FlightsApp:
-    """Forty good flights."""
+    """Return an app with forty good flights."""
     app = FlightsApp(open_store(str(tmp_path / "store")), Kafka(), clock=Clock())
     app.run(flights(40))
     return app

@@ -1,5 +1,4 @@
-"""Every verb that changes something is in the log of operations, with who, when, why and what; the others change
-nothing."""
+"""The log of operations: every verb that changes something appears with user, time, reason and change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ WHY = "the carriers of ticket 12 were wrong"
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FlightsApp:
-    """An app that has gone on since its snapshot `good`, with a record that was rejected."""
+    """Return an app that continued after its snapshot `good`, with a rejected record."""
     app = gone_on()
     reject(app, "carriers", [3], tmp_path / "cache")
     with command_line(app, monkeypatch):
@@ -45,14 +44,14 @@ def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FlightsApp:
 
 @dataclass(frozen=True)
 class Change:
-    """How a verb that changes something is called."""
+    """Call of a verb that changes something."""
 
     call: Callable[[FlightsApp], object]
     makes: tuple[str, ...] = ()
-    """The stages of which it makes a version."""
+    """Stages that get a version."""
     app: str = "flights"
     noted: str = ""
-    """What the log calls it; empty for the verb's own name."""
+    """Name in the log; empty for the verb's name."""
     claims: int = 0
     """Versions that each stage gets before the verb's own."""
 
@@ -62,14 +61,14 @@ def typed(*words: str) -> Callable[[FlightsApp], object]:
 
 
 def migrated(app: FlightsApp) -> None:
-    """What needs no Spark of `migrate`."""
+    """Do the part of `migrate` that needs no Spark."""
     with sw.because(WHY):
         found = find_plan(app.store, changed(app), {"delay": "minutes"})
         migrate(app.store, found, {}, by=whoami(), now_ms=app.clock.tick("legs"))
 
 
 def began(app: FlightsApp) -> None:
-    """What needs no Spark of `init`."""
+    """Do the part of `init` that needs no Spark."""
     first = replace(FIRST, app="loaded", by=whoami())
     rows = RowSource(sql="SELECT 'C1' AS carrier, 1::BIGINT AS flights, 2.0::DOUBLE AS delay")
     with sw.because(WHY):
@@ -77,7 +76,7 @@ def began(app: FlightsApp) -> None:
 
 
 def removed(app: FlightsApp, name: str = "flights") -> None:
-    """The verb would wait for the store's clock, which stands."""
+    """Remove an app without waiting for the store's clock, which stands still."""
     with sw.because(WHY):
         remove_app(app.store, name, by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=store_of(app).pause)
 
@@ -95,7 +94,7 @@ def clone_made_anew(app: FlightsApp) -> None:
 
 
 def promoted(app: FlightsApp) -> None:
-    """Both stand at the same offsets: the clone is of now, was run, and neither has more to read."""
+    """Promote a clone that has run; both apps are at the same offsets with nothing left to read."""
     done("clone", "flights", "staging")
     FlightsApp(app.store, app.kafka, "staging", clock=app.clock)  # its runner claims its stages
     # There are no sinks, so that nothing is asked of Kafka but where topics end.
@@ -152,7 +151,7 @@ CHANGES_ELSEWHERE = {
     "export": "with --iceberg, which wants a store that others can read: tests/cli/verbs/test_export_iceberg.py",
     **dict.fromkeys(("replicate", "recover"), "want two such stores: tests/cli/verbs/test_failover.py"),
 }
-"""Verbs that change something and are in the log of operations, and why that is not tried here."""
+"""Verbs in the log of operations that other tests cover, with the reason."""
 ELSEWHERE = {
     "asof": "only reads: tests/cli/verbs/test_asof.py",
     **dict.fromkeys(("serve", "mcp"), "only read: tests/serve"),
@@ -170,7 +169,7 @@ ELSEWHERE = {
         for each in ("start", "good", "bad", "skip", "log", "replay", "explain", "reset")
     },
 }
-"""Verbs that are neither of the two, and why."""
+"""Verbs that are not in the log of operations, with the reason."""
 
 
 def test_every_verb_is_looked_at_and_those_that_change_something_take_a_message() -> None:

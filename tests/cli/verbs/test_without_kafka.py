@@ -1,4 +1,4 @@
-"""Clones without Kafka: an app without topics of its own has nothing to ask."""
+"""Clones without Kafka, of an app that has no topics of its own."""
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ NOTE = "note: no Kafka configured (--kafka), so it was not checked whether 'orde
 
 
 def write_shop(store: ObjectStore) -> None:
-    """An app of one stage, which reads a user's topic and has none of its own; two batches."""
+    """Write an app of one stage over a user's topic; two batches."""
     apps.ensure_app(store, AppInfo("app", START_MS))
     first = Input("orders", (0, 0))
     head = claim(
@@ -64,7 +64,7 @@ def test_a_clone_of_an_app_without_topics_of_its_own_needs_no_kafka() -> None:
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("more", [("--topic", "orders=mirrored"), ("--topic", "orders=mirrored", "--dry-run")])
 def test_another_topic_is_looked_at(more: tuple[str, ...]) -> None:
-    """What the clone is to read instead must be there: nothing is made before somebody has looked."""
+    """The other topic must exist before anything is created."""
     result = slackwater("clone", "app", "copy", *more)
     assert (result.exit_code, "no Kafka configured" in result.stderr) == (2, True)
     assert slackwater("status", "copy").exit_code == 1

@@ -1,4 +1,4 @@
-"""What `adopt` shows: a mapping, what was made, and how a stage compares with the query."""
+"""Output of `adopt`: the mapping, the versions, and the comparison of a stage with the query."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""What `attach` says: which tables and batches there are, and each version."""
+"""Output of `attach`: tables, batches and versions."""
 
 from pathlib import Path
 

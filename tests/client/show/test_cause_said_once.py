@@ -1,4 +1,4 @@
-"""What shows a cause is said once: by its sentence, or in the table below it."""
+"""Evidence of a cause appears once: in its sentence or in the table below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -
 
 
 def test_what_the_sentence_does_not_say_is_in_the_table() -> None:
-    """`[0]@3` is another record than the `[0]@31` of the sentence, and v2 another version than v20."""
+    """`[0]@3` differs from the `[0]@31` of the sentence, and v2 from v20."""
     evidence = {"late": "t[0]@3", "watermark": "2025-01-01T00:00:00Z", "moved_version": "legs@v2", "moved_by": "t[1]@7"}
     sentence = "t[0]@31 is the first late record of legs@v20: the watermark was 2025-01-01T00:00:00Z; t[1]@7 moved it"
     cause = Cause("watermark", proved=True, sentence=sentence, evidence=evidence)

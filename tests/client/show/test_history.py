@@ -1,4 +1,4 @@
-"""What `history --why` says of the record behind a change: one of many is not called the reason."""
+"""Output of `history --why`: one record of many is not called the cause."""
 
 import pytest
 from slackwater.client.show.history import format_key_record

@@ -1,4 +1,4 @@
-"""How results are written: plain tables, values, files, and words for numbers and times."""
+"""Output of results: plain tables, values, files, numbers and times."""
 
 import json
 import re
@@ -124,7 +124,7 @@ FAR = pa.table(
         "in": pa.array([[-800_000], None], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
     }
 )
-"""Times that Python has no value for; milliseconds taken for seconds are one."""
+"""Times that Python cannot represent, such as milliseconds read as seconds."""
 
 
 def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:

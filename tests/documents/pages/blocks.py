@@ -1,4 +1,4 @@
-"""The fenced blocks of the documentation, and the commands in them."""
+"""Fenced blocks of the documentation, and the commands in them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from docs.site import PAGES, ROOT
 
 
 class Block(NamedTuple):
-    """A fenced block: its page, the heading of its section, and the number among the page's blocks of its language."""
+    """A fenced block: its page, the heading of its section, and its number among the page's blocks of its language."""
 
     page: str
     heading: str
@@ -18,19 +18,18 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name as the parameter of a test."""
+        """Name as a test parameter."""
         return f"{self.page}-{self.language}-{self.number}"
 
 
 class Command(NamedTuple):
-    """A command that a block types, and the lines that it shows below."""
+    """A command in a block, with the output lines below it."""
 
     words: str
     output: tuple[str, ...]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """Yield the blocks of a page."""
     name, heading, language, lines = str(page.relative_to(ROOT)), "", None, list[str]()
     counts: dict[str, int] = {}
     for line in page.read_text(encoding="utf-8").splitlines():
@@ -50,7 +49,7 @@ BLOCKS = tuple(block for page in PAGES for block in blocks_of(page))
 
 
 def blocks(language: str, page: str = "") -> list[Block]:
-    """Return the blocks of a language, of all pages or of one."""
+    """Return the blocks of a language, of all pages or of one page."""
     return [block for block in BLOCKS if block.language == language and page in ("", block.page)]
 
 
@@ -62,5 +61,5 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def program(page: str, begin: str = "import slackwater") -> str:
-    """Return the first Python block of a page that begins so."""
+    """Return the page's first Python block with this beginning."""
     return next(block.code for block in blocks("python", page) if block.code.startswith(begin))

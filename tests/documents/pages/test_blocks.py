@@ -1,4 +1,4 @@
-"""Every block of the documentation is tried, as far as its language and its surroundings allow, or says why not."""
+"""Blocks of the documentation: each is tried as far as possible, or has a reason why not."""
 
 import json
 import os
@@ -35,7 +35,7 @@ NOT_TRIED = {
     "sql": "needs an Iceberg catalogue",
     "text": "a listing of files",
 }
-"""Languages of blocks that nothing tries."""
+"""Languages of blocks that are not tried."""
 BEFORE = """\
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-redefinition, disable-error-code="no-redef,type-arg,union-attr"
 import json
@@ -51,7 +51,7 @@ messages: DataFrame
 now: Moment
 spark: SparkSession
 """
-"""What stands before the snippets of a page, which are one module: names that its text has explained."""
+"""Prefix of a page's snippets, which are checked as one module."""
 OWN = {
     "README.md": "app: StoredApp",
     "docs/first-app.md": "app: sw.App\nORDER: str",
@@ -61,15 +61,14 @@ OWN = {
     "docs/tuning.md": "app: sw.App\nby_customer: Any",
     "docs/writing-apps.md": "app: sw.App\nrows: DataFrame\nVisits: Any",
 }
-"""The same for one page alone."""
+"""Additional prefix of single pages."""
 
 UNTYPED = (
     'Unexpected keyword argument "min_offsets" for "at"',
     'Argument 1 to "Record" has incompatible type "dict[',
     'Argument 1 to "loads" has incompatible type "bytes | None"',
 )
-"""Errors of mypy about blocks that are right: `sw.open` has one type for a store and a server, `Record` takes any value
-in tests, and a record of a sink has a value."""
+"""Errors of mypy in correct blocks, such as for `sw.open`, whose result is a store or a server."""
 
 
 def block_id(block: object) -> str:
@@ -86,7 +85,7 @@ def test_every_block_is_tried_or_says_why_not() -> None:
 
 
 def test_every_python_block_has_the_types_of_the_api(tmp_path: Path) -> None:
-    """Programs by themselves, and the snippets of a page as one module, under mypy."""
+    """Checks programs one by one, and the snippets of a page as one module, with mypy."""
     for block in PROGRAMS:
         (tmp_path / f"program_{module_name(block)}_{block.number}.py").write_text(block.code)
     for page in dict.fromkeys(block.page for block in SNIPPETS):
@@ -147,7 +146,7 @@ def test_every_formula_is_one_of_prometheus(block: Block) -> None:
 
 
 def module_with(words: str) -> ModuleType:
-    """Run the program of the page on writing apps that has these words."""
+    """Run the program with these words on the page about writing apps."""
     (block,) = (block for block in blocks("python", "docs/writing-apps.md") if words in block.code)
     module = ModuleType(block.name)
     exec(block.code, vars(module))  # noqa: S102  it is our own text that is tried

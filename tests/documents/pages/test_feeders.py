@@ -1,4 +1,4 @@
-"""Feeders of the documentation and of the examples tell of an event that did not arrive, also by their exit code."""
+"""Feeders of the documentation and the examples report events that did not arrive, also by exit code."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ TOO_LARGE = {"max.message.bytes": "20"}
 
 @pytest.fixture
 def first_app(tmp_path: Path) -> list[str]:
-    """The command that runs the feeder of a new project, which the page of the first app uses."""
+    """Return the command of a new project's feeder, which the first-app page uses."""
     write_project("shop", tmp_path / "shop")
     return [sys.executable, str(tmp_path / "shop" / "feed.py")]
 
@@ -27,7 +27,7 @@ EXAMPLE = [sys.executable, str(ROOT / "examples" / "feed.py")]
 
 
 def feed(broker: str, *words: str) -> tuple[int, str]:
-    """The exit code of a feeder, and what it prints."""
+    """Return a feeder's exit code and output."""
     done = subprocess.run(words, env={"SLACKWATER_KAFKA": broker}, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

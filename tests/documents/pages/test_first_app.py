@@ -1,4 +1,4 @@
-"""The page of the first app as a new user follows it: its files, its commands in a shell, and what they print."""
+"""The first-app page, followed by a new user: its files, commands and outputs."""
 
 import os
 import re
@@ -18,18 +18,18 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 
 PAGE = "docs/first-app.md"
 INSTALLED = ("python3 -m venv", ". .venv/bin", "pip install", "cd ..")
-"""Beginnings of the commands that are not typed: slackwater is installed here."""
+"""Prefixes of commands that are skipped, because slackwater is already installed."""
 RUN = "slackwater run shop.py --max-records 5000"
-"""The command that the page leaves running in another shell."""
+"""Command that the page leaves running in another shell."""
 SHELL = "test -f .slackwater/dev/env.sh && source .slackwater/dev/env.sh; "
-"""What the page says to type first in every other shell."""
+"""Command that the page gives for every other shell."""
 UNSTEADY = re.compile(r"\d[\d.,:TZ-]*\d[Z]?|\d")
-"""Numbers and times of outputs that depend on the clock, or on where batches end."""
+"""Numbers and times in outputs that depend on the clock or on batch boundaries."""
 
 
 @dataclass
 class User:
-    """Somebody at a shell, with an empty home."""
+    """A user at a shell with an empty home."""
 
     home: Path
     folder: Path = field(init=False)
@@ -46,7 +46,7 @@ class User:
         return {**kept, **cache, "HOME": str(self.home), "PATH": path, "JDK_JAVA_OPTIONS": SHORT_LIVED}
 
     def types(self, words: str) -> str:
-        """Type a command that ends. Returns what it prints."""
+        """Run a command to its end; return its output."""
         folder = self.folder if self.folder.exists() else self.home
         command, both = ["bash", "-c", SHELL + words], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         done = subprocess.run(command, cwd=folder, env=self.environment(), text=True, check=False, **both)
@@ -60,18 +60,18 @@ class User:
             self.app = subprocess.Popen(command, cwd=self.folder, env=self.environment(), stdout=output, stderr=output)
 
     def printed(self) -> str:
-        """What the app has printed so far."""
+        """Return the app's output so far."""
         text = (self.folder / "run.txt").read_text()
         assert self.app is not None
         assert self.app.poll() is None, text
         return text
 
     def commits(self) -> list[int]:
-        """The numbers of rows of the batches that the app has printed."""
+        """Return the row counts of the batches that the app has printed."""
         return [int(rows.replace(",", "")) for rows in re.findall(r"  ([\d,]+) rows  ", self.printed())]
 
     def stops(self) -> None:
-        """Ctrl-C."""
+        """Send Ctrl-C."""
         assert self.app is not None
         self.app.send_signal(signal.SIGINT)
         assert self.app.wait(60) == 0
@@ -108,7 +108,7 @@ def test_a_new_user_gets_from_the_page_what_it_says(user: User) -> None:
 
 
 def assert_prints(command: Command, text: str) -> None:
-    """The lines of the page are among those printed, in order; the rows of a query are the same to the last digit."""
+    """Check that the page's lines are printed in order, and that the rows of a query match exactly."""
     is_exact = command.words.startswith("slackwater query")
     printed = iter([shape(line, is_exact) for line in text.splitlines()])
     for line in command.output:

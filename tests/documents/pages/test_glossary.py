@@ -1,4 +1,4 @@
-"""The glossary: each term once, in order, and no page has one of the words that it replaces."""
+"""The glossary: each term once, in order; no page uses a replaced word."""
 
 import re
 from pathlib import Path

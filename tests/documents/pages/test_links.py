@@ -1,4 +1,4 @@
-"""The documents hold: links lead somewhere, commands and targets exist, pictures need nothing else."""
+"""Links, commands, make targets and pictures of the documentation exist."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=page_id)
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may have behind `#`, as GitHub makes it from headings."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -82,7 +82,7 @@ def test_no_page_names_a_folder_of_somebodys_machine(page: Path) -> None:
 
 
 def spoken(page: Path) -> Iterator[str]:
-    """Every command of ours that a page types: after `$` in a console, or as code within a sentence."""
+    """Yield slackwater commands of a page, from consoles and inline code."""
     typed = [command.words for block in blocks("console", page_id(page)) for command in commands(block)]
     for text in (*typed, *re.findall(r"`([^`\n]+)`", prose(page))):
         if found := re.search(r"\bslackwater (?=[a-z]|-)(.*)", text):
@@ -91,7 +91,7 @@ def spoken(page: Path) -> Iterator[str]:
 
 
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that these words call, or the group they stop at, and the words left."""
+    """Return the command or group that these words name, and the remaining words."""
     command: Any = get_command(command_line)
     while words and hasattr(command, "get_command") and not words[0].startswith("-"):
         found = command.get_command(None, words[0])

@@ -1,4 +1,4 @@
-"""The site: it is built of the pages as they are, no link in it is dead, and it shows what GitHub shows."""
+"""The site is built from the pages, has no dead link, and shows what GitHub shows."""
 
 import json
 import re
@@ -16,7 +16,7 @@ TAGS = ("li", "table", "tr", "pre", "h2", "h3", "img")
 
 
 class Page(HTMLParser):
-    """A built page: its article, the anchors that links may name, and what it links to."""
+    """A built page: its article, its anchors, and its links."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """All pages of a site that is built in an empty folder, by their files."""
+    """Return all pages of a site built in an empty folder, by file."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(site.command(folder, "build", "--strict"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,7 +59,7 @@ def test_every_page_is_built_and_no_link_is_dead(pages: dict[Path, Page]) -> Non
 
 
 def test_a_page_has_the_lists_tables_and_blocks_that_it_has_on_github(pages: dict[Path, Page]) -> None:
-    """Markdown has dialects: the site's wants an empty line before a list, and deeper indents within one."""
+    """The site's Markdown wants an empty line before a list, and deeper indents within it."""
     on_github = MarkdownIt("commonmark").enable("table")
 
     def counts(html: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Commands of the documentation are typed as they stand, on apps of the tests: each must succeed.
+"""Commands of the documentation, typed on test apps: each must succeed.
 
 Those of one section are a session, with a copy of an app for itself, so that a reader may begin at any heading.
 """
@@ -38,7 +38,7 @@ APPS = {
     "docs/snapshots.md": SHOP,
     "docs/staging.md": SHOP,
 }
-"""Pages whose commands are typed here, and the app that they are about."""
+"""Pages whose commands are typed, and their apps."""
 NOT_TYPED_PAGES = {
     "SECURITY.md": "needs a release",
     "CONTRIBUTING.md": "the gate itself, and what takes hours",
@@ -53,7 +53,7 @@ NOT_TYPED_PAGES = {
     "docs/page.md": "serves until Ctrl-C; tests/serve/page does it",
     "docs/testing.md": "takes hours",
 }
-"""Pages of which no command is typed here, and why."""
+"""Pages without typed commands, and the reasons."""
 NOT_TYPED = {
     r"(make|pip|eval|docker|curl|python|spark-submit) .*": "another program, or what installs or starts servers",
     r"slackwater new .*": "writes another program than that of its page; tests/client/test_project.py has it",
@@ -65,7 +65,7 @@ NOT_TYPED = {
     r"slackwater verify shop@before-release --deep": "of another app than its page is about",
     r"slackwater clone .*--mask .*": "of an app with names of people; tests/operations/staging has one",
 }
-"""Patterns of commands that are not typed here, and why."""
+"""Patterns of commands that are not typed, and the reasons."""
 INSTEAD = {
     "shop@-5m": "shop@~2",
     "flights@-1d": "flights@~2",
@@ -76,22 +76,22 @@ INSTEAD = {
     "s3://archive/slackwater": "archive",
     "/srv/lake/flights": "lake",
 }
-"""Moments that a young app lacks, and places that a test lacks, with those that are typed instead."""
+"""Replacements for moments and places that a test lacks."""
 ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant"}
-"""Verbs that run until Ctrl-C or wait for a running app, and the option with which they end."""
+"""Options that end verbs which would run until Ctrl-C or wait for a running app."""
 FIRST = {
     ("docs/changing-a-program.md", "Go back"): ["slackwater migrate shop.py --rename largest=largest_cents"],
     ("docs/disaster-recovery.md", "Watch it"): ["slackwater replicate shop --to /data/elsewhere"],
     ("docs/disaster-recovery.md", "Drill"): ["slackwater replicate shop --to /data/elsewhere"],
     ("docs/disaster-recovery.md", "Fail over"): ["slackwater replicate shop --to /data/elsewhere"],
 }
-"""Commands of earlier sections that a section continues from."""
+"""Commands of earlier sections on which a section depends."""
 MAY_FAIL = ("slackwater query flight ", "slackwater diff ", "slackwater check ")
-"""Beginnings of commands that show an error, or exit with 1 if there is a difference."""
+"""Prefixes of commands that show an error, or exit with 1 for a difference."""
 
 
 def changed(text: str) -> str:
-    """The program of the first app with the change of the page on changing programs."""
+    """Return the first app's program with the change from the page about changing programs."""
     (block,) = blocks("diff")
     hunk = re.compile(r"(?P<before>(?:^ .*\n)?)(?P<old>(?:^-.*\n)*)(?P<new>(?:^\+.*\n)*)", re.MULTILINE)
     for match in hunk.finditer(block.code):
@@ -108,18 +108,18 @@ PROGRAMS: dict[tuple[str, str], Callable[[str], str]] = {
     ("docs/changing-a-program.md", "Go back"): changed,
     ("docs/changing-a-program.md", "A stage under another name"): lambda text: text.replace("countries", "markets"),
 }
-"""Sections about another program than that of the first app, and what makes it of that."""
+"""Sections with other programs, and functions that derive them from the first app's."""
 
 
 def why_not(page: str, words: str) -> str:
-    """Why a command is not typed here; empty if it is."""
+    """Return the reason why a command is not typed; empty if it is."""
     if page in NOT_TYPED_PAGES:
         return NOT_TYPED_PAGES[page]
     return next((why for pattern, why in NOT_TYPED.items() if re.fullmatch(pattern, words)), "")
 
 
 def sessions() -> dict[tuple[str, str], list[str]]:
-    """The commands of each section that are typed here."""
+    """Return the typed commands of each section."""
     found: dict[tuple[str, str], list[str]] = {}
     for block in blocks("console"):
         for command in commands(block):
@@ -149,7 +149,7 @@ def test_every_page_with_commands_is_typed_or_says_why_not() -> None:
 
 
 def typed(words: str) -> None:
-    """Type a command of ours in the current folder."""
+    """Run a slackwater command in the current folder."""
     for name, instead in INSTEAD.items():
         words = words.replace(name, instead)
     if "before-migration-1-" in words:
@@ -179,7 +179,7 @@ def test_commands_on_the_flights_succeed(session: tuple[str, str], tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the program of a page and its app, which has read orders of which the last are wrong."""
+    """Return a folder with the page's program and its app, which has read orders, the last of them wrong."""
     folder = tmp_path_factory.mktemp("shop")
     if request.param == README:
         (folder / "shop.py").write_text(program(README))
@@ -199,7 +199,7 @@ def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pyte
 
 
 def go_to(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Work in a folder, also with Spark's workers, which started elsewhere."""
+    """Change the working folder, also of running Spark workers."""
     patch.chdir(folder)
     for name in ("store", "cache"):
         patch.setenv(f"SLACKWATER_{name.upper()}", str(folder / name))

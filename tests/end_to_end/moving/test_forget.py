@@ -1,4 +1,4 @@
-"""A key is forgotten while the app runs: its runner goes on, other rows are what they should be, and it begins anew."""
+"""A key is forgotten while the app runs: the runner and other rows are unaffected, and the key begins again."""
 
 from pathlib import Path
 

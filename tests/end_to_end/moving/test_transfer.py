@@ -1,4 +1,4 @@
-"""An app leaves as a folder that opens without us, and runs on elsewhere, each record once; then it is reset."""
+"""An app is exported, opened without slackwater, continued elsewhere exactly once, and reset."""
 
 import json
 import re
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def opened(folder: Path, table: str, spark: SparkSession) -> list[list[str]]:
-    """The rows of a table as DuckDB, pandas and Spark read them, by the words of the documentation."""
+    """Return a table's rows as DuckDB, pandas and Spark read them by the documentation's code."""
     names: dict[str, Any] = {"spark": spark}
     found: list[list[str]] = []
     for code in (block.code for block in blocks("python", "docs/leaving.md")):
@@ -40,7 +40,7 @@ def opened(folder: Path, table: str, spark: SparkSession) -> list[list[str]]:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows without order, and without the libraries' own types of numbers."""
+    """Return rows as sorted text, without libraries' number types."""
     return sorted(
         str({name: each if isinstance(each, str) else float(each) for name, each in row.items()}) for row in rows
     )

@@ -1,4 +1,4 @@
-"""A row that is too large for a repartition topic ends its stage with one sentence, and nothing is lost."""
+"""A row that is too large for a repartition topic ends its stage with one sentence; nothing is lost."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Topics that are deleted and made again under a running app, on the real broker: none of their records is misread."""
+"""Topics that are deleted and created again under a running app, on a real broker: no record is misread."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ STAGES = ("entries", "accounts")
 
 
 def make_again(ledger: Ledger, topic: str, partitions: int) -> tuple[str, str]:
-    """Delete a topic and make it anew; its ids before and now."""
+    """Delete a topic and create it again; return both ids."""
     kafka = ledger.kafka
     before = kafka.topic_id(topic)
     kafka.delete_topics([topic])
@@ -102,13 +102,13 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
 
 
 def counted(ledger: Ledger) -> int:
-    """The records that the table has."""
+    """Return the number of records in the table."""
     (row,) = ledger.sql("SELECT sum(n)::BIGINT AS n FROM accounts").to_pylist()
     return int(row["n"])
 
 
 def await_end(await_commit: Callable[[str], BatchReport]) -> None:
-    """Wait until what ends the app is raised."""
+    """Wait for the error that ends the app."""
     while True:
         await_commit("accounts")
 

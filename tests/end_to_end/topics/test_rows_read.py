@@ -1,4 +1,4 @@
-"""Rows read are records: not offsets, of which transactions take some for their marks and for what is aborted."""
+"""Rows read are records, not offsets, which also count transaction markers and aborted records."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ class Transactions:
 
 
 def rows_read(ledger: Ledger) -> tuple[int, int]:
-    """How many records and how many offsets the newest batch of the first stage has read."""
+    """Return the numbers of records and of offsets in the newest batch of the first stage."""
     store = open_store(ledger.store)
     head = history.head(store, ledger.app, "entries")
     assert head is not None

@@ -1,4 +1,4 @@
-"""Stores in formats that releases have written, kept as files: each later release must answer as that release did.
+"""Stores written by releases, kept as files: each later release must give the same answers.
 
 `python -m tests.models.releases.test_kept_stores` writes the store of the present format. Run it for a new format;
 never for an old one, since its files are what users have in their buckets.
@@ -38,7 +38,7 @@ def test_a_store_in_each_format_is_read_as_its_release_read_it(stored_format: in
 
 
 def _write_kept_store(folder: Path) -> Path:
-    """Write the small store, and the answers of this release, as a file for its format. Never replaces a file."""
+    """Write the small store and this release's answers as a file for its format. Never replaces a file."""
     root = write_small_store(folder / "store")
     asked = Asking(folder / "cache")
     try:

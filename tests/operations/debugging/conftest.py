@@ -1,4 +1,4 @@
-"""What tests of verbs over a real app share."""
+"""Fixtures for tests of verbs over a real app."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.support.running import Ledger
 
 @pytest.fixture
 def ledger_environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The process is where the module's `ledger` would be run: its variables, and a folder of the test's own."""
+    """Set the working folder and variables with which the module's `ledger` runs."""
     for name, value in ledger.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

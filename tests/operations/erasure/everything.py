@@ -1,4 +1,4 @@
-"""Everything under a root, decoded: in which objects a text stands, and what each version of each table shows."""
+"""Decoded content of a root: objects that contain a text, and the rows of each version of each table."""
 
 import io
 import re
@@ -16,7 +16,7 @@ from tests.support.histories import rows_of
 
 
 def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
-    """Names of objects that hold `text` in a value or, as a word of its own, in JSON; with the number of times.
+    """Return the objects that contain `text` as a value or as a word in JSON, with the number of occurrences.
 
     An id or a checksum of JSON (base 32, base 64) may contain `text` by chance, so only whole words count there.
     """
@@ -37,7 +37,7 @@ def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
 
 
 def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """What each version that is there shows, by stage and version; merged without the code under test."""
+    """Return the rows of each existing version, by stage and version, merged by independent code."""
     return {
         (stage, version): rows_of(store, history.read(store, app, stage, version))
         for stage in history.list_stages(store, app)
@@ -46,7 +46,7 @@ def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int]
 
 
 def archive_of(store: ObjectStore, app: str, extent: Extent, values: dict[int, bytes]) -> None:
-    """An input archive with a record at each of these offsets, some of these values."""
+    """Write an input archive with a record at each of these offsets, and some of these values."""
     rows = records(extent.partition, range(extent.first, extent.end))
     had = rows["value"].to_pylist()
     made = [values.get(offset, value) for offset, value in zip(rows["offset"].to_pylist(), had, strict=True)]

@@ -1,4 +1,4 @@
-"""Stores by chance, with records of several people in several formats, and a decoder of their objects that is not ours.
+"""Random stores with records of several people in several formats, and an independent decoder.
 
 A store has an input archive of `events`, whose records are JSON, Avro or Protobuf, in which one field leads to the key
 of the table `people`; one of `transfers`, in which the same words and numbers stand that are nobody's key; a channel
@@ -99,7 +99,7 @@ LETTERS = string.ascii_letters + string.digits + " '\"\\/+@.-_éß\u2028😀\n"
 
 @dataclass
 class RandomStore:
-    """A store and what was written into it."""
+    """A store and its expected content."""
 
     store: ObjectStore
     registry: str
@@ -107,10 +107,10 @@ class RandomStore:
     people: list[str] = field(default_factory=list)
     kind: str = "JSON"
     path: str = "$.user.id"
-    """The field of an event that leads to the key."""
+    """Field of an event that leads to the key."""
     unread: list[pa.Table] = field(default_factory=list)
     garbage: int = 0
-    """Records that nobody can decode."""
+    """Number of records that cannot be decoded."""
     _n: int = 0
 
     def write(self) -> None:
@@ -135,7 +135,7 @@ class RandomStore:
         return self._n
 
     def _people(self) -> list[str]:
-        """Names of which some are parts of others, or look like numbers."""
+        """Return names, some of which contain others or look like numbers."""
         rnd = self.random
         first = "".join(rnd.choice(LETTERS) for _ in range(rnd.randint(1, 6)))
         number = str(rnd.randint(1, 99))
@@ -143,7 +143,7 @@ class RandomStore:
         return [*dict.fromkeys(each for each in some if each.strip())]
 
     def _text(self, text: str) -> str:
-        """As JSON, each character escaped or not by chance."""
+        """Return JSON text with randomly escaped characters."""
         if self.random.random() < 0.4:
             return json.dumps(text, ensure_ascii=self.random.random() < 0.5)
         made = ""
@@ -154,7 +154,7 @@ class RandomStore:
         return f'"{made}"'
 
     def _event(self, who: str) -> bytes:
-        """A record of somebody, with others in its note."""
+        """Return a record of a person, with other names in its note."""
         rnd, n, note = self.random, self.number(), f"of {self.random.choice(self.people)}"
         if rnd.random() < 0.05:
             self.garbage += 1
@@ -178,7 +178,7 @@ class RandomStore:
         return f'{{"n": {n}, {inside}, "note": {self._text(rnd.choice(self.people))}}}'.encode()
 
     def _transfer(self, who: str) -> bytes:
-        """A record of nobody: a key's text stands in it as an amount, a note and a name of the record's key."""
+        """Return a record of nobody, with a key's text as an amount, a note, and in the record's key."""
         amount = who if who.isdigit() else self._text(who)
         return f'{{"n": {self.number()}, "amount": {amount}, "note": {self._text(who)}}}'.encode()
 
@@ -237,13 +237,13 @@ class RandomStore:
             index.change(self.store, archive, index.append_update((one,), extents), by=BY, now_ms=1)
 
     def _rows(self, count: int) -> pa.Table:
-        """Rows of the channel."""
+        """Return rows of the channel."""
         some = [self.random.choice(self.people) for _ in range(2 * count)]
         numbers = [self.number() for _ in range(count)]
         return pa.table([some[:count], some[count:], numbers], schema=FIELDS)
 
     def _table(self, head: Manifest) -> None:
-        """Versions of the table, and rejected rows of the channel."""
+        """Write versions of the table, and rejected rows of the channel."""
         for _ in range(self.random.randint(1, 3)):
             some = sorted(self.random.sample(self.people, self.random.randint(1, len(self.people))))
             keys = pa.table({"who": some})
@@ -293,15 +293,15 @@ class RandomStore:
 
 @dataclass(frozen=True)
 class Found:
-    """What an object has, decoded by Spark's rules in plain Python."""
+    """Content of an object, decoded by Spark's rules in plain Python."""
 
     records: Mapping[int, frozenset[str]]
-    """By a record's number, the people whose it is."""
+    """People to whom each record belongs, by the record's number."""
     undecoded: int
 
 
 def decoded(made: RandomStore, store: ObjectStore) -> dict[str, Found]:
-    """Every Parquet object of a store."""
+    """Decode every Parquet object of a store."""
     return {
         info.key: _decoded(made, info.key, pq.read_table(io.BytesIO(store.get(info.key))))
         for info in store.list("")

@@ -1,4 +1,4 @@
-"""A key that is forgotten while the app runs: what the runner had under way, and what comes later."""
+"""A key is forgotten while the app runs: work in progress, and later records of the key."""
 
 import io
 import time
@@ -40,7 +40,7 @@ GONE = "person-2"
 
 
 class Runner:
-    """A stage of a table that counts, with a runner that has batches, and merges that wait for one."""
+    """A stage with a counting table, and a runner with batches and merges that wait for one."""
 
     def __init__(self, folder: Path, max_unflushed: int = 0) -> None:
         self.store, self.cache = AgingStore(), SstCache(folder, 1 << 30)
@@ -58,7 +58,7 @@ class Runner:
         self.made_again = 0
 
     def begin(self) -> PendingVersion:
-        """A batch with a record of each key, computed on what there is."""
+        """Compute a batch with a record of each key on the current state."""
         base = self.committer.tip
         merged = replace(base, ssts=apply_results(base.ssts, self.merges))
         keys = pa.concat_tables([parse_key("people", TABLE, [who]) for who in ALL])
@@ -75,7 +75,7 @@ class Runner:
         return PendingVersion(base, manifest, self.merges, time.monotonic(), lambda _done: None)
 
     def end(self, change: PendingVersion) -> None:
-        """Have a batch committed; computed once more where keys were forgotten meanwhile, as a stage's runner does."""
+        """Commit a batch, which is computed again if keys were forgotten meanwhile, as a stage's runner does."""
         try:
             self.committer.submit(change)
         except ForgottenMeanwhile:
@@ -84,7 +84,7 @@ class Runner:
             self.committer.submit(self.begin())
 
     def merge(self) -> None:
-        """A merge of all there is, whose result waits for the next batch."""
+        """Merge everything; the result waits for the next batch."""
         head = self.committer.tip
         self.merges = tuple(
             run_compaction(self.store, self.cache, "app", "people", TABLE, each)
@@ -92,7 +92,7 @@ class Runner:
         )
 
     def counts(self) -> dict[str, int]:
-        """By key, as another process sees the newest version."""
+        """Return counts by key of the newest version, as another process sees it."""
         store = fresh(self.store)
         head = history.head(store, "app", "people")
         assert head is not None
@@ -105,7 +105,7 @@ class Runner:
 
 
 def amid(runner: Runner, number: int, do: Callable[[], None]) -> int:
-    """Forget the key, and do something before the request of this number; how many requests there were."""
+    """Forget the key, and do something before this request; return the number of requests."""
     count, busy = 0, False
 
     def before(verb: str, key: str) -> None:
@@ -187,7 +187,7 @@ def started(folder: Path, merging: bool) -> Runner:
 
 
 def stored(runner: Runner) -> list[tuple[str, dict[str, int]]]:
-    """The rows of every SST that is there, named or not."""
+    """Return the rows of every existing SST, named or not."""
     found = []
     for info in AgingStore.list(runner.store, "app/stages/people/sst/"):
         rows = pq.read_table(io.BytesIO(runner.store.get(info.key))).to_pylist()

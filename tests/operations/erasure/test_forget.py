@@ -1,4 +1,4 @@
-"""Forgetting a key: nothing that is stored holds it any more, and all else is as it was."""
+"""Forgetting a key: no stored object contains it, and everything else is unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ KEY = "aircraft=N003"
 
 
 def declared(app: FlightsApp, *more: str) -> DeclaredFields:
-    """The fields of the archive that some tests write, of a topic that no stage reads."""
+    """Return the fields of the archive that some tests write, of a topic that no stage reads."""
     try:
         has_archive = index.newest(fresh(app.store), app.name, TOPIC) is not None
     except Corruption:
@@ -72,7 +72,7 @@ def held(app: FlightsApp, *asked: str, deep: bool = True, fields: DeclaredFields
 
 
 def busy_app(store: ObjectStore | None = None) -> FlightsApp:
-    """Some versions of everything: batches, compactions, a deletion, a snapshot with records on the way."""
+    """Return an app with batches, compactions, a deletion, and a snapshot with records in flight."""
     app = aging_app() if store is None else FlightsApp(store, Kafka())
     app.run(flights(30))
     app.compact("aircraft")
@@ -120,7 +120,7 @@ def test_no_tombstone_stays_and_an_sst_of_which_nothing_is_left_is_named_by_nobo
 
 
 def test_what_a_process_knows_from_before_leads_to_what_is_there_now(cache: SstCache) -> None:
-    """Manifests in memory, moments that are held, SSTs that are mapped."""
+    """Covers cached manifests, open moments, and mapped SSTs."""
     app = busy_app()
     cut = resolve(app.store, "flights", now_ms=LATER_MS)
     sql = "SELECT tail FROM aircraft ORDER BY tail"
@@ -145,7 +145,7 @@ def test_what_a_process_knows_from_before_leads_to_what_is_there_now(cache: SstC
 
 
 def test_other_processes_that_fail_over_what_is_gone_read_once_more(cache: SstCache, tmp_path: Path) -> None:
-    """One that holds a moment, has asked for nothing since, and has no copy of an SST."""
+    """Covers a process with an open moment and without a copy of an SST."""
     app = busy_app()
     other, its_cache = fresh(app.store), SstCache(tmp_path / "other", 1 << 30)
     cut = resolve(other, "flights", now_ms=LATER_MS)
@@ -188,7 +188,7 @@ def test_a_snapshot_keeps_its_name_and_what_it_keeps_is_without_the_key(cache: S
 
 
 class _Kept:
-    """Kafka to which kept records are copied as they are kept."""
+    """Kafka to which captured records are copied."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -230,7 +230,7 @@ def test_clones_share_what_is_rewritten_also_under_another_root_and_have_their_o
 
 
 def test_a_batch_that_was_under_way_leaves_nothing_and_one_that_comes_later_begins_anew(cache: SstCache) -> None:
-    """It was computed from the old row; its SST is named by no version, and goes."""
+    """The batch was computed from the old row; no version names its SST, which is deleted."""
     app = busy_app()
     app.send(*flights(7))
     app.step("legs")
@@ -280,7 +280,7 @@ def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_
 
 
 def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_others(cache: SstCache) -> None:
-    """They are compressed, so that a key may not be seen in their bytes."""
+    """The messages are compressed, so their bytes may not show the key."""
     app = busy_app()
     tails = [f"N{number:03}" for number in range(2_000)]
     sent = pa.table({"tail": tails, "delay": list(range(2_000))})

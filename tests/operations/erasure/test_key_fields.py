@@ -1,4 +1,4 @@
-"""The fields that lead to a key, place by place, out of lineage and of what was declared."""
+"""Fields that lead to a key, by place, from lineage and declarations."""
 
 import pytest
 from slackwater.errors import NotFound, Refused, Usage
@@ -12,7 +12,7 @@ TABLE = Table((Column("who", "string"),), (Column("n", "int64"),), 1)
 def stage(
     name: str, inputs: dict[str, str], lineage: dict[str, Lineage], *writes: str, table: Table | None = TABLE
 ) -> Manifest:
-    """A stage that reads these inputs, of these stages (empty for a user's topic)."""
+    """Return a stage with these inputs and their stages (empty for a user's topic)."""
     return Manifest(
         *("app", name, 1, 1, "w", 1, "claim"),
         inputs={each: Input(each, (0,), upstream) for each, upstream in inputs.items()},
@@ -32,7 +32,7 @@ def fields(*stages: Manifest, declared: DeclaredFields | None = None, table: str
 
 
 def told(found: KeyFields, place: str) -> list[list[str]]:
-    """By rule, the fields of each column of the key, with what is computed of them."""
+    """Return the fields of each key column by rule, with the functions applied to them."""
     return [
         [
             "|".join(

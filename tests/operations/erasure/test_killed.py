@@ -1,4 +1,4 @@
-"""A forget that is killed anywhere: a version shows the key or does not, and the same call again finishes it."""
+"""A forget that is killed at any request: each version shows the key or not, and the same call finishes."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ FIELDS = DeclaredFields({"aircraft": ("orders:value",)})
 
 
 def whole_app() -> FlightsApp:
-    """With a snapshot that keeps records in flight, a clone with SSTs of its own, and an archive."""
+    """Return an app with a snapshot that keeps in-flight records, a clone with its own SSTs, and an archive."""
     app = aging_app()
     app.run(flights(20))
     app.compact("aircraft")

@@ -1,4 +1,4 @@
-"""The records in which a field that leads to a key equals it."""
+"""Records in which a field that leads to a key equals it."""
 
 import json
 from datetime import UTC, date, datetime
@@ -199,7 +199,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 def test_json_is_read_as_python_reads_it_however_it_is_escaped(
     values: list[str], gone: list[str], data: st.DataObject
 ) -> None:
-    """Each character as it is or escaped, by chance."""
+    """Characters are escaped at random."""
     values += gone
 
     def written(text: str) -> str:
@@ -220,7 +220,7 @@ def test_many_keys_at_once_are_found_as_each_by_itself(there: list[int], gone: l
 
 
 def test_a_hundred_thousand_keys_are_looked_for_in_one_pass() -> None:
-    """Each by itself over all records would take hours."""
+    """A separate search for each key would take hours."""
     rows = records(*(b'{"id": %d}' % number for number in range(0, 400_000, 100)))
     assert found([*range(100_000)], rows, "$.id").mask.sum() == 1_000
 

@@ -1,4 +1,4 @@
-"""Forgets of random keys in random stores: nothing of the person is left unnamed, and nothing of others is gone."""
+"""Forgets of random keys in random stores: no object keeps the person's records, and other records stay."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Keys in statements and messages: what is masked, and what stays."""
+"""Keys in statements and messages: masked text and unchanged text."""
 
 import pyarrow as pa
 import pytest

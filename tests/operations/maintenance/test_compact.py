@@ -1,4 +1,4 @@
-"""Compacting an app's tables from outside of its runner."""
+"""Compaction of an app's tables outside of its runner."""
 
 import threading
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from tests.support.histories import FlightsApp, Kafka, app_of, flights, rows_of
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """Ten batches of a hundred flights: ten runs in each of two state partitions of each table."""
+    """Return ten batches of a hundred flights: ten runs in each of two state partitions per table."""
     return app_of(100)
 
 
@@ -103,7 +103,7 @@ def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsAp
 
 
 class Odd(MemoryStore):
-    """Raises what no store promises, when an SST of one stage is put."""
+    """A store that raises an undeclared error when an SST of one stage is put."""
 
     stage = ""
 
@@ -132,7 +132,7 @@ def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache
 
 
 def changes(before: Manifest) -> dict[str, Any]:
-    """What of a version may differ from the one before when that was compacted."""
+    """Return the differences that a compaction may make to a version."""
     names = ("version", "writer", "time_ms", "kind", "ssts", "by", "duration_ms", "inputs", "outputs")
     names += ("stats", "totals")
     return {name: getattr(before, name) for name in names}
@@ -170,7 +170,7 @@ def test_the_stages_after_it_and_a_snapshot_under_way_go_on(app: FlightsApp, cac
 
 
 class Interrupted(MemoryStore):
-    """Before a version of kind "compaction" is created, somebody else does something."""
+    """A store that does something before a version of kind "compaction" is created."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `slackwater doctor` finds on a machine, in a store and in Kafka, and what it advises."""
+"""Findings and advice of `slackwater doctor` about a machine, a store and Kafka."""
 
 import json
 import sys

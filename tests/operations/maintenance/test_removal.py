@@ -1,4 +1,4 @@
-"""An app is removed wholly: whoever needs it is asked first, and a call that was killed is finished by the next one."""
+"""Removal of an app: refused while it is needed, and finished by the next call after a kill."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tests.support.collecting import AgingStore, aging_app, fresh, keys_of, stor
 from tests.support.histories import FlightsApp, flights, rows_of
 
 LATER_MS = 2_000_000_000_000
-"""When nobody has committed anything for long."""
+"""Time long after the last commit."""
 
 
 def made(store: AgingStore | None = None) -> FlightsApp:
@@ -37,7 +37,7 @@ def made(store: AgingStore | None = None) -> FlightsApp:
 
 
 def gone(app: FlightsApp, name: str = "flights", **more: object) -> Removed:
-    """Remove an app; who waits makes the store's clock go on."""
+    """Remove an app; waiting advances the store's clock."""
     arguments = {"by": "ada@host", "now_ms": LATER_MS, "pause": store_of(app).pause} | more
     return remove_app(app.store, name, **arguments)  # type: ignore[arg-type]
 

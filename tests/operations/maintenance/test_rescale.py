@@ -1,4 +1,4 @@
-"""A table gets another number of state partitions: one commit, and every verb goes on as before."""
+"""Rescaling a table: one commit, after which every verb works as before."""
 
 from contextlib import closing
 
@@ -42,7 +42,7 @@ def newest(app: FlightsApp, stage: str = "aircraft") -> Manifest:
 
 
 def totals(app: FlightsApp, cache: SstCache, ref: str, table: str = "aircraft") -> dict[str, int]:
-    """The delay of each key of a table, as a query sees it."""
+    """Return the delay of each key of a table by a query."""
     with closing(connect(app.store, cache, resolve(app.store, ref, now_ms=app.clock.now_ms))) as con:
         rows = run_query(con, f"SELECT * FROM {table}")
     return dict(zip(rows.column(0).to_pylist(), rows["delay"].to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""State written under one number of state partitions and of tasks after another, beside a dictionary."""
+"""State written under changing numbers of state partitions and tasks, compared with a dictionary."""
 
 import shutil
 import tempfile
@@ -35,17 +35,17 @@ batches = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 99),
 
 @dataclass(frozen=True)
 class Era:
-    """What happens under one number of state partitions."""
+    """Operations under one number of state partitions."""
 
     partitions: int
     batches: list[tuple[int, dict[Key, int | None]]]
     """Changes, each with a choice of the number of tasks among the divisors of `partitions`."""
     trigger: int
-    """Compaction begins at so many SSTs."""
+    """Number of SSTs at which compaction begins."""
     width: int
-    """Most runs that are merged at once. SSTs as small as these are all of one size, and would all be merged."""
+    """Maximum runs per merge. SSTs this small all have one size, and would all be merged."""
     late: int
-    """The results of a merge land after so many further batches; those left over, in the next era."""
+    """Number of batches after which merges are committed; the rest in the next era."""
 
 
 eras = st.builds(
@@ -59,7 +59,7 @@ eras = st.builds(
 
 
 class State:
-    """A table and a dictionary that hold the same, after every step."""
+    """A table, and a dictionary with the same rows after every step."""
 
     def __init__(self, folder: Path, con: duckdb.DuckDBPyConnection, hashes: Hashes) -> None:
         self.store, self.cache, self.con, self.hashes = MemoryStore(), SstCache(folder, 1 << 30), con, hashes
@@ -83,7 +83,7 @@ class State:
         self.check()
 
     def merge(self, trigger: int, width: int) -> tuple[CompactionResult, ...]:
-        """Carry out what is picked; it does not count yet."""
+        """Carry out the picked merges, without a commit."""
         policy = Policy(l0_trigger=trigger, max_merge_width=width, max_space_amplification=1e9)
         picked = pick(self.ssts, self.table.partitions, policy)
         done = tuple(run_compaction(self.store, self.cache, "app", "stage", self.table, one) for one in picked)

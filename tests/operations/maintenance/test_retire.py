@@ -1,4 +1,4 @@
-"""A stage that is gone from the program is retired: one version, after which the app goes on without it."""
+"""Retiring a stage that the program no longer has: one version, after which the app continues without it."""
 
 import pytest
 from msgspec.structs import replace
@@ -50,7 +50,7 @@ def at(app: FlightsApp, ref: str) -> Cut:
 
 
 def without_carriers(app: FlightsApp, batches: int = 3) -> None:
-    """The program goes on without the stage, and still writes what it read."""
+    """Continue the program without the stage, but with the channel that it read."""
     for _ in range(batches):
         app.send(*flights(5))
         app.step("legs")

@@ -1,4 +1,4 @@
-"""`slackwater init` as it is typed, on the real thing: the app goes on from the rows, at the offsets that were said."""
+"""`slackwater init` on a real broker and Spark: the app continues from the rows, at the given offsets."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def init(diamond: Ledger, stage: str, *words: str, code: int = 0) -> str:
 
 
 def debits(diamond: Ledger) -> pa.Table:
-    """The table, as SQL over the raw input has it."""
+    """Return the table as SQL over the raw input."""
     with duckdb.connect() as con:
         con.register("raw", diamond.raw())
         return con.sql(DEBITS).to_arrow_table()

@@ -1,4 +1,4 @@
-"""Resetting offsets: tables stay, and what was read twice or never is known to the offset ever after."""
+"""Resetting offsets: tables stay, and offsets read twice or never remain known."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,7 +42,7 @@ def set_back(
     fence: bool = False,
     **scenario: object,
 ) -> ResetDone:
-    """The app, reset; its runner takes its stages again."""
+    """Reset the app; its runner claims the stages again."""
     done = reset(
         app.store,
         app.name,

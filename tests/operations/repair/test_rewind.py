@@ -1,4 +1,4 @@
-"""Rewinding: whatever was undone, nothing is lost and nothing counted twice once all has been read again."""
+"""Rewinding: after all records are read again, none is lost and none counted twice."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ LATER_MS = 2_000_000_000_000
 def rewound(
     app: FlightsApp, cache: SstCache, ref: str, *, keep_offsets: bool = False, dry_run: bool = False
 ) -> Rewound:
-    """The app, rewound; its runner takes its stages again."""
+    """Rewind the app; its runner claims the stages again."""
     target = parse_ref(ref, now_ms=LATER_MS) if ref else None
     kafka = None if keep_offsets else app.kafka
     now_ms = app.clock.tick("legs")
@@ -51,7 +51,7 @@ def rewound(
 
 
 def totals(app: FlightsApp) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """What the tables are once all flights of the topic are in them, each once."""
+    """Return the tables' expected rows when every flight of the topic is counted once."""
     found: dict[str, dict[str, tuple[int, int, int]]] = {"aircraft": {}, "carriers": {}}
     for message in (each for partition in app.kafka.topics[app.topic] for each in partition):
         for flight in message.flights:
@@ -321,7 +321,7 @@ def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp, c
 
 
 def deployed(app: FlightsApp, checksum: str, path: str = "flights.py") -> None:
-    """Another program takes the stages; or the same one once more."""
+    """Let another program claim the stages, or the same one again."""
     for stage in STAGES:
         made = amend(
             app.store,

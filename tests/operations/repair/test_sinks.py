@@ -1,4 +1,4 @@
-"""What a rewind says that sinks were given: all that the app published since, whatever began its sinks anew."""
+"""A rewind's report of published rows: all since that moment, even if sinks were restarted."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +21,7 @@ from tests.operations.staging.promote.test_promote import OUT, World
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """`p` has published three rows, and `s` is a clone of it that runs."""
+    """Return a world in which `p` has published three rows, and its clone `s` runs."""
     world = World(Random(1))
     world.start("s")
     yield world
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 
 def published(world: World, folder: str, count: int) -> None:
-    """Records come, and both work them off: this app is the one that publishes."""
+    """Send records and let both apps process them; this app publishes."""
     if folder not in world.runners:
         world.start(folder)
     world.send(count)

@@ -1,4 +1,4 @@
-"""Declaring an app: what cannot work is refused where it is written down."""
+"""Declarations of an app: invalid ones are refused where they are written."""
 
 import math
 import re
@@ -193,7 +193,7 @@ def test_a_folder_is_not_a_program(tmp_path: Path) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., App]:
-    """Loads the program with these lines, from its own folder; further files by their names."""
+    """Load a program with these lines from its own folder; more files by name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))

@@ -10,7 +10,7 @@ from slackwater.snapshot.cut.kafka_topics import internal_topic
 
 
 def function(app: str, stage: str, version: int, rows: Any) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def declare(writes: Any, *, app: str = "a") -> sw.App:

@@ -1,4 +1,4 @@
-"""Where a new stage begins to read a topic: what Spark's Kafka source takes, and what Kafka makes of it."""
+"""Start of a new stage on a topic, with the options of Spark's Kafka source."""
 
 import json
 from collections.abc import Sequence

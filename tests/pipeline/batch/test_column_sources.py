@@ -1,4 +1,4 @@
-"""The fields from which columns come, read off the plans of a stage's function."""
+"""Source fields of columns, read from the plans of a stage's function."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -111,7 +111,7 @@ def test_columns_come_of_fields(spark: SparkSession, name: str) -> None:
 
 
 def test_stages_hand_on_what_they_know(spark: SparkSession) -> None:
-    """A table's key, and the columns of channels, by the kind of state; a function alone knows what it emits."""
+    """Covers a table's key and the columns of channels, by kind of state; a Python function hides its sources."""
     app = sw.App("lineage")
     newest = sw.repartition("newest", key="who", partitions=1)
     counted = sw.repartition("counted", key="who", partitions=1)

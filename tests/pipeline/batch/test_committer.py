@@ -1,4 +1,4 @@
-"""Versions on their way to durability, beside compactions in other processes, take-overs and storage's bad days."""
+"""Asynchronous commits beside compactions of other processes, takeovers and storage faults."""
 
 import threading
 import time
@@ -51,7 +51,7 @@ def head_of(store: ObjectStore) -> Manifest:
 
 
 def compact(store: ObjectStore) -> Manifest:
-    """What `slackwater compact` commits, as another process."""
+    """Commit as `slackwater compact` in another process does."""
     compaction = following(head_of(store), kind="compaction", writer="compact")
     commit(store, compaction)
     return compaction
@@ -59,13 +59,13 @@ def compact(store: ObjectStore) -> Manifest:
 
 @dataclass
 class Runner:
-    """A stage whose every batch reads one record."""
+    """A stage whose batches read one record each."""
 
     committer: Committer
     told: list[CommittedVersion] = field(default_factory=list)
 
     def begin(self) -> PendingVersion:
-        """What a batch makes of what it finds when it begins."""
+        """Return the version of a batch computed on the current tip."""
         base = self.committer.tip
         read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
         return PendingVersion(
@@ -84,7 +84,7 @@ def runner(store: CountingStore) -> Runner:
 
 
 def assert_whole(store: ObjectStore, records: int) -> None:
-    """Every record was read once, in a history without gaps."""
+    """Check that every record was read once, in a history without gaps."""
     found = versions(store)
     assert [one.version for one in found] == list(range(1, len(found) + 1))
     for before, after in pairwise(found):
@@ -229,7 +229,7 @@ def test_who_waits_for_the_last_version_goes_on_only_when_its_failure_is_told() 
 
 
 class OneByOne(StoreWrapper):
-    """Each commit waits until it is let go."""
+    """A store in which each commit waits for a release."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)

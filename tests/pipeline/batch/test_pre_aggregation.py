@@ -1,4 +1,4 @@
-"""Rows that Spark adds up before its shuffle: the same tables, times and counts, and when it is worth it."""
+"""Aggregation before Spark's shuffle: equal tables, times and counts, and the decision to use it."""
 
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -65,7 +65,7 @@ SUMS = [name for name in NUMBERS if name not in ("day", "at", "local")]
 
 
 def everything() -> dict[str, Aggregate]:
-    """Every function of every type that it takes; of `i64` no sum, for they have no room most of the time."""
+    """Return every function of every supported type, except sums of `i64`, which overflow most of the time."""
     made = {"n": sw.count()}
     for name in VALUES:
         by = BYS[len(made) % len(BYS)]
@@ -102,12 +102,12 @@ def frame_of(rows: pa.Table, parts: int = 3) -> DataFrame:
 
 
 def plain(value: object) -> object:
-    """NaN as something that equals itself."""
+    """Return NaN as a value that equals itself."""
     return "NaN" if isinstance(value, float) and isnan(value) else value
 
 
 def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[str, object]] | str:
-    """What a state makes of rows with `_hash` and nothing else, by key; or that a sum has no room."""
+    """Return the state's rows by key for rows with only `_hash`; or that a sum overflows."""
     rows, groups = group_by_key(rows, KEY)
     keys = rows.select(list(KEY)).take(pa.array(groups.starts))
     old = pa.table([pa.nulls(groups.num, field.type) for field in state.values], schema=state.values)
@@ -122,7 +122,7 @@ def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[s
 
 
 def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
-    """What a state makes of rows, and of them added up."""
+    """Return the state's result for rows, and for the same rows aggregated first."""
     table = pa.Table.from_pylist(rows, schema=ROWS)
     bound = state.bind([ROWS], KEY)
     task, frame = task_of(bound, KEY, ROWS), frame_of(table)
@@ -210,7 +210,7 @@ HOURLY = ("hour", "station")
 
 
 def readings(random: np.random.Generator, count: int) -> pa.Table:
-    """Readings of a day around noon, some of which nobody knows the time of, and some are of the year 2500."""
+    """Return readings of a day around noon, some without a time, and some of the year 2500."""
     minutes = random.integers(-720, 720, count)
     rows = []
     for minute, odd in zip(minutes.tolist(), random.integers(0, 50, count).tolist(), strict=True):
@@ -228,7 +228,7 @@ def ms(at: datetime) -> int:
 
 
 def kept(folder: str, ssts: tuple[Sst, ...]) -> list[dict[str, object]]:
-    """All rows of some SSTs."""
+    """Return all rows of some SSTs."""
     return [row for sst in ssts for row in pq.read_table(Path(folder) / sst.object).to_pylist()]
 
 
@@ -296,7 +296,7 @@ def test_only_what_spark_adds_up_alike_is_added_up() -> None:
 
 
 def reported(rows: int, keys: int, partials: int = 0) -> tuple[TaskReport, ...]:
-    """What the one task of a batch reports."""
+    """Return the report of a batch's only task."""
     return (TaskReport("a", rows, (Sst("o", 0, 0, keys, 1, "", 0, 0, 1, 1, 0, "", 0),), partials=partials),)
 
 

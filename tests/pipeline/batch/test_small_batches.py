@@ -1,4 +1,4 @@
-"""A small batch has fewer tasks than there are hash ranges, and puts as many SSTs; rows come out the same."""
+"""Small batches have fewer tasks than hash ranges, and put that many SSTs; the rows are equal."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_ten_records_put_one_sst_and_one_manifest_and_many_records_an_sst_for_ea
         return {info.key for info in open_store(ledger.store).list(prefix)}
 
     def put_by_a_run(records: int, **options: int) -> tuple[list[int], int]:
-        """For each SST that was put, the number of hash ranges that it covers; and the number of manifests."""
+        """Return the number of hash ranges of each SST that was put, and the number of manifests."""
         ledger.send(records)
         of_ssts, of_manifests = keys.ssts(ledger.app, "entries"), keys.manifests(ledger.app, "entries")
         old_ssts, old_manifests = objects(of_ssts), objects(of_manifests)

@@ -1,4 +1,4 @@
-"""What one batch means to the snapshots under way: the events of a commit, and what it then says."""
+"""Snapshots under way in one batch: the events of a commit, and the recorded result."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from slackwater.store.versions.manifest import Input, Manifest, Output, VersionS
 
 
 def stage(*channels: str, topics: Collection[str] = (), outputs: Collection[str] = ("out",)) -> Manifest:
-    """A stage at version 10 that has read version 5 of each channel."""
+    """Return a stage at version 10 that has read version 5 of each channel."""
     inputs = {name: Input(name, (50,), f"writer-of-{name}", 5) for name in channels}
     inputs |= {name: Input(name, (0,)) for name in topics}
     return Manifest(
@@ -201,7 +201,7 @@ def test_captures_with_a_gap_between_them_are_corruption() -> None:
 
 
 class Sent(NamedTuple):
-    """What the writer of one channel sent: rows by version, from 1 on, and the version of each snapshot's marker."""
+    """Records that a channel's writer sent: rows by version from 1 on, and the version of each snapshot's marker."""
 
     rows: tuple[int, ...]
     markers: dict[str, int]
@@ -214,7 +214,7 @@ class Sent(NamedTuple):
         return Position(name, (self.up_to(version),), version, (self.up_to(version),), here)
 
     def plan(self, start: int, versions: int) -> int:
-        """At most so many versions on, and never past a marker."""
+        """Return the end after at most this many versions, never past a marker."""
         ahead = [at for at in self.markers.values() if at > start]
         return min(start + versions, *ahead, len(self.rows))
 
@@ -224,7 +224,7 @@ SNAPSHOTS = ("s0", "s1", "s2")
 
 @st.composite
 def channels(draw: st.DrawFn) -> dict[str, Sent]:
-    """Two or three channels. Snapshots may come in another order on each."""
+    """Draw two or three channels. Snapshots may have another order on each."""
     found = {}
     for name in ("a", "b", "c")[: draw(st.integers(2, 3))]:
         rows = draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
@@ -235,7 +235,7 @@ def channels(draw: st.DrawFn) -> dict[str, Sent]:
 
 @dataclass
 class Reader:
-    """A stage that reads the channels, commit by commit; `unwanted` are snapshots that were cancelled or completed."""
+    """A stage that reads the channels, commit by commit; `unwanted` are cancelled or completed snapshots."""
 
     sent: Mapping[str, Sent]
     history: list[Manifest] = field(default_factory=list)

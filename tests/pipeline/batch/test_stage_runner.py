@@ -1,4 +1,4 @@
-"""One batch of a stage, from Spark's plan to the manifest, on Kafka in memory; only Spark's job is left to a loop."""
+"""One batch of a stage, from Spark's plan to the manifest, on Kafka in memory, with a loop in place of Spark's job."""
 
 import json
 import time
@@ -45,7 +45,7 @@ SNAPSHOT = "s1"
 
 
 class Looped(StageJob):
-    """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts.
+    """Job that writes its numbers to its channel, each to the partition of its remainder, in two attempts.
 
     A number is its row's event time, too.
     """
@@ -55,9 +55,9 @@ class Looped(StageJob):
         self.stage, self.kafka = config.stage, open_kafka(config.resources.kafka)
         self.jobs = 0
         self.clocks: list[int] = []
-        """By which each attempt was to look its keys up."""
+        """Clock for look-ups of each attempt."""
         self.records: list[object] = []
-        """Number of records that each job was said to read."""
+        """Number of records that each job got."""
 
     def _compute_rows(  # type: ignore[override]
         self, rows: list[int], base: Manifest, times: BatchTimes, **more: object
@@ -136,7 +136,7 @@ class Running:
         ScratchCheckpoint(self.scratch).write(1, tuple(self.at.values()))
 
     def run(self, rows: list[int], *ends: Position) -> Manifest:
-        """Have Spark log where the inputs end, and run the batch; the head that this gives."""
+        """Log the ends of the inputs as Spark does, and run the batch; return the new head."""
         self.at |= {end.input: end for end in ends}
         self.batch += 1
         lines = "\n".join(json.dumps(position.to_json()) for position in self.at.values())
@@ -148,7 +148,7 @@ class Running:
         return head
 
     def headers(self) -> list[list[str]]:
-        """What lies in each partition of the output."""
+        """Return the headers in each partition of the output."""
         ends = self.kafka.offset_bounds(self.topic)[1]
         return [
             [
@@ -161,7 +161,7 @@ class Running:
 
 
 def at(name: str, version: int, rows: int, *snapshots: str) -> Position:
-    """Read up to a version, with as many messages and `rows` rows in each partition."""
+    """Return a position after a version, with this many messages and `rows` rows in each partition."""
     return Position(name, (version, version), version, (rows, rows), snapshots)
 
 

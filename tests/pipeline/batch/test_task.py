@@ -1,4 +1,4 @@
-"""What a task does with its rows before and after the state: grouping, and messages on the wire."""
+"""Rows in a task before and after the state: grouping, and messages on the wire."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_structs_with_one_hash_are_grouped_apart() -> None:
 
 
 class Message:
-    """A Kafka message as far as `decode` looks at it."""
+    """The parts of a Kafka message that `decode` reads."""
 
     def __init__(self, value: bytes, header: bytes) -> None:
         self._value, self._header = value, header

@@ -1,4 +1,4 @@
-"""How many tasks a batch has: few if it is small, and any such number divides that of the hash ranges."""
+"""Number of tasks of a batch: few for a small batch, and always a divisor of the number of hash ranges."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Records that are larger than a topic takes: named, or left out of what a sink is given."""
+"""Records that exceed a topic's limit: named, or left out of a sink's rows."""
 
 import os
 from typing import Any
@@ -24,7 +24,7 @@ from tests.pipeline.batch.test_task import Message
 
 
 def varint(number: int) -> bytes:
-    """As Protocol Buffers and Kafka write a number: zigzag, seven bits a byte."""
+    """Encode a number as Protocol Buffers and Kafka do: zigzag, seven bits per byte."""
     zigzag, made = (number << 1) ^ (number >> 63), bytearray()
     while zigzag >= 128:
         made.append(zigzag & 127 | 128)
@@ -37,7 +37,7 @@ def counted(data: bytes | None) -> bytes:
 
 
 def batch(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> bytes:
-    """A record batch of one record, by Kafka's specification of the format (v2), with zeros for its numbers."""
+    """Return a record batch of one record by Kafka's format specification (v2), with zeros for its numbers."""
     body = b"\0" + varint(0) + varint(0) + counted(key) + counted(value) + varint(len(headers))
     body += b"".join(counted(name.encode()) + counted(it) for name, it in headers)
     fixed = 8 + 4 + 4 + 1 + 4 + 2 + 4 + 8 + 8 + 8 + 2 + 4 + 4
@@ -72,7 +72,7 @@ def test_headers_that_are_columns_of_their_own_count_where_there_are_any() -> No
 
 
 class Sinks:
-    """A sink in a Kafka in memory, whose topic takes so much."""
+    """A sink in a Kafka in memory, with a limit of the topic."""
 
     def __init__(self, limit: int, *, rejects: bool = False) -> None:
         self.kafka = open_kafka({"bootstrap.servers": f"memory://{uuid4().hex}"})

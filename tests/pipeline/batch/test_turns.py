@@ -1,4 +1,4 @@
-"""Turns of stages: who is next, that nobody waits forever, and how many have a turn at the same time."""
+"""Turns of stages: the next stage, no starvation, and the number of concurrent turns."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ def admitted(order: TurnOrder) -> str:
 
 
 def experienced(readers: dict[str, set[str]], stages: str) -> TurnOrder:
-    """An order in which each of these stages had a turn."""
+    """Return an order in which each of these stages has had a turn."""
     order = TurnOrder(readers)
     for stage in stages:
         order.add(stage)
@@ -58,7 +58,7 @@ def test_stages_that_had_no_turn_go_first() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[int, dict[str, set[str]]]:
-    """A number of stages, and an acyclic graph: each stage is read by some later ones."""
+    """Draw a number of stages, and an acyclic graph: each stage is read by some later ones."""
     count = draw(st.integers(1, 6))
     readers = {str(at): {str(to) for to in range(at + 1, count) if draw(st.booleans())} for at in range(count)}
     return count, readers

@@ -1,4 +1,4 @@
-"""A broker with users and rights: SASL/PLAIN, and KRaft's own authoriser, which denies what nobody allowed."""
+"""A broker with users and rights: SASL/PLAIN, and KRaft's authoriser, which denies by default."""
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -18,7 +18,7 @@ _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required usern
 
 
 class SecuredKafka(EmbeddedKafka):
-    """`admin` may do everything, `app` what `allow` says."""
+    """Broker on which `admin` may do everything, and `app` what `allow` grants."""
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         made = super()._prepare(java, classpath)
@@ -43,7 +43,7 @@ class SecuredKafka(EmbeddedKafka):
         return made
 
     def is_answering(self) -> bool:
-        """Whether the broker lets the administrator in."""
+        """True if the broker admits the administrator."""
         from slackwater.errors import SlackwaterError
         from slackwater.pipeline.dev.jvm_server import is_port_open
 
@@ -56,7 +56,7 @@ class SecuredKafka(EmbeddedKafka):
         return True
 
     def client(self, user: str) -> Kafka:
-        """Kafka, as a user."""
+        """Return a Kafka client of a user."""
         properties = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": "SASL_PLAINTEXT",
@@ -79,7 +79,7 @@ class SecuredKafka(EmbeddedKafka):
         )
 
     def allow(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
-        """Give the app's user a right, in the words of `kafka-acls`: `Read`, `topic`, `orders`."""
+        """Grant the app's user a right, in the words of `kafka-acls`: `Read`, `topic`, `orders`."""
         admin = AdminClient(self.client(ADMIN).properties)
         for answer in admin.create_acls(
             [AclBinding(*self._binding(operation, kind, name, prefixed=prefixed))]
@@ -87,7 +87,7 @@ class SecuredKafka(EmbeddedKafka):
             answer.result(30)
 
     def forbid(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
-        """Take a right away again."""
+        """Revoke a right."""
         admin = AdminClient(self.client(ADMIN).properties)
         asked = AclBindingFilter(*self._binding(operation, kind, name, prefixed=prefixed))
         for answer in admin.delete_acls([asked]).values():

@@ -1,4 +1,4 @@
-"""Kafka with an archive behind it is a Kafka that lost nothing, as far as the archive has it."""
+"""Kafka with an archive behaves like a Kafka that has lost nothing, as far as the archive reaches."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -36,7 +36,7 @@ def a_kafka(partitions: int = 1) -> MemoryKafka:
 
 
 def fill(kafka: Kafka, count: int, partition: int = 0) -> None:
-    """Records some of which have no key, no value, or headers."""
+    """Send records, some without a key, a value, or headers."""
     at = kafka.offset_bounds(TOPIC)[1][partition]
     kafka.send(
         TOPIC,
@@ -213,7 +213,7 @@ def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> No
 
 
 def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_damage_there_alone() -> None:
-    """A replay of a later stage reads the rows that are left; elsewhere as many are there as were sent."""
+    """A replay of a later stage reads the remaining rows; elsewhere, the counts must match the manifests."""
     kafka, store = a_kafka(), MemoryStore()
     rows = pa.RecordBatch.from_pydict({"tail": ["N001", "N003", "N003"]})
     for attempt in (b"a1", b"a2"):

@@ -1,4 +1,4 @@
-"""What verifying and capturing ask of Kafka."""
+"""Kafka requests of verification and of capturing."""
 
 from dataclasses import replace
 from uuid import uuid4

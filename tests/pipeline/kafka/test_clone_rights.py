@@ -1,4 +1,4 @@
-"""A clone cannot write to production: with the rights of staging the broker refuses all else, and the clone is made."""
+"""A clone cannot write to production: with staging's rights, the clone works and the broker refuses all else."""
 
 from collections.abc import Callable, Iterator
 from uuid import uuid4

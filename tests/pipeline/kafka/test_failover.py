@@ -1,4 +1,4 @@
-"""What is asked of Kafka by a replica and a recovery, on Kafka in memory; and MirrorMaker's offsets, byte by byte."""
+"""Kafka requests of replicas and recoveries, on Kafka in memory, and MirrorMaker's offsets byte by byte."""
 
 import struct
 

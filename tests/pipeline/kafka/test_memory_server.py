@@ -1,4 +1,4 @@
-"""The server of a Kafka in memory ends with its block, whoever connects meanwhile."""
+"""The server of a Kafka in memory ends with its block, despite clients that connect meanwhile."""
 
 import threading
 from contextlib import ExitStack

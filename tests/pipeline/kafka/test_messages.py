@@ -1,4 +1,4 @@
-"""Messages of repartition topics: whose rows count, where they lie, and markers; in lists, and in memory."""
+"""Messages of repartition topics: valid attempts, positions, and markers, in lists and in memory."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -36,7 +36,7 @@ from tests.support.diamonds import SCHEMA, Message, markers_in
 
 MINE = frozenset({"w.1.0", "w.2.7"})
 HEADERS = [b"w.1.0", b"w.2.7", b"w.1", b"w.1.00", b"dead.1.0", marker_header("w.1.0"), b"", b"\xff", None]
-"""Attempts that count, others that look alike, a marker, and what is not ours."""
+"""Valid attempts, similar invalid ones, a marker, and foreign headers."""
 
 
 def batch(*numbers: int) -> pa.RecordBatch:
@@ -45,7 +45,7 @@ def batch(*numbers: int) -> pa.RecordBatch:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[Message, list[int]]]:
-    """Messages of one partition with what they hold. Offsets may have gaps."""
+    """Draw messages of one partition with their content. Offsets may have gaps."""
     offset, found = draw(st.integers(0, 2**40)), []
     for header in draw(st.lists(st.sampled_from(HEADERS), max_size=12)):
         numbers = draw(st.lists(st.integers(0, 99), max_size=4))
@@ -125,7 +125,7 @@ def test_fewer_rows_are_right_where_keys_were_forgotten_and_nowhere_else() -> No
 
 
 class Written:
-    """A channel of three partitions in memory, and its manifests in a real store."""
+    """A channel of three partitions in memory, with manifests in a real store."""
 
     def __init__(self, kafka: MemoryKafka, store: LocalStore) -> None:
         self.kafka = kafka
@@ -136,13 +136,13 @@ class Written:
         self.version = 0
 
     def send(self, attempt: str, numbers: list[int]) -> dict[int, int]:
-        """Each number to the partition of its remainder by three."""
+        """Send each number to the partition of its remainder by three."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
         messages = list(split_into_messages(rows, np.array(numbers) % 3))
         return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
-        """Commit a version, with litter of a zombie in front; `count` is what its manifest miscounts."""
+        """Commit a version, after a zombie's leftovers; `count` is an error in its manifest's row count."""
         self.version += 1
         self.send("dead", [7, 8, 9])
         ends, attempt = list(self.output.ends), f"w.{self.version}"
@@ -172,7 +172,7 @@ class Written:
         ]
 
     def read(self, start: Position, end: Position) -> list[int]:
-        """As Spark has the source read a batch."""
+        """Read a batch as the Spark source does."""
         store = str(self.store.url)
         options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
         reader = ChannelSourceReader(

@@ -1,4 +1,4 @@
-"""What an app must be allowed to do in Kafka: with these rights it runs, and each that is missing is named."""
+"""Kafka rights of an app: with the documented rights it runs, and each missing right is named."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 
 def refusal(attempt: Callable[[], object]) -> str:
-    """What is said of an attempt; empty when it succeeds."""
+    """Return the error of an attempt; empty if it succeeds."""
     try:
         attempt()
     except Refused as error:
@@ -92,7 +92,7 @@ def test_without_a_right_on_groups_setting_their_offsets_ends(secured: SecuredKa
 
 @dataclass
 class Guarded(Ledger):
-    """An app whose user may do what was allowed; the topic is the administrator's."""
+    """An app whose user has the granted rights; the administrator owns the topic."""
 
     broker: SecuredKafka | None = None
     user: str = ADMIN
@@ -110,7 +110,7 @@ class Guarded(Ledger):
 
 
 def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
-    """An app that was refused for each right that it lacks, in the order in which whoever gives them hears of them."""
+    """Return an app and its refusals, one for each missing right, in the order in which they appear."""
     ledger = Guarded(secured.bootstrap, folder, broker=secured)
     ledger.send(600)
     ledger.user = USER

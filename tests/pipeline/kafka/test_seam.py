@@ -1,4 +1,4 @@
-"""What each Kafka must do, in memory and on the real broker."""
+"""Rules for each Kafka client, in memory and on a real broker."""
 
 import re
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def kafka(any_kafka: Kafka) -> Kafka:
 
 @pytest.fixture
 def topic(kafka: Kafka) -> str:
-    """A topic of two partitions."""
+    """Return a topic of two partitions."""
     name = f"t-{uuid4().hex[:8]}"
     kafka.create_topics({name: 2})
     return name
@@ -127,7 +127,7 @@ def test_the_id_of_a_topic_costs_no_request_of_its_own(
     asked: list[str] = []
 
     class Counted:
-        """Passes on what the brokers are asked for."""
+        """Client that counts and forwards requests to the brokers."""
 
         def __init__(self, admin: AdminClient) -> None:
             self.admin = admin
@@ -211,7 +211,7 @@ def test_a_range_whose_beginning_is_gone_is_refused_unless_that_is_allowed_for(k
 
 
 def read_together(kafka: Kafka, topic: str, parts: list[Range], **more: Any) -> dict[int, list[int]]:
-    """The offsets read of each partition, in the order in which they came."""
+    """Return the offsets read from each partition, in the order of arrival."""
     found: dict[int, list[int]] = {part.partition: [] for part in parts}
     for chunk in kafka.read_ranges(topic, parts, patience_s=30, **more):
         for run in chunk:
@@ -248,7 +248,7 @@ def test_ranges_whose_beginning_is_gone_are_read_from_where_they_begin_beside_ot
 
 
 def opened(kafka: Kafka, topic: str) -> tuple[TransactionalProducer, tuple[int, str] | None]:
-    """A producer that is open, once the broker has coordinators, and where it was."""
+    """Return an open producer, once the broker has coordinators, and its position."""
     made = kafka.transactional_producer(TransactionSettings(topic, f"group-{topic}", f"{topic}-source", topic, 30))
     found: list[tuple[int, str] | None] = []
 
@@ -267,7 +267,7 @@ def published(kafka: Kafka, topic: str) -> list[bytes | None]:
 
 @pytest.fixture
 def target(kafka: Kafka, topic: str) -> str:
-    """A topic to publish to; beside it is what the place is of."""
+    """Return a topic to publish to, beside the topic that positions refer to."""
     kafka.create_topics({f"{topic}-source": 1})
     return topic
 

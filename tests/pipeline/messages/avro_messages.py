@@ -1,4 +1,4 @@
-"""Avro messages in Confluent's wire format, as fastavro writes them, and schemas that change."""
+"""Avro messages in Confluent's wire format, written by fastavro, and changing schemas."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def encoded(schema: Any, number: int, /, **values: Any) -> bytes:
-    """A record of the schema, which the registry has under this id."""
+    """Return a record of the schema with this registry id."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(deepcopy(schema)), values)
     return b"\0" + struct.pack(">I", number) + out.getvalue()
 
 
 def expected(message: bytes, writer: Any, reader: Any) -> Any:
-    """The message as fastavro brings it to the reader's schema."""
+    """Return the message that fastavro resolves to the reader's schema."""
     # fastavro leaves a default of bytes as the text that JSON has.
     schemas = (fastavro.parse_schema(deepcopy(schema)) for schema in (writer, reader))
     found = fastavro.schemaless_reader(io.BytesIO(message[5:]), *schemas)
@@ -53,7 +53,7 @@ def record(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """A writer's schema, a reader's that can read it, and records of the writer's."""
+    """Draw a writer's schema, a compatible reader's schema, and records of the writer."""
     written, read, values = [], [], {}
     for n in range(draw(st.integers(1, 5))):
         name, kind = f"f{n}", draw(st.sampled_from(sorted(_VALUES)))

@@ -1,4 +1,4 @@
-"""Pairs of Avro schemas, the writer's and a reader's that follows it, and messages of the writer's, as bytes.
+"""Pairs of Avro schemas, a writer's and a compatible reader's, and the writer's messages as bytes.
 
 The bytes are made here by the specification, so that there are also those that no writer makes: blocks that say their
 size, a map's key twice. https://avro.apache.org/docs/1.12.0/specification/
@@ -48,12 +48,12 @@ _WIDER = {
     "bytes": ("string",),
 }
 _ORDER = ("int", "long", "float", "double", "string", "bytes")
-"""What is promoted stands behind what it is promoted from: there all readers choose the same branch."""
+"""Promotion targets follow their sources, so that all readers choose the same branch."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A writer's schema, a reader's, bytes of some values of the writer's, and whether the reader's can follow."""
+    """A writer's schema, a reader's, bytes of some of the writer's values, and if the schemas are compatible."""
 
     written: Any
     read: Any
@@ -62,7 +62,7 @@ class Pair:
 
 
 def number(value: int) -> bytes:
-    """A number of variable length, with zigzag."""
+    """Return a zigzag number of variable length."""
     value = value << 1 ^ value >> 63
     made = bytearray()
     while value > 0x7F:
@@ -72,7 +72,7 @@ def number(value: int) -> bytes:
 
 
 def body(node: Any, value: Any) -> bytes:
-    """A value's bytes. That of a union is a pair of its branch's number and a value, that of a map a list of pairs."""
+    """Return a value's bytes. A union's value is a pair of branch number and value, a map's a list of pairs."""
     if isinstance(node, list):
         branch, chosen = value
         return number(branch) + body(node[branch], chosen)
@@ -110,7 +110,7 @@ def body(node: Any, value: Any) -> bytes:
 
 
 class Schemas:
-    """Draws schemas, what follows them, and values. Names are unique within it."""
+    """Generator of schemas, compatible readers, and values. Names are unique within it."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -128,7 +128,7 @@ class Schemas:
         return f"{prefix}{self.names}"
 
     def node(self, depth: int, *, union: bool = True) -> Any:
-        """A schema of at most this depth."""
+        """Return a schema of at most this depth."""
         shapes = ["primitive", "logical", "enum", "fixed"]
         if depth > 0:
             shapes += ["record", "array", "map", *(["union", "nullable"] if union else [])]
@@ -170,7 +170,7 @@ class Schemas:
         return self.in_order([*nodes, *(["null"] if self.chance(2) else [])])
 
     def in_order(self, nodes: list[Any]) -> list[Any]:
-        """Branches of which no two are of one kind, in an order in which all readers choose the same."""
+        """Return branches of different kinds, in an order in which all readers choose the same."""
         branches: dict[Any, Any] = {}
         for node in nodes:
             kind = kind_of(node)
@@ -187,12 +187,12 @@ class Schemas:
         return sorted(order, key=lambda one: _ORDER.index(kind_of(one)) if kind_of(one) in _ORDER else -1)
 
     def default(self, depth: int) -> tuple[Any, Any]:
-        """A schema, and a default of it as JSON has that."""
+        """Return a schema, and a default of it in JSON."""
         node = self.node(depth)
         return (node, self.json(node)) if not isinstance(node, list) else (node, self.json(node[0]))
 
     def json(self, node: Any) -> Any:
-        """A value as the default of a field says it."""
+        """Return a value in the form of a field's default."""
         if isinstance(node, list):
             return self.json(node[0])
         kind = kind_of(node)
@@ -214,7 +214,7 @@ class Schemas:
         return 0.5 if kind in ("float", "double") else value
 
     def reader(self, node: Any, depth: int) -> Any:
-        """A schema that follows this one; or, seldom, another one, which cannot be read as it."""
+        """Return a schema that can read this one, or rarely one that cannot."""
         if not (isinstance(node, dict) and "logicalType" in node) and self.chance(40):
             self.follows = False
             # Readers differ in whether the name of a record that is in no union counts.
@@ -285,7 +285,7 @@ class Schemas:
         return self.in_order([*branches, more])
 
     def value(self, node: Any) -> Any:
-        """A value as `body` takes it."""
+        """Return a value in the form that `body` takes."""
         if isinstance(node, list):
             branch = self.draw(st.integers(0, len(node) - 1))
             return branch, self.value(node[branch])
@@ -318,19 +318,19 @@ def kind_of(node: Any) -> str:
 
 
 def takes_bytes(node: Any) -> bool:
-    """Whether values take any bytes: arrays of what takes none are refused."""
+    """True if values take any bytes; arrays of values without bytes are refused."""
     fields = node.get("fields") if isinstance(node, dict) else None
     return any(takes_bytes(field["type"]) for field in fields) if fields is not None else node != "null"
 
 
 def length(data: bytes) -> int:
-    """The number at the beginning of bytes, as `body` writes that of bytes: of fewer than 64."""
+    """Return the number at the beginning of bytes, for fewer than 64 bytes."""
     return data[0] >> 1
 
 
 @st.composite
 def pairs(draw: st.DrawFn) -> Pair:
-    """Draws a pair, and one to four messages."""
+    """Draw a pair, and one to four messages."""
     schemas = Schemas(draw)
     written = schemas.record(3)
     read = schemas.reader(written, 3)

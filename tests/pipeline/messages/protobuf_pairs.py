@@ -1,4 +1,4 @@
-"""Pairs of Protobuf schemas, the writer's and a reader's that follows it, and messages of the writer's, as bytes.
+"""Pairs of Protobuf schemas, a writer's and a compatible reader's, and the writer's messages as bytes.
 
 The bytes are several messages behind each other, which is one message for Protobuf: fields come twice, those of a oneof
 compete, maps have a key twice. Seldom one byte is another one.
@@ -44,7 +44,7 @@ _IMPORTS = "".join(f'import "google/protobuf/{name}.proto";\n' for name in ("tim
 
 @dataclass(frozen=True)
 class Pair:
-    """The texts of a writer's schema and a reader's, both with a message `p.M`, and bytes."""
+    """Texts of a writer's and a reader's schema, both with a message `p.M`, and bytes."""
 
     written: str
     read: str
@@ -53,7 +53,7 @@ class Pair:
 
 @dataclass
 class Field:
-    """A field: `label` is a word before it, `oneof` that of which it is one."""
+    """A field: `label` is its modifier, `oneof` the name of its group."""
 
     number: int
     kind: str
@@ -65,7 +65,7 @@ class Field:
 
 
 class Files:
-    """Draws a file: its syntax, enums, message types that others use, and the fields of `M`."""
+    """Generator of a file: syntax, enums, message types, and the fields of `M`."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -97,7 +97,7 @@ class Files:
         return made
 
     def text(self, types: dict[str, list[Field]], symbols: int) -> str:
-        """The file's text."""
+        """Return the file's text."""
         enum = (
             "enum E { "
             + " ".join(f"S{n} = {number};" for n, number in enumerate((0, 1, -1, 7, 1 << 20)[:symbols]))
@@ -147,7 +147,7 @@ class Files:
         return self.draw(_SCALARS[_name(field)])
 
     def small(self, field: Any) -> Any:
-        """A key, of few."""
+        """Return one of a few keys."""
         if field.cpp_type == field.CPPTYPE_STRING:
             return self.one_of("", "k")
         return bool(self.one_of(0, 1)) if field.cpp_type == field.CPPTYPE_BOOL else self.one_of(0, 1)
@@ -162,7 +162,7 @@ def _name(field: Any) -> str:
 
 @st.composite
 def pairs(draw: st.DrawFn) -> Pair:
-    """Draws a pair, and one to three messages."""
+    """Draw a pair, and one to three messages."""
     files = Files(draw)
     inner = files.fields([])
     outer = files.fields(["Inner"])

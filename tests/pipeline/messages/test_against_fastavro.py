@@ -1,4 +1,4 @@
-"""Avro as columns beside fastavro's own resolution: the same schemas, the same bytes, value by value."""
+"""Avro columns compared with fastavro's resolution: same schemas and bytes, value by value."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Bad:
-    """What fastavro does not read."""
+    """Marker for a message that fastavro cannot read."""
 
 
 def theirs(pair: Pair, body: bytes, read: Any) -> Any:
-    """The value as fastavro brings it to a reader's schema; `_Bad` where it cannot."""
+    """Return fastavro's value in the reader's schema; `_Bad` if it fails."""
     written, read = (fastavro.parse_schema(deepcopy(one)) for one in (pair.written, read))
     try:
         return fastavro.schemaless_reader(io.BytesIO(body), written, read, return_named_type=True)
@@ -38,7 +38,7 @@ def theirs(pair: Pair, body: bytes, read: Any) -> Any:
 
 
 def lenient(node: Any) -> Any:
-    """The schema in which all may be null, and numbers are of the wider type: what is read beyond Avro's rules."""
+    """Return the schema with nullable fields and wider numbers, which is read beyond Avro's rules."""
     if isinstance(node, list):
         return [*(inner for one in node for inner in lenient(one) if inner != "null"), "null"]
     if isinstance(node, str):
@@ -53,7 +53,7 @@ def lenient(node: Any) -> Any:
 
 
 def is_same(ours: Any, value: Any, node: Any) -> bool:
-    """Whether what a column has is what fastavro says, which leaves defaults as JSON has them."""
+    """True if a column's value equals fastavro's, which leaves defaults in JSON form."""
     if value is None or ours is None:
         return value is None and ours is None
     # With values of the writer's unions fastavro gives the name of the reader's type.

@@ -1,4 +1,4 @@
-"""Protobuf as columns beside google.protobuf's own parser: the same schemas, the same bytes, value by value."""
+"""Protobuf columns compared with google.protobuf's parser: same schemas and bytes, value by value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = b"\0\0\0\0\x07"
 
 
 def columns(message: Any) -> dict[str, Any]:
-    """A message as columns say it: null for what has a presence and is not there."""
+    """Return a message in the form of columns: null for a missing field with presence."""
     return {field.name: column(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -53,7 +53,7 @@ def single(value: Any, field: Any) -> Any:
 
 
 def plain(value: Any, kind: pa.DataType) -> Any:
-    """A value of a column as `columns` has it."""
+    """Return a column's value in the form of `columns`."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -68,7 +68,7 @@ def plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def counted(kind: pa.DataType) -> pa.DataType:
-    """The type with times as microseconds, which Python's have not all of."""
+    """Return the type with times as integers of microseconds, because Python cannot represent all times."""
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_struct(kind):
@@ -79,7 +79,7 @@ def counted(kind: pa.DataType) -> pa.DataType:
 
 
 def unchecked(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The array with another type of the same buffers."""
+    """Return the array with another type over the same buffers."""
     if pa.types.is_nested(kind):
         children = [values.field(n) for n in range(kind.num_fields)] if pa.types.is_struct(kind) else [values.values]
         types = [kind.field(n).type for n in range(kind.num_fields)]

@@ -1,4 +1,4 @@
-"""`decode` on Spark, with a registry that others wrote: writers change, messages are bad, the registry is away."""
+"""`decode` on Spark with a real registry: changing schemas, bad messages, an unavailable registry."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def topic(*values: bytes | None) -> DataFrame:
 
 
 def test_a_plan_says_of_which_field_a_column_comes_and_how_messages_are_decoded(registry: EmbeddedRegistry) -> None:
-    """By that, `forget` finds a person in messages that are stored."""
+    """`forget` uses these fields to find a person in stored messages."""
     number = registry.register("orders-value", ORDER)
     clear_latest_schemas()
     with default_topics(["orders"]):

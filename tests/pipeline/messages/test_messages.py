@@ -1,4 +1,4 @@
-"""What messages say, against fastavro; and that a bad one is found, alone, whatever is wrong with it."""
+"""Decoded messages compared with fastavro; each bad message is found alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ message Order {
 
 
 class Known(dict[int, Schema]):
-    """Schemas by their ids."""
+    """Schemas by id."""
 
     def __call__(self, number: int) -> Schema:
         if number not in self:
@@ -44,7 +44,7 @@ def avro(schema: Any) -> Schema:
 
 
 def plain(value: Any) -> Any:
-    """Arrow gives maps as pairs."""
+    """Return Arrow's maps as pairs."""
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         return {key: plain(one) for key, one in value}
     if isinstance(value, dict):
@@ -319,7 +319,7 @@ def test_a_schema_without_columns_is_refused_in_a_sentence(schema: Schema, why: 
 
 
 def decoded(writer: Any, reader: Any, body: bytes) -> dict[str, Any]:
-    """What a message of a writer's Avro schema is by a reader's, with times as Arrow has them; or why it is bad."""
+    """Return the decoded Avro message, with Arrow's times; or the reason why it is bad."""
     messages, known = pa.array([b"\0\0\0\0\x01" + body], pa.binary()), Known({1: avro(writer)})
     values, bad = read_batch(messages, open_reader(avro(reader)), "AVRO", known)
     return {"bad": bad[0].why.removeprefix("schema id 1: ")} if bad else values.to_pylist()[0]

@@ -1,4 +1,4 @@
-"""A registry that is away, forbids, or is none: one sentence each, and no secret in it."""
+"""Registries that are unavailable, refuse access, or are something else: one sentence each, without secrets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.messages.registry import USER_INFO_VARIABLE, Registry, Schema
 
 Answer = Callable[[str, str], tuple[int, str]]
-"""From the path and the header Authorization to a status and a body."""
+"""Function from path and Authorization header to status and body."""
 
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[str]:
-    """The URL of what answers so."""
+    """Serve these answers; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""A Kafka broker behind a bad network: a proxy that keeps one request back, and delivers it late, twice or never."""
+"""A Kafka proxy that simulates a bad network: it delays one request, delivers it twice, or never."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ class Api(IntEnum):
 
 
 Fate = Literal["late", "twice", "never"]
-"""`late`: when `deliver_before` says. `twice`: at once, but its answer is lost, so that the client sends it again."""
+"""`late`: at the time that `deliver_before` sets. `twice`: at once, but its answer is lost, so the client repeats it.
+"""
 
 _NAMING = (Api.METADATA, Api.FIND_COORDINATOR)
-"""Requests whose answers say where brokers are."""
+"""Requests whose answers contain broker addresses."""
 _DEADLINE_S = 30.0
 
 
 class _Link:
-    """A client's connection, and the one to the broker, which outlives it while a request is kept back."""
+    """A client's connection, and that to the broker, which stays open while a request is delayed."""
 
     def __init__(self, client: socket.socket, behind: tuple[str, int]) -> None:
         self.client = client
         self.broker = socket.create_connection(behind)
         self.asked: dict[int, int] = {}
-        """The key of each request by its correlation id, until it is answered."""
+        """Key of each unanswered request by correlation id."""
         self.kept: list[bytes] | None = None
-        """A request that is kept back, and all that came after it."""
+        """A delayed request, and all later ones; None if nothing is delayed."""
         self.late_answer = b""
 
 
 class KafkaProxy:
-    """Forwards to the broker at `behind`, which its answers name by this proxy's address instead.
+    """Forwards to the broker at `behind`, with its own address in the answers.
 
     Attributes:
         answered: How many requests of each key the client has had answered.
@@ -72,34 +73,34 @@ class KafkaProxy:
         self.cut_off = False
 
     def keep(self, api: Api, fate: Fate, *, cut: bool = True) -> None:
-        """Keep the next request of this key back; then close the client's connection, or leave it to its patience."""
+        """Delay the next request of this key; then close the client's connection, or let the client time out."""
         with self._news:
             self._keep, self._late, self.late_answer = (api, fate, cut), None, b""
 
     def deliver_before(self, api: Api, *, skip: int = 0, crash: bool = False) -> None:
-        """Deliver what is kept back before the next request of this key, or some later one; then cut the client off."""
+        """Deliver the delayed request before the next (or a later) request of this key; then disconnect the client."""
         with self._news:
             assert self._late is not None, "nothing is kept back"
             self._moment = (api, skip, crash)
 
     def lose_client(self) -> None:
-        """Cut the client off, once what shall be late is kept back."""
+        """Disconnect the client once the request to be late is delayed."""
         self.wait(lambda: self._late is not None)
         with self._news:
             self._cut()
 
     def restore(self) -> None:
-        """A client that was cut off gets through again."""
+        """Let a disconnected client connect again."""
         with self._news:
             self.cut_off = False
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Wait for something of this proxy."""
+        """Wait for a state of this proxy."""
         with self._news:
             assert self._news.wait_for(until, _DEADLINE_S)
 
     def serve(self) -> None:
-        """Take connections until it is closed."""
+        """Accept connections until closed."""
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
@@ -133,7 +134,7 @@ class KafkaProxy:
             _shut(link.broker)
 
     def _passes(self, link: _Link, api: int, frame: bytes) -> bool:
-        """Whether a request is forwarded now."""
+        """True if a request is forwarded now."""
         if link.kept is not None:
             link.kept.append(frame)
             return False
@@ -190,7 +191,7 @@ class KafkaProxy:
 
 
 def _frames(end: socket.socket) -> Iterator[bytes]:
-    """What comes, one request or answer at a time, each behind the four bytes of its length."""
+    """Yield requests or answers one by one, each preceded by its length in four bytes."""
     with suppress(OSError), end.makefile("rb") as stream:
         while len(head := stream.read(4)) == 4:
             body = stream.read(size := struct.unpack(">i", head)[0])
@@ -207,7 +208,7 @@ def _shut(end: socket.socket) -> None:
 
 @contextmanager
 def kafka_proxy(behind: str) -> Iterator[KafkaProxy]:
-    """A running proxy, closed at the end."""
+    """Run a proxy, closed at the end."""
     proxy = KafkaProxy(behind)
     thread = Thread(target=proxy.serve)
     thread.start()

@@ -1,4 +1,4 @@
-"""A broker with transactions, a stage that commits, and publishers that die: what `core` is held to, without Kafka."""
+"""A model of a transactional broker, a committing stage, and publishers that die, to test `core` without Kafka."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ START = PublishedPosition(1, 0, 0)
 
 
 class Killed(Exception):
-    """The publisher's process is gone."""
+    """Error raised when the publisher's process is killed."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Stage:
         return self.versions[-1].sinks[SINK]
 
     def commit(self, messages: list[int], losers: int) -> None:
-        """A version whose task wrote so many rows in each message, among those of attempts that lost."""
+        """Commit a version whose task wrote messages with these numbers of rows, among those of lost attempts."""
         version = len(self.versions) + 1
         first = self.rows
         for number, count in enumerate(messages):
@@ -61,17 +61,17 @@ class Stage:
 
 @dataclass
 class Broker:
-    """The transactional broker: what is committed, with the place; and who may write."""
+    """Transactional broker: committed rows with the position, and the producer that may write."""
 
     published: list[int] = field(default_factory=list)
     place: PublishedPosition = START
     owner: int = 0
-    """The newest producer of the transactional id; the others are fenced."""
+    """Newest producer of the transactional id; others are fenced."""
 
 
 @dataclass
 class Topic:
-    """A target on the broker. At each call `happens` may kill the publisher, or run others, or break the answer off.
+    """A target on the broker. At each call `happens` may kill the publisher, run others, or lose the answer.
 
     `happens` gets whether an effect is about to be, and may say that the answer is lost.
     """
@@ -135,7 +135,7 @@ class Topic:
 
 @dataclass
 class Receiver:
-    """What a user's function writes to: rows and the version, in one transaction of its own."""
+    """Receiver of a user's function: rows and the version in one transaction."""
 
     rows: list[int] = field(default_factory=list)
     version: int = 0
@@ -144,7 +144,7 @@ class Receiver:
 
 @dataclass
 class Function:
-    """The target of a function; its place is in the store, and follows."""
+    """Target for a function; its position is in the store, written afterwards."""
 
     receiver: Receiver
     store: list[PublishedPosition]
@@ -185,7 +185,7 @@ class Function:
 
 
 class Runner:
-    """A publisher as its thread drives it: opened again whatever breaks, gone when it is killed."""
+    """A publisher driven step by step: reopened after errors, gone when killed."""
 
     def __init__(self, stage: Stage, target: Target) -> None:
         self.stage, self.target = stage, target
@@ -194,11 +194,11 @@ class Runner:
         self.opened = False
 
     def hear(self) -> None:
-        """It hears of the newest version, whatever it missed before."""
+        """Learn of the newest version."""
         self.backlog.offer(self.stage.versions[-1])
 
     def step(self) -> bool:
-        """One step; whether there may be more to do. Raises `Killed`."""
+        """Run one step; return True if there may be more to do. Raises `Killed`."""
         try:
             if not self.opened:
                 self.publisher.open()

@@ -1,4 +1,4 @@
-"""Results leave an app exactly once: to a topic and to functions, from a real run, and not from its clones."""
+"""Results leave a real app exactly once, to a topic and to functions, and its clones publish nothing."""
 
 import json
 import os
@@ -39,7 +39,7 @@ PUBLISHING = APPS / "publishing.py"
 
 
 def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Table], None], *more: str) -> sw.App:
-    """Without state and with it: a channel, a topic and a function side by side, each with rows of its own."""
+    """Return an app with and without state: a channel, a topic and a function side by side, with different rows."""
     app = sw.App(ledger.app)
 
     @app.stage(

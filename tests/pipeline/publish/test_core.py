@@ -1,4 +1,4 @@
-"""A publisher's law: whatever dies, breaks off or is overtaken, each committed row is there once, in order."""
+"""The law of publishers: after kills, errors and takeovers, each committed row is published once, in order."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ Batches = st.lists(st.tuples(st.lists(st.integers(1, 5), max_size=4), st.integer
 
 
 class World:
-    """A stage, its runners, and a schedule of what happens at each call to the outside."""
+    """A stage, its runners, and a schedule of events at each outside call."""
 
     def __init__(self, data: st.DataObject, make: Callable[[Callable[[], str]], Topic | Function]) -> None:
         self.data = data
@@ -44,7 +44,7 @@ class World:
         return runner
 
     def happens(self) -> str:
-        """At a call of a publisher to the outside: another goes on in between, or this one dies, or nothing."""
+        """Choose an event at an outside call of a publisher: another runner continues, this one dies, or nothing."""
         if self.calm:
             return ""
         what = self.data.draw(st.sampled_from(("", "", "", "", "killed", "broken", "other", "commit")))
@@ -66,7 +66,7 @@ class World:
                     runner.hear()
 
     def step(self, runner: Runner) -> None:
-        """A publisher may not be entered while it waits for an answer: it is one thread."""
+        """Run a step; a publisher is one thread, so it cannot be entered while it waits."""
         if getattr(runner, "busy", False):
             return
         runner.busy = True  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class World:
             runner.busy = False  # type: ignore[attr-defined]
 
     def play(self) -> None:
-        """Random steps; then a last runner, with nobody in its way."""
+        """Play random steps; then let a last runner finish undisturbed."""
         for _ in range(self.data.draw(st.integers(0, 25))):
             what = self.data.draw(st.sampled_from(("start", "commit", "step", "step", "step")))
             if what == "start" and len(self.runners) < 3:

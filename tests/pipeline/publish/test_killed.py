@@ -1,4 +1,4 @@
-"""Publishers that are killed, on the real broker: a topic, Delta and SQLite have each row once."""
+"""Killed publishers on a real broker: a topic, Delta and SQLite have each row once."""
 
 import json
 import os
@@ -71,7 +71,7 @@ class App:
 
 
 def kill_after(process: "subprocess.Popen[str]", versions: int, pause_s: float) -> None:
-    """`kill -9`, some versions and a moment after it began, unless it ends before."""
+    """Kill the process some versions and a pause after its start, unless it ends before."""
     assert process.stdout is not None
     for _ in range(versions):
         if not process.stdout.readline():
@@ -107,7 +107,7 @@ def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path
 
 
 def forget(app: App) -> None:
-    """The broker loses the group's offsets, as it does after a week."""
+    """Delete the group's offsets, as the broker does after a week."""
     open_kafka(app.broker.bootstrap).delete_groups([consumer_group(app.name, "numbers")])
 
 

@@ -1,4 +1,4 @@
-"""Requests that reach the real broker late, twice or never, and crashes after: each row is there once all the same."""
+"""Requests that reach a real broker late, twice or never, and crashes afterwards: each row is published once."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _DEADLINE_S = 20.0
 
 
 class Rows(TopicTarget):
-    """Publishes a model's rows, a request for each message."""
+    """Publisher of a model's rows, one request per message."""
 
     proxy: KafkaProxy | None = None
 
@@ -40,7 +40,7 @@ class Rows(TopicTarget):
 
 
 class NewBook:
-    """Of a sink that began at the start; it forgets what is noted."""
+    """Positions of a sink that begins at the start; they are not stored."""
 
     sink = Sink("", 0, since=1, kind="topic")
 
@@ -55,7 +55,7 @@ class NewBook:
 
 
 class World:
-    """A stage, its sink's topic, a publisher behind a bad network, and others that come after it."""
+    """A stage, its sink's topic, a publisher behind a bad network, and its successors."""
 
     def __init__(self, bootstrap: str, proxy: KafkaProxy) -> None:
         self.name = f"late-{uuid4().hex[:8]}"
@@ -81,19 +81,19 @@ class World:
         return Runner(self.stage, target)
 
     def publish(self, runner: Runner) -> None:
-        """Until nothing is left."""
+        """Publish until nothing is left."""
         deadline = time.monotonic() + _DEADLINE_S
         runner.hear()
         while runner.step():
             assert time.monotonic() < deadline
 
     def version(self) -> None:
-        """One more, of two messages, which goes out as one transaction."""
+        """Commit a version of two messages, which are published in one transaction."""
         self.stage.commit([3, 3], 1)
         self.publish(self.runner)
 
     def late(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
-        """A request of one transaction arrives in the next one."""
+        """Deliver a request of one transaction during the next one."""
         self.proxy.keep(api, "late", cut=cut)
         self.version()
         self.proxy.deliver_before(at, skip=skip)
@@ -101,7 +101,7 @@ class World:
         assert self.proxy.late_answer
 
     def late_and_crash(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
-        """The same, and the publisher dies at that moment; it wakes up again when another one is done."""
+        """Deliver a request late and kill the publisher then; it resumes after another one's transaction."""
         self.proxy.keep(api, "late", cut=cut)
         self.version()
         self.proxy.deliver_before(at, skip=skip, crash=True)
@@ -115,7 +115,7 @@ class World:
         thread.join()
 
     def given_up(self) -> None:
-        """A record is kept back for so long that its transaction is given up, and arrives when that is made again."""
+        """Delay a record until its transaction is abandoned, and deliver it during the repeated one."""
         self.runner.target.close()
         self.runner = self.start(self.proxy, patience_s=2)
         self.version()
@@ -135,7 +135,7 @@ class World:
         assert self.proxy.late_answer
 
     def check(self) -> None:
-        """Whoever comes next finds rows and place together, and publishes the rest."""
+        """Check that the next publisher finds rows and position together, and publishes the rest."""
         other = self.start()
         while not other.opened:
             other.step()
@@ -155,7 +155,7 @@ class World:
 
 @pytest.fixture
 def world(kafka: EmbeddedKafka) -> Iterator[World]:
-    """One that has published a version."""
+    """Return a world with a published version."""
     with kafka_proxy(kafka.bootstrap) as proxy:
         world = World(kafka.bootstrap, proxy)
         world.version()
@@ -200,7 +200,7 @@ def test_a_late_record_is_not_taken_where_the_broker_does_not_ask_for_its_transa
 
 @contextmanager
 def verification(bootstrap: str, value: str) -> Iterator[None]:
-    """The broker asks coordinators, or does not, whether a record's transaction is open."""
+    """Set if the broker verifies with coordinators that a record's transaction is open."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def alter(entry: ConfigEntry) -> None:

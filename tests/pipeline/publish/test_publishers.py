@@ -1,4 +1,4 @@
-"""The publishers of a runner, in this process: what they say of trouble, and that they go on."""
+"""The publishers of a runner, in this process: their messages about errors, and that they continue."""
 
 import os
 import re
@@ -110,7 +110,7 @@ def bodies(topic: str) -> object:
 
 
 def failure(publishers: Publishers) -> SlackwaterError:
-    """What ends them."""
+    """Return the error that ends them."""
     found: list[SlackwaterError] = []
 
     def failed() -> bool:
@@ -170,7 +170,7 @@ def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(an
 
 
 def opened(transactions: TransactionalProducer) -> tuple[int, str] | None:
-    """The place that was committed, once Kafka knows who looks after the group's."""
+    """Return the committed position, once the group has a coordinator."""
     found: list[tuple[int, str] | None] = []
 
     def answers() -> bool:

@@ -1,4 +1,4 @@
-"""Whose fault an error is, by what comes back from Spark's tasks."""
+"""Classification of errors from Spark's tasks."""
 
 import runpy
 import traceback
@@ -38,7 +38,7 @@ org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multi
 
 
 def raised_in_a_task(error: Exception, mark: ErrorTag = ERROR_TAG) -> PythonException:
-    """As Spark tells an error of our own part of a task."""
+    """Return the exception that Spark raises for an error of our code in a task."""
     try:
         with mark.tagging():
             raise error
@@ -59,7 +59,7 @@ def test_a_record_that_holds_words_of_spark_s_own_failures_is_at_fault_all_the_s
 
 
 def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> None:
-    """Of some conditions Python gets what the JVM raised, as py4j shows it."""
+    """For some conditions Python gets the JVM's error through py4j."""
     said = (
         "org.apache.spark.SparkException: [{}] Malformed records are detected in record parsing: [null].\n"
         "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
@@ -114,14 +114,14 @@ FORGED = (
 
 @pytest.mark.parametrize("value", FORGED, ids=["class", "state", "frame", "mark"])
 def test_a_record_cannot_say_that_the_fault_is_ours(value: str) -> None:
-    """A record is rejected by what it holds, and cannot stop the stage by holding our words instead."""
+    """A record's content cannot imitate our own errors to stop the stage."""
     found = record_failure(PythonException(UDF.replace("ten", value)))
     assert found is not None
     assert found.kind == "ValueError"
 
 
 def mapped(program: str, folder: Path, rows: DataFrame) -> Exception:
-    """What is raised where a user's program in a folder maps the rows in Spark's workers."""
+    """Return the error when a user's program in a folder maps the rows in Spark's workers."""
     folder.mkdir(parents=True)
     (folder / "mine.py").write_text(program)
     names = runpy.run_path(str(folder / "mine.py"))

@@ -1,4 +1,4 @@
-"""Rejected records on a topic: they are there when it is said so, or it is said why they are not."""
+"""Rejected records on a topic: delivered when reported so, otherwise an error."""
 
 import os
 from dataclasses import replace

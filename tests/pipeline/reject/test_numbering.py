@@ -1,4 +1,4 @@
-"""Numbering of a batch's messages: numbered without gaps, and found again."""
+"""Numbers of a batch's messages: without gaps, and reversible."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The records for which an operator of a plan fails: all of them, each with its error, whatever the operator."""
+"""Records for which an operator of a plan fails: all of them, each with its error, for any operator."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,7 +135,7 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
 
 @pytest.fixture
 def kept(spark: SparkSession) -> Iterator[DataFrame]:
-    """Records of which a few are bad, with numbers beyond 32 bits."""
+    """Return records, a few of them bad, with numbers beyond 32 bits."""
     bad = F.col("id").isin(sorted(BAD))
     rows = spark.range(0, COUNT, 1, 3).select(
         "id",

@@ -1,4 +1,4 @@
-"""What is wrong with a program or a command is said in a sentence, before Spark, Kafka or the store is waited for."""
+"""Errors of a program or command are reported before Spark, Kafka or the store is contacted."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FUNCTION = "def countries(messages): return messages"
 
 
 def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhost:1") -> tuple[int, str]:
-    """The exit code and the message of a verb that gets a program with these lines."""
+    """Return exit code and message of a verb for a program with these lines."""
     Path("shop.py").write_text("\n".join(lines))
     result = CliRunner().invoke(main.app, [*words, "shop.py", "--kafka", kafka, "--patience", "30s"])
     return result.exit_code, result.stderr

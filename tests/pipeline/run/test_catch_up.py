@@ -1,4 +1,4 @@
-"""When a run that is to catch up has done so: all that was there is read; nobody waits for what came in later."""
+"""The end of a run that catches up: everything present at its start is read, later records are not awaited."""
 
 from hypothesis import given
 from hypothesis import strategies as st

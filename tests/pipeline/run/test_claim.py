@@ -1,4 +1,4 @@
-"""Claiming a stage whose topics were changed behind the app's back."""
+"""Claims of stages whose topics were changed by others."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a claim refuses or says of a changed program, before Kafka is asked anything."""
+"""Refusals and messages of a claim about a changed program, before Kafka is contacted."""
 
 from collections.abc import Iterator
 
@@ -118,7 +118,7 @@ def test_a_number_of_tasks_out_of_range_is_refused(tasks: object) -> None:
 
 
 class Count(StatefulProcessor):
-    """Names its columns as DDL, which only Spark reads."""
+    """Kind of state that declares its columns as DDL, which only Spark parses."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "n long")

@@ -1,4 +1,4 @@
-"""A runner collects by itself: when it is due, when there are rules, and one of several runners."""
+"""Garbage collection by runners: when it is due, with rules, and by one of several runners."""
 
 from collections.abc import Iterator
 from contextlib import suppress

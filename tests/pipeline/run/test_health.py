@@ -1,4 +1,4 @@
-"""What probes of a runner are answered, under schedules of what goes on and what does not."""
+"""Answers to probes of a runner, for schedules of progress and of hangs."""
 
 from dataclasses import dataclass
 from urllib.error import HTTPError
@@ -24,7 +24,7 @@ def lags(records: int | None) -> tuple[StageLag, ...]:
 
 
 class Driver:
-    """A run of one stage, as its health sees it."""
+    """A run of one stage, as its probes see it."""
 
     def __init__(self, *, hung_s: float = 600, patience_s: float = 120, trigger_s: float = 0) -> None:
         self.clock = Clock()
@@ -36,7 +36,7 @@ class Driver:
     def pass_time(
         self, seconds: float, *, busy: bool = False, version: int = 1, tasks: bool = False, records: int | None = 0
     ) -> None:
-        """The loop goes round and Spark answers, every five seconds."""
+        """Let time pass, in which the loop runs and Spark answers every five seconds."""
         for _ in range(round(seconds / 5)):
             self.clock.now += 5
             self.tasks += tasks

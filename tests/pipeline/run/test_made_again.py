@@ -1,4 +1,4 @@
-"""Claiming a stage one of whose topics was deleted and created again: who was there, who is there, and the ways on."""
+"""Claims of a stage with a recreated topic: the check of both ids, and the options to continue."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -33,11 +33,11 @@ from slackwater.store.versions.manifest import AppInfo, Manifest, Reset
 
 SHAPE = StageSchemas({}, {"by-n": StructType([StructField("n", LongType())])}, (), None, None)
 LATER_MS = 4_102_444_800_000
-"""A time that no record of these tests has."""
+"""Time later than any record of these tests."""
 
 
 class World:
-    """An app of two stages, `sends` and `reads`, of which the first reads a user's topic."""
+    """An app of two stages, `sends` and `reads`; the first reads a user's topic."""
 
     def __init__(self, kafka: MemoryKafka, partitions: int = 2) -> None:
         self.kafka, self.store = kafka, MemoryStore()
@@ -67,7 +67,7 @@ class World:
         self.kafka.send(self.events, records, patience_s=30)
 
     def batch(self, stage: str, now_ms: int = 10, **changes: object) -> Manifest:
-        """Commit a batch of a stage as these fields say it."""
+        """Commit a batch of a stage with these fields."""
         head = self.heads[stage]
         draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=now_ms)
         self.heads[stage] = made = structs.replace(draft, **changes)
@@ -75,13 +75,13 @@ class World:
         return made
 
     def read_all(self, now_ms: int = 10) -> Manifest:
-        """Have the first stage read all that is there."""
+        """Let the first stage read everything."""
         at, ends = self.heads["sends"].inputs[self.events], self.kafka.offset_bounds(self.events)[1]
         after = structs.replace(at, offsets=ends, rows=sum(ends) - sum(at.offsets))
         return self.batch("sends", now_ms, inputs={self.events: after})
 
     def send(self, *counts: int) -> Manifest:
-        """Have the first stage send so many messages of one row each."""
+        """Let the first stage send this many messages of one row each."""
         output = self.heads["sends"].outputs["by-n"]
         records = [Record(b"x", partition) for partition, count in enumerate(counts) for _ in range(count)]
         ends = self.kafka.send(self.channel, records, patience_s=30)
@@ -96,14 +96,14 @@ class World:
         return self.batch("sends", outputs={"by-n": after})
 
     def make_again(self, topic: str, partitions: int) -> tuple[str, str]:
-        """Delete a topic and make it anew; its ids before and now."""
+        """Delete a topic and create it again; return both ids."""
         before = self.kafka.topic_id(topic)
         self.kafka.delete_topics([topic])
         self.kafka.create_topics({topic: partitions})
         return before, self.kafka.topic_id(topic)
 
     def claim(self, stage: str) -> Manifest:
-        """Claim it with `--accept-loss`: a version that follows from the one before, as `verify` has it."""
+        """Claim a stage with `--accept-loss`; return a version that follows from the one before by `verify`'s rules."""
         before = self.heads[stage]
         self.heads[stage] = made = self.accepting.claim(self.app.stages[stage], SHAPE, 100)
         assert tuple(version_faults(before, made)) == ()

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a running app."""
+"""Prometheus metrics of a running app."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""A program that is refused leaves nothing behind, in the store and in Kafka; what needs no Spark is said before it."""
+"""A refused program leaves nothing in the store and in Kafka; errors that need no Spark come before its start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def same(rows: DataFrame) -> DataFrame:
 
 @dataclass
 class Shop:
-    """An app of two stages, `entries` and `accounts`, of which nothing ran yet."""
+    """An app of two stages, `entries` and `accounts`, that has not run yet."""
 
     kafka: Kafka
     store: LocalStore
@@ -49,7 +49,7 @@ class Shop:
         return f"events-{self.name}"
 
     def program(self, *, topic: str = "", partitions_of_topic: int = 2, **accounts: object) -> sw.App:
-        """The program; further arguments are those of its second stage."""
+        """Return the program; further arguments are those of its second stage."""
         app = sw.App(self.name)
         by_account = sw.repartition("by-account", "account", partitions=partitions_of_topic)
         app.stage(name="entries", reads=sw.topic(topic or self.topic), writes=by_account)(same)
@@ -62,7 +62,7 @@ class Shop:
         return app
 
     def begin(self) -> None:
-        """Have the program claimed once, with ten records read."""
+        """Claim the program once, with ten records read."""
         self.kafka.send(self.topic, [Record(str(number).encode(), 0) for number in range(10)], patience_s=30)
         ensure_app(self.store, AppInfo(self.name, 1))
         app = self.program()
@@ -72,12 +72,12 @@ class Shop:
         claimer.claim(app.stages["accounts"], StageSchemas({}, {}, ("account",), TABLE, None), 1)
 
     def left(self) -> tuple[list[str], dict[str, int]]:
-        """All there is: objects in the store, topics in Kafka."""
+        """Return all objects in the store and topics in Kafka."""
         known = self.kafka.partition_counts()
         return [info.key for info in self.store.list("")], {n: known[n] for n in known if self.name in n}
 
     def refused(self, app: sw.App, error: type[SlackwaterError], said: str, **options: object) -> None:
-        """Run the program: it is refused before Spark starts, and leaves nothing."""
+        """Run the program, which must be refused before Spark starts and leave nothing."""
         before = self.left()
         with pytest.raises(error, match=said) as refused:
             run(app, Options(store=self.store.url, kafka=self.kafka.properties, patience_s=10, **options), Listener())  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_a_changed_program_is_refused_without_spark_and_leaves_no_topic_of_its_n
 
 
 def _with_new_output(app: sw.App) -> sw.App:
-    """With one stage more, whose repartition topic there is not."""
+    """Return the program with one more stage, whose repartition topic is missing."""
     app.stage(name="more", reads="by-account", writes=sw.repartition("more", "account"))(same)
     return app
 

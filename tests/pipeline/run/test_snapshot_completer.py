@@ -1,4 +1,4 @@
-"""Completing snapshots beside the batches: what a look begins, what it says, and what becomes of failures."""
+"""Completion of snapshots beside the batches: polls, messages and failures."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from tests.support.diamonds import APP, Diamond, Logs
 
 
 def under_way() -> tuple[Diamond, SnapshotRequest]:
-    """A snapshot that every stage but `joined` has finished, with a record in flight to it."""
+    """Return a snapshot that every stage but `joined` has finished, with a record in flight to it."""
     diamond = Diamond()
     diamond.step_all(records=6)
     asked = request_snapshot(diamond.store, APP, "good", "ada@host")
@@ -28,7 +28,7 @@ def under_way() -> tuple[Diamond, SnapshotRequest]:
 
 
 def look(diamond: Diamond, reader: KafkaTopics | None = None) -> frozenset[str]:
-    """One look, and the end of what it began."""
+    """Poll once, and finish the completions that it begins."""
     completer = SnapshotCompleter(diamond.store, APP, reader or diamond.logs, "test:1")
     try:
         return completer.check(diamond.heads.values())

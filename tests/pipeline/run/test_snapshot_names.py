@@ -1,4 +1,4 @@
-"""The names of snapshots that a run tells of: what they are, and what looking them up takes of the store."""
+"""Names of snapshots in a run's output, and the store requests to find them."""
 
 from slackwater.pipeline.run.supervisor import snapshot_names
 from slackwater.snapshot.cut.stored import SnapshotRequest

@@ -101,7 +101,7 @@ def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library()
 
 
 def test_who_asks_by_a_signal_of_which_no_byte_came_in_time_hears_all_the_same() -> None:
-    """A signal may come to another thread, and the main thread be done before that one has written."""
+    """The signal may reach another thread, and the main thread may be done before that one has written."""
     heard: list[bool] = []
     with stop_signals(lambda stop: heard.append(stop.is_set())) as stop, stop.interruptible():
         signal.set_wakeup_fd(-1)
@@ -123,7 +123,7 @@ def test_only_a_second_ctrl_c_means_now() -> None:
 
 
 def test_what_fails_just_before_the_signal_is_heard_is_an_end_too() -> None:
-    """Who kills all processes of a run may hit the others first."""
+    """A kill of all processes may hit Spark's first."""
     with stop_signals() as stop, stop.uninterrupted():
         threading.Timer(0.1, ask).start()
         raise ConnectionError("the JVM is gone")

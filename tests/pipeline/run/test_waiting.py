@@ -1,4 +1,4 @@
-"""What a stage waits for, as its runner says: only what it knows, and other stages by name."""
+"""Reasons why a stage waits, as its runner reports them: only known facts, with stage names."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Writers wait for readers that lag, in one runner: who is held, and when it goes on."""
+"""Backpressure in one runner: writers wait for slow readers, and continue afterwards."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def reader(consumed: int | None, name: str = "r") -> Manifest:
 
 
 def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
-    """With nothing acknowledged that is not committed."""
+    """Update with heads that have no unflushed versions after them."""
     for head in heads.values():
         backpressure.on_version(head, head)
 

@@ -1,4 +1,4 @@
-"""How the ranges of a batch are divided among tasks."""
+"""Division of a batch's ranges among tasks."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ def size(group: Group) -> int:
 
 
 def allowed(parts: tuple[Range, ...], cores: int) -> int:
-    """How many groups there may be: as many as cores, and of a huge batch as many for each core as it takes."""
+    """Return the maximum number of groups: one per core, and more per core for a huge batch."""
     return next(count for count in range(cores, 10**6, cores) if size(parts) <= count * MAX_GROUP)
 
 

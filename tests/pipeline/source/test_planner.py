@@ -1,4 +1,4 @@
-"""Where a batch ends: admission, the trigger interval, whole upstream versions, and never past a marker."""
+"""Ends of batches: admission, the trigger interval, whole upstream versions, and markers."""
 
 import time
 from dataclasses import dataclass, replace
@@ -275,7 +275,7 @@ def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
     planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=None)
 
     def asks(seconds: float) -> int:
-        """How many requests an idle planner makes meanwhile."""
+        """Return the number of requests of an idle planner in this time."""
         store.take_stats()
         ends = clock.now + seconds
         while clock.now < ends:
@@ -325,7 +325,7 @@ def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
 
 @dataclass(frozen=True)
 class Wrote:
-    """One upstream version of a channel of two partitions: rows by partition, litter of zombies, snapshots marked."""
+    """One upstream version of a channel of two partitions: rows by partition, zombies' messages, marked snapshots."""
 
     rows: tuple[int, int]
     litter: int
@@ -344,7 +344,7 @@ def histories(draw: st.DrawFn) -> list[Wrote]:
 
 
 def written(history: list[Wrote]) -> tuple[MemoryStore, list[Output]]:
-    """The history in a store, as versions 1, 2, …, and what each says of its output."""
+    """Store the history as versions 1, 2, …; return the output entry of each."""
     store, ends, sent, outputs = MemoryStore(), (0, 0), (0, 0), []
     for version, wrote in enumerate(history, 1):
         sent = (sent[0] + wrote.rows[0], sent[1] + wrote.rows[1])

@@ -1,4 +1,4 @@
-"""What the process that plans does when Spark has hung up."""
+"""Behaviour of the planning process after Spark has disconnected."""
 
 import json
 import subprocess
@@ -42,13 +42,13 @@ ERRORS = {
     "__import__('slackwater').errors.Unavailable('Kafka is away')": False,
     "ValueError('a bug')": False,
 }
-"""Whether a planner is silent that raises it."""
+"""Errors of a planner, and True if they are not printed."""
 ASKS_KAFKA = "reader._planner = Away(); reader.latestOffset({'input': 't', 'offsets': []}, None)"
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """How each planner ends: its exit code, and what it says. All are forks of one that has loaded Spark's modules."""
+    """Return exit code and output of each planner. All are forks of one that has loaded Spark's modules."""
     whats = [*(f"raise {error}" for error in ERRORS), ASKS_KAFKA]
     folder: Path = tmp_path_factory.mktemp("planners")
     done = subprocess.run(

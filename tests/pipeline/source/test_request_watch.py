@@ -1,4 +1,4 @@
-"""What a runner that does nothing asks of the store to hear of requests, and how soon it does."""
+"""Polls of an idle runner for requests: their number, and their delay."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ APP = "flights"
 
 @dataclass
 class Watched:
-    """A runner that looks ten times a second."""
+    """A runner that polls ten times a second."""
 
     folder: Path
     store: CountingStore = field(default_factory=lambda: CountingStore(MemoryStore()))
@@ -33,7 +33,7 @@ class Watched:
         assert self.watch.poll(busy=False), "what is asked already is found at the start"
 
     def wait(self, seconds: float, *, busy: bool = False) -> list[float]:
-        """After which of these seconds something was found."""
+        """Return the seconds after which something was found."""
         began, found = self.now_s, []
         while self.now_s < began + seconds:
             self.now_s += 0.1

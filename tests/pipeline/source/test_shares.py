@@ -1,4 +1,4 @@
-"""A source that reads a share of keys gives the rows of these, whoever has the records."""
+"""A source that reads a share of keys gives their rows, from Kafka or an archive."""
 
 from pathlib import Path
 from uuid import uuid4

@@ -16,7 +16,7 @@ START = Position("t", (0, 0, 0, 0))
 
 
 class Clock:
-    """Seconds; whoever moves it moves them."""
+    """A clock in seconds that tests advance."""
 
     now = 0.0
 
@@ -57,7 +57,7 @@ def topic(memory_kafka: MemoryKafka) -> Topic:
 
 
 def until(planner: TopicPlanner, start: Position, expected: Position) -> None:
-    """Ask as Spark does, many times a second; an answer other than `expected` may only be the start."""
+    """Ask many times a second, as Spark does; every answer other than `expected` must be the start."""
     deadline = time.monotonic() + 30
     while (found := planner.plan_end(start)) != expected:
         assert found == start

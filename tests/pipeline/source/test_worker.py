@@ -1,4 +1,4 @@
-"""How a Python worker of Spark is set up before its first task."""
+"""Set-up of a Spark Python worker before its first task."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A clock that stands still: in this process, for what modules took of it by name, and put back whatever happens."""
+"""A stopped clock: also for names that modules imported from it, and restored after errors."""
 
 import datetime
 import pickle

@@ -1,4 +1,4 @@
-"""Tables read through a Spark Connect server, in a client without a JVM of its own."""
+"""Tables read through a Spark Connect server, by a client without a JVM."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a plan's expressions say, and the same plan at another time."""
+"""Expressions of a plan, and the same plan at another time."""
 
 import datetime
 

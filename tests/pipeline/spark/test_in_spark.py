@@ -1,4 +1,4 @@
-"""`spark.read.format("slackwater")`, and what a moment gives to Spark: the rows that `query` gives."""
+"""`spark.read.format("slackwater")` and a moment's Spark tables give the rows of `query`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_table_is_read_by_spark_as_by_a_query_and_stays_at_its_moment(app: Fli
 
 
 def _check_filters(spark: SparkSession, table: DataFrame, expected: list[tuple[object, ...]]) -> None:
-    """A key that a query says is read where it is, where the session lets filters through (4.1 and later)."""
+    """Check that a filter on the key reads only its pages, if the session pushes filters down (4.1 and later)."""
     wanted = [row for row in expected if row[0] == "N005"]
     one = table.where("tail = 'N005' AND delay > 0")
     assert rows(one) == wanted

@@ -1,4 +1,4 @@
-"""The Python processes that Spark starts on this machine."""
+"""Python processes that Spark starts on this machine."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ def nobody_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def path_inside(path: str) -> list[str]:
-    """The path of a process that Spark starts with this one."""
+    """Return the `sys.path` of a process that Spark starts with this one."""
     command = [os.environ["PYSPARK_PYTHON"], "-c", "import os; print(os.environ['PYTHONPATH'])"]
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout[:-1].split(":")
@@ -80,7 +80,7 @@ def test_workers_are_forked_with_what_a_task_needs_and_from_the_installed_pyspar
 
 
 def has_ended(pid: int) -> bool:
-    """Also where nobody asks how it ended."""
+    """True if the process has ended, also as a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -112,7 +112,7 @@ def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and
 
 
 def planner(spark: socket.socket) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """A planner that Spark starts: the process that Spark knows, the connection, and the id of its own process."""
+    """Start a planner as Spark does: the process that Spark knows, the connection, and the planner's process id."""
     environment = {
         **os.environ,
         "PYTHON_WORKER_FACTORY_PORT": str(spark.getsockname()[1]),

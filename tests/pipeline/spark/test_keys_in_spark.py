@@ -1,4 +1,4 @@
-"""Keys and rows that expire, in Spark itself: its hashes are ours, and its tasks write what the store reads."""
+"""Key hashes and expiring rows in Spark: its hashes equal ours, and its tasks write what the store reads."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Which columns of a topic a stage's function needs: without the others it gives the same rows."""
+"""Columns of a topic that a stage's function needs: without the others it gives the same rows."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ ROWS = [(b"k%d" % n, b'{"n": %d}' % n, "t", n % 3, n, NOON, 0) for n in range(9)
 
 
 def lengths(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """What a function for `mapInPandas` may do with whatever it gets."""
+    """Function for `mapInPandas`, which may read any column."""
     for batch in batches:
         yield batch[["offset"]].assign(size=batch["value"].str.len())
 
@@ -68,7 +68,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], frozenset[str] | No
     "all of it": (lambda t: t, None),
     "a function of pandas": (lambda t: t.mapInPandas(lengths, "offset long, size long"), None),
 }
-"""Functions, and what they need; None where that is not plain to see."""
+"""Functions and their needed columns; None where the plan does not show them."""
 
 
 @pytest.mark.spark

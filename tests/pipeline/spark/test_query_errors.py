@@ -1,4 +1,4 @@
-"""What stopped a query, in a sentence."""
+"""The sentence about an error that stopped a query."""
 
 import pytest
 from pyspark.errors import PySparkException

@@ -1,4 +1,4 @@
-"""What `slackwater run` says to Spark: `--conf`, `--py-files`, and slackwater itself for other machines."""
+"""Settings of `slackwater run` for Spark: `--conf`, `--py-files`, and slackwater's modules for other machines."""
 
 import os
 import pickle
@@ -181,7 +181,7 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
 
 
 class Session:
-    """As much of Spark's session as a stream is opened by: what it is told stands in Spark's plans."""
+    """Parts of a Spark session with which a stream is opened; options are visible in Spark's plans."""
 
     def __init__(self) -> None:
         self.registered: list[type] = []

@@ -1,4 +1,4 @@
-"""A share of keys: what a source leaves out of what it reads is what the plan's own filter would leave out."""
+"""A share of keys: the source skips exactly the records that the plan's filter would drop."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,18 +36,18 @@ ROWS = [(key, b'{"n": %d}' % n, "t", n % 3, n, NOON, 0) for n, key in enumerate(
 
 
 def text() -> Column:
-    """The key as a string."""
+    """Return the key as a string."""
     return F.col("key").cast("string")
 
 
 def named(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """What a function for `mapInPandas` may do with whatever it gets."""
+    """Function for `mapInPandas`, which may read any column."""
     for batch in batches:
         yield batch[["offset"]].assign(k=[str(key) for key in batch["key"]])
 
 
 def doubled(column: str) -> Column:
-    """A user's function of one value."""
+    """User function of one value."""
     return F.udf(lambda value: 2 * value, "long")(column)
 
 
@@ -77,7 +77,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], tuple[str, ...], tu
         None,
     ),
 }
-"""Functions, the key by which their rows are chosen, and the source's columns that this is; None where it is none."""
+"""Functions, the key that selects their rows, and its source columns; None if there are none."""
 
 
 @pytest.mark.spark
@@ -108,7 +108,7 @@ def test_without_what_the_source_leaves_out_a_function_gives_the_same_rows_of_th
 
 
 def in_order(rows: pa.Table) -> list[str]:
-    """Rows as they can be compared, whatever order they come in."""
+    """Return rows in a comparable order."""
     # Spark's strings may be no text.
     kinds = [pa.binary() if pa.types.is_string(field.type) else field.type for field in rows.schema]
     return sorted(map(str, rows.cast(pa.schema(zip(rows.column_names, kinds, strict=True))).to_pylist()))

@@ -1,4 +1,4 @@
-"""What a run keeps off the terminal."""
+"""Messages that a run keeps off the terminal."""
 
 import io
 import logging
@@ -13,7 +13,7 @@ from slackwater.pipeline.spark.jvm import silence_error_logs
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What pyspark logs of errors in queries, also while a session of other tests is open and keeps it quiet."""
+    """Capture pyspark's log of query errors, even while another test's session silences it."""
     logger, text = PySparkLogger.getLogger("SQLQueryContextLogger"), io.StringIO()
     handler = logging.StreamHandler(text)
     logger.addHandler(handler)
@@ -23,7 +23,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 def make_one() -> None:
-    """As pyspark makes an exception of one of Spark's."""
+    """Create an exception as pyspark does for one of Spark's."""
     context = SimpleNamespace(contextType=lambda: QueryContextType.SQL)
     AnalysisException("no such column", errorClass="X", contexts=[context])._log_exception()  # type: ignore[list-item]
 

@@ -1,4 +1,4 @@
-"""What Spark's tasks read of a table is what `query` gives, whichever columns and keys are asked for; without Spark."""
+"""Spark tasks read the rows of `query`, for any columns and keys; without Spark."""
 
 import pickle
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, flights
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Rows over rows, rows that were deleted, a merge, and twice as many partitions than most SSTs were made for."""
+    """Return a table with overwritten and deleted rows, a merge, and more partitions than at most SSTs' creation."""
     made = FlightsApp(LocalStore(tmp_path_factory.mktemp("read") / "store"), Kafka(), clock=Clock(START_MS))
     made.run(flights(60, aircraft=40))
     made.delete("aircraft", "N001", "N003")
@@ -47,7 +47,7 @@ def client(app: FlightsApp, tmp_path: Path) -> Client:
 
 
 def source(app: FlightsApp, path: str = "flights/aircraft", **options: str) -> SparkSource:
-    """As Spark makes it, and sends it on."""
+    """Return the source as Spark creates and pickles it."""
     made = SparkSource({"path": path, "store": app.store.url, **options})
     return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]  # noqa: S301  our own
 

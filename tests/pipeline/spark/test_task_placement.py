@@ -1,4 +1,4 @@
-"""A batch's rows come to the state partitions that they belong to, and these to where they were before."""
+"""Rows of a batch reach their state partitions, which stay on their executors."""
 
 import pytest
 from py4j.protocol import Py4JJavaError

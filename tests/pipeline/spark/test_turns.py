@@ -1,4 +1,4 @@
-"""With more stages than cores and a backlog, each stage commits within a bounded number of the others' batches."""
+"""With more stages than cores and a backlog, each stage commits within a bounded number of other batches."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,10 +13,12 @@ from tests.support.running import APPS, Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 LAST = "l_counts"
-"""Of the names, the one that sorts last."""
+"""Alphabetically last stage name."""
 BATCHES, AHEAD, BEGINNING = 3, 4, 6
-"""While the last stage commits so many batches, another commits at most so many more; how many batches any stage may
-commit before the last stage has begun, since queries start one after the other."""
+"""Limits in batches: those of the last stage, those of another stage meanwhile, and those before the last stage starts.
+
+Queries start one after the other.
+"""
 
 
 @pytest.mark.ci  # twelve queries take a minute of two cores to start

@@ -1,4 +1,4 @@
-"""What a worker opens of the resources that the driver gives it."""
+"""Resources of the driver, opened by a worker."""
 
 from pathlib import Path
 

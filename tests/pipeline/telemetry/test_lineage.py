@@ -1,4 +1,4 @@
-"""Events for OpenLineage: what they say of a stage, when they are sent, and that nobody waits for them."""
+"""OpenLineage events: content, times, and that nothing waits for them."""
 
 import json
 import queue
@@ -97,7 +97,7 @@ def test_how_a_run_ended_is_said_of_each_stage() -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator["queue.SimpleQueue[dict[str, Any]]"]:
-    """What an OpenLineage server gets, to which the environment points."""
+    """Return a queue with the requests of an OpenLineage server, set in the environment."""
     got: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     class Receiver(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Spans of batches and commits: what they say, what they are linked with, and that they cost nothing unasked."""
+"""Spans of batches and commits: content, links, and no cost if they are off."""
 
 import subprocess
 import sys
@@ -149,7 +149,7 @@ def test_nothing_is_imported_where_nothing_is_configured() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
-    """The address of an OTLP server, and what it gets."""
+    """Return the address of an OTLP server, and its requests."""
     got: list[ExportTraceServiceRequest] = []
 
     class Collector(BaseHTTPRequestHandler):

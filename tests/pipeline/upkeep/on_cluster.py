@@ -1,4 +1,4 @@
-"""A driver with two executors, in a process of its own, which merges SSTs as it is told by lines of its input.
+"""A driver process with two executors, which merges SSTs as its input lines command.
 
 `below` and `above` a bound of debt; `killed`, where an executor dies during a merge; `damaged`, where an input cannot
 be read there; `stopped`, where upkeep is closed during a merge. Each line is answered by a line of JSON (`Outcome`).
@@ -41,32 +41,32 @@ BATCHES = 3
 
 @dataclass
 class Outcome:
-    """What a line has led to."""
+    """Result of one line."""
 
     executors: list[str] = field(default_factory=list)
-    """Executors on which merges began, in this order."""
+    """Executors on which merges began, in order."""
     puts: int = 0
-    """SSTs that tasks reported to have put."""
+    """Number of SSTs that tasks reported."""
     cached: int = 0
     """SSTs of the next version in the executors' cache."""
     named: int = 0
     """SSTs of the next version that result from merges."""
     rows: dict[str, int] = field(default_factory=dict)
-    """The next version's flights by origin."""
+    """Flights by origin in the next version."""
     stop_s: float = 0.0
     """Seconds that closing upkeep took. Spark has no job afterwards."""
     progress: str = ""
     homes: list[str] = field(default_factory=list)
-    """Executors at which the hash ranges are at home."""
+    """Home executors of the hash ranges."""
     ran_at: list[str] = field(default_factory=list)
-    """Executors of tasks that were to run at these homes."""
+    """Executors of tasks for these homes."""
     weights: list[int] = field(default_factory=list)
     """Weights of the scheduler pools of batches and of merges."""
     warnings: list[str] = field(default_factory=list)
 
 
 class Held(WorkerResources):
-    """Resources that a worker opens once it has told what it does where, and the driver has told it to go on."""
+    """Resources that a worker opens after it has reported its work and the driver has released it."""
 
     def open(self) -> Any:
         folder, task = Path(self.store), sys._getframe(1).f_code.co_name
@@ -79,7 +79,7 @@ class Held(WorkerResources):
 
 
 class Stage:
-    """A stage whose batches the driver writes, and its upkeep with an executor for what exceeds `driver_bytes`."""
+    """A stage whose batches the driver writes, and its upkeep with executors for work beyond `driver_bytes`."""
 
     def __init__(self, spark: SparkSession, folder: Path, driver_bytes: int) -> None:
         self.folder, self.stats, self.spark = folder, list[Stats](), spark
@@ -107,7 +107,7 @@ class Stage:
         self.head = manifest_of(TABLE, plan.apply_results(ssts, self.upkeep.finished), version)
 
     def began(self) -> list[tuple[int, str]]:
-        """Each merge's process, and the executor in whose folder it runs."""
+        """Return each merge's process, and the executor in whose folder it runs."""
         file = self.folder / "began"
         tasks = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
         return [(int(process), executor) for task, process, executor in tasks if task == "work"]
@@ -116,7 +116,7 @@ class Stage:
         (self.folder / "may-go-on").touch()
 
     def adopt(self) -> Outcome:
-        """Wait for the merges of both hash ranges, and let the next version name their results."""
+        """Wait for the merges of both hash ranges, and commit their results with the next version."""
         eventually(lambda: len(self.upkeep.finished) == 2, "both merges")
         before: Manifest = self.head
         self.batch()
@@ -148,7 +148,7 @@ class Stage:
 
 
 class Warnings(logging.Handler):
-    """Keeps what slackwater warns of."""
+    """Handler that keeps slackwater's warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The archiver: what committed batches read is in the archive, whatever was spooled and whoever died over it."""
+"""The archiver: input of committed batches is archived, whatever was spooled, and despite kills."""
 
 import logging
 import threading
@@ -52,7 +52,7 @@ def archiver_of(store: ObjectStore, kafka: Kafka, folder: Path | None = None) ->
 
 
 def read_batch(kafka: Kafka, folder: Path, before: tuple[int, ...], after: tuple[int, ...]) -> None:
-    """What readers leave of a batch."""
+    """Spool a batch as readers do."""
     for partition, (first, end) in enumerate(zip(before, after, strict=True)):
         if first < end:
             with InputSpool(folder).open_writer(TOPIC, Extent(partition, first, end)) as keeper:

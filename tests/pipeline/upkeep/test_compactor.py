@@ -1,4 +1,4 @@
-"""Compaction beside a running stage, and how a program says what it wants of it."""
+"""Compaction beside a running stage, and its settings in a program."""
 
 import dataclasses
 import threading
@@ -28,7 +28,7 @@ TWO = replace(ROUTES, partitions=2, compaction=Policy(l0_trigger=3))
 
 
 class Slow(MemoryStore):
-    """Puts wait until they may go on."""
+    """A store whose puts wait for a release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Slow(MemoryStore):
 
 
 class Odd(MemoryStore):
-    """While it is told to, raises at puts what no store promises."""
+    """A store that raises undeclared errors at puts while told to."""
 
     odd = True
 
@@ -61,7 +61,7 @@ class Stage:
         self.head = manifest_of(table, ())
         self.compactor = Upkeep(store, self.cache, self.head, threads=threads)
         self.merges: tuple[plan.CompactionResult, ...] = ()
-        """Finished before the last version, which has them."""
+        """Merges that finished before the last version, which contains them."""
 
     def batch(self) -> Manifest:
         """Commit a version with changes in every partition."""
@@ -74,7 +74,7 @@ class Stage:
         return self.head
 
     def folded(self) -> tuple[Sst, ...]:
-        """The head's SSTs, finished merges in the place of their inputs."""
+        """Return the head's SSTs with finished merges in place of their inputs."""
         return plan.apply_results(self.head.ssts, self.compactor.finished)
 
     def until_folded(self, ssts: int) -> tuple[Sst, ...]:

@@ -1,4 +1,4 @@
-"""Merges on executors: which merges go there, and what becomes of them if an executor is lost or the runner stops."""
+"""Merges on executors: their selection, lost executors, and a stopped runner."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_only_sessions_on_a_cluster_have_a_pool_for_merges() -> None:
 
 @pytest.fixture(scope="module")
 def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Outcome]]:
-    """Has a driver with two executors merge: `on_cluster.py` tells of what."""
+    """Return a function that has a driver with two executors merge, as `on_cluster.py` describes."""
     folder = tmp_path_factory.mktemp("merging")
     home = folder / "spark"
     home.mkdir()
@@ -102,7 +102,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 def newest_rows() -> dict[str, int]:
-    """What the batches of a stage leave, in plain Python: the newest has all keys."""
+    """Return the expected rows of the stage's batches; the newest one has all keys."""
     version = BATCHES + 2
     return {f"o{n}": version * 100 + n for n in range(version * 10)}
 

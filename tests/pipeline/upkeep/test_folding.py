@@ -1,4 +1,4 @@
-"""Folds beside a running stage: the next version names the leaves, and a batch never waits for them."""
+"""Folds beside a running stage: the next version names the leaves, and batches never wait for them."""
 
 import threading
 from pathlib import Path
@@ -22,7 +22,7 @@ TABLE = replace(ROUTES, partitions=2, compaction=Policy(l0_trigger=100))
 
 
 class Slow(MemoryStore):
-    """Leaves wait until they may be put; the answer of each is lost, and the retry finds it."""
+    """A store whose leaves wait for a release; the answer of each put is lost, and the retry finds the leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_a_fold_that_fails_is_tried_again_with_a_later_version(
 
 
 def test_a_manifest_that_nobody_folds_is_folded_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So `init`, and a compaction in a process of its own, put no manifest without bounds."""
+    """So manifests of `init` and of a separate compactor stay bounded."""
     monkeypatch.setattr(fold, "_TOLERANCE", 1)
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     rows = {(str(n), "x"): (1, None, None) for n in range(20)}

@@ -1,4 +1,4 @@
-"""A runner's pages: what the stored versions say, also of versions by other processes, and without reading its own."""
+"""Pages written by a runner equal the stored versions, also those by other processes, without reading its own."""
 
 from collections.abc import Collection
 
@@ -18,7 +18,7 @@ from tests.support.manifests import manifest
 
 
 def run(store: MemoryStore | CountingStore, first: int, last: int, others: Collection[int] = ()) -> None:
-    """Commit versions, those of `others` by other processes, and let a runner's writer write pages."""
+    """Commit versions, those of `others` by other processes, and let a runner write pages."""
     writer = PageWriter(store, first)
     for number in range(first, last + 1):
         version = version_of(number)
@@ -34,7 +34,7 @@ def version_of(number: int) -> Manifest:
 
 
 def pages_of(store: MemoryStore) -> list[tuple[int, int]]:
-    """Ranges of the pages, each of which has what the manifests of its versions have."""
+    """Return the ranges of the pages, after a comparison of each with its versions' manifests."""
     for ref in list_pages(store, "app", "stage"):
         page = StagePages(CountingStore(store), "app", "stage").load(ref)
         assert page == build_page(read_parts(store, "app", "stage", n) for n in range(ref.first, ref.last + 1))

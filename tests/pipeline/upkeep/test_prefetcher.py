@@ -35,7 +35,7 @@ def cache(tmp_path: Path) -> SstCache:
 
 @pytest.fixture
 def made(store: CountingStore) -> tuple[Sst, ...]:
-    """Four runs, newest last, that no machine has."""
+    """Return four runs, newest last, that no cache has."""
     ssts: tuple[Sst, ...] = ()
     for seq in range(1, 5):
         changes: dict[Key, Values | None] = {(str(seq), str(i)): (i, i / 2, None) for i in range(200)}
@@ -51,7 +51,7 @@ def running(store: CountingStore, cache: SstCache, made: tuple[Sst, ...]) -> Ite
 
 
 def settle(prefetcher: Prefetcher) -> None:
-    """Wait for what is under way."""
+    """Wait for running fetches."""
     if prefetcher._running is not None:
         prefetcher._running.result(timeout=60)
 
@@ -132,7 +132,7 @@ def test_closing_waits_and_fetches_no_more(running: Prefetcher, cache: SstCache,
 
 
 def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cache: SstCache) -> None:
-    """As a restart on another machine: what the first look-up misses, the next one finds here."""
+    """After a restart on another machine, the first look-up misses the cache and the next one hits it."""
     numbers = np.arange(60_000)
     changed: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in numbers.tolist()}
     ssts = write_version(store, None, ROUTES, changed, 1)

@@ -1,4 +1,4 @@
-"""Batches are held back before reads suffer, and never for ever."""
+"""Batches are delayed before reads suffer, and never forever."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ TRIGGERS = StallTriggers(20, 36)
 
 
 class Held:
-    """A stage with so many L0 SSTs, on a clock of its own; `passes` is called for every step of time."""
+    """A stage with this many L0 SSTs, on its own clock; `passes` is called at every time step."""
 
     def __init__(self, l0: int, compacting: MergeProgress = "under way") -> None:
         self.l0 = l0

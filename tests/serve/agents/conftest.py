@@ -1,4 +1,4 @@
-"""Agents: programs that have MCP's own client session, over HTTP or with a process of their own."""
+"""Agents with MCP's own client session, over HTTP or with a server process."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
@@ -19,7 +19,7 @@ from ..conftest import FAST, HERE, serving
 
 @dataclass
 class Agent:
-    """Calls tools, one after the other, and remembers all that it was told."""
+    """Client that calls tools one after the other and records all answers."""
 
     portal: BlockingPortal
     session: Client
@@ -27,7 +27,7 @@ class Agent:
     failed: bool = False
 
     def __call__(self, tool: str, **arguments: Any) -> Any:
-        """What a tool answers; `failed` says whether that is an error."""
+        """Return a tool's answer; `failed` expects an error."""
         found = self.portal.call(lambda: self.session.call_tool(tool, arguments))
         (content,) = found.content
         self.failed = found.is_error
@@ -35,7 +35,7 @@ class Agent:
         return msgspec.json.decode(content.text)
 
     def fails(self, tool: str, **arguments: Any) -> dict[str, str]:
-        """The error of a tool."""
+        """Return a tool's error."""
         found: dict[str, str] = self(tool, **arguments)
         assert self.failed, found
         assert found.keys() >= {"error", "message", "hint"}
@@ -43,20 +43,20 @@ class Agent:
 
     @property
     def tools(self) -> dict[str, Any]:
-        """The tools that there are, by name."""
+        """Return the available tools by name."""
         return {each.name: each for each in self.portal.call(self.session.list_tools).tools}
 
 
 @contextmanager
 def connected(session: AbstractAsyncContextManager[Client]) -> Iterator[Agent]:
-    """An agent that has a session."""
+    """Open an agent with this session."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(session) as opened:
         yield Agent(portal, opened)
 
 
 @contextmanager
 def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
-    """An agent of an instance."""
+    """Open an agent of a server."""
 
     @asynccontextmanager
     async def session() -> AsyncIterator[Client]:
@@ -74,7 +74,7 @@ def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
 
 @pytest.fixture(scope="session")
 def agents_at(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Instances with agents of the app that nobody changes, by whether values are shown."""
+    """Return servers with agents for an unchanged app, with and without values."""
     found: dict[bool, str] = {}
     with ExitStack() as stack:
 
@@ -102,11 +102,11 @@ def seeing_session(agents_at: Any) -> Iterator[Agent]:
 
 @pytest.fixture
 def masked(masked_session: Agent) -> Agent:
-    """An agent that may not see values."""
+    """Return an agent without values."""
     return Agent(masked_session.portal, masked_session.session)
 
 
 @pytest.fixture
 def seeing(seeing_session: Agent) -> Agent:
-    """One that may."""
+    """Return an agent with values."""
     return Agent(seeing_session.portal, seeing_session.session)

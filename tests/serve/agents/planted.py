@@ -1,4 +1,4 @@
-"""A history with a record that stands out, and its input archived, as a runner would have left them."""
+"""A history with an outstanding record and archived input."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ TOPIC = "flights"
 
 
 def written(store: LocalStore, flights: Sequence[Flight], *, a_batch: int) -> FlightsApp:
-    """An app that has read these, and keeps them in its archive."""
+    """Return an app that has read these flights and archived them."""
     app = FlightsApp(store, Kafka(), clock=Clock(START_MS))
     app.run(flights, a_batch=a_batch)
     archive = index.empty_index(app.name, TOPIC)
@@ -27,7 +27,7 @@ def written(store: LocalStore, flights: Sequence[Flight], *, a_batch: int) -> Fl
 
 
 def place_of(app: FlightsApp, flight: Flight) -> tuple[int, int]:
-    """Partition and offset of a record."""
+    """Return partition and offset of a record."""
     return next(
         (partition, offset)
         for partition, messages in enumerate(app.kafka.topics[TOPIC])

@@ -1,4 +1,4 @@
-"""How an agent connects: with a process of its own, or to a server, with a token or on its machine."""
+"""Connections of agents: with a local process, or to a server with a token or on the same machine."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ BISECT = {"app": APP, "where": "SELECT carrier FROM carriers QUALIFY count(*) OV
 
 
 def names(agent: Agent) -> set[str]:
-    """What the agent is shown of the keys of a table."""
+    """Return the names under which the agent sees a table's keys."""
     return {each["key"]["carrier"] for each in agent("diff", app=APP, before="~9", table="carriers")["rows"]}
 
 

@@ -1,4 +1,4 @@
-"""A program that has only the tools finds the record that made totals wrong, in at most 15 calls; no model helps it."""
+"""An agent without a model finds the record that made totals wrong, by tools alone, in at most 15 calls."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MOST_CALLS = 15
 
 
 def found(agent: Agent, total: str, most: int, in_record: str) -> tuple[str, int, int]:
-    """Topic, partition and offset of the record behind a total that is too large.
+    """Return topic, partition and offset of the record behind a total that is too large.
 
     Somebody has said no more than that: a column of that name has values above `most`. `in_record` is how the same is
     said of a record's value, where the server has no program to replay with.

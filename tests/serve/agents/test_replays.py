@@ -1,4 +1,4 @@
-"""With the program that ran, a search goes on to the record, and a batch is run again, on a Spark of the server's."""
+"""With the program that ran, agents search down to the record and replay batches on the server's Spark."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Each tool answers for a written history; no answer has a value for who may not see it; all of them are bounded."""
+"""Each tool on a written history: bounded answers, without values for agents that must not see them."""
 
 import logging
 import re
@@ -22,11 +22,11 @@ from .planted import written as archived
 
 APP = "flights"
 HIDDEN = ("quokka", "wombat", "numbat", "7654321", "8765432")
-"""Parts of tails, carriers and numbers of the history that hides."""
+"""Parts of hidden values: tails, carriers and numbers."""
 OWN = "numbat"
-"""A carrier, for which the name is given that the agent was shown."""
+"""Carrier that is requested by its pseudonym."""
 MANY = "SELECT carrier FROM carriers QUALIFY count(*) OVER () > 1"
-"""Tells without values when there was more than one carrier."""
+"""Query that shows without values when there was more than one carrier."""
 WALK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("apps", {}),
     ("apps", {"app": APP}),
@@ -42,7 +42,7 @@ WALK: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.fixture(scope="module")
 def hiding(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """An app whose values can be searched for in whatever is said."""
+    """Return an app with values that can be found in any output."""
     folder = tmp_path_factory.mktemp("hiding")
     flights = [Flight(f"quokka{n % 5}", ("wombat", OWN)[n % 2], 3) for n in range(40)]
     flights[25] = Flight("quokka9", OWN, 7_654_321)
@@ -51,7 +51,7 @@ def hiding(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture(scope="module")
 def blind(hiding: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """An agent of it that may not see values."""
+    """Return an agent of that app without values."""
     with serving(hiding.store.url, tmp_path_factory.mktemp("c"), with_agents=True) as url, agent_at(url) as agent:
         yield agent
 

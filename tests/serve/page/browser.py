@@ -1,4 +1,4 @@
-"""A Chromium for tests of the page: that of the machine, or one that a package of npm's registry ships."""
+"""A Chromium for tests of the page: the machine's, or one from an npm package."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
-"""As root, and asking nobody but the page's server."""
+"""Flags to run as root and to contact only the page's server."""
 _WHOLE = "whole"
-"""A file that says that all of it is there."""
+"""Name of a file that marks a complete download."""
 _FONTS = """<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig><dir>{folder}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{folder}/cache</cachedir></fontconfig>
@@ -45,11 +45,14 @@ class Chromium(NamedTuple):
 
 
 class NotFetched(Exception):
-    """No browser could be fetched; the message says why."""
+    """Error of a download; the message says why."""
 
 
 def chromium() -> Chromium:
-    """The one that `CHROMIUM` names, or on `PATH`, or in this user's cache. Skips the test where there is none."""
+    """Return the browser that `CHROMIUM` names, or that is on `PATH` or in this user's cache.
+
+    Skips the test if there is none.
+    """
     if named := _named():
         return Chromium(Path(named), {})
     folder = _folder()
@@ -61,7 +64,7 @@ def chromium() -> Chromium:
 
 
 def fetch() -> None:
-    """Fetch one into this user's cache (67 MB), unless there is one. Many processes may ask at once.
+    """Fetch a browser into this user's cache (67 MB) unless there is one. Processes may call this concurrently.
 
     Raises `NotFetched`.
     """

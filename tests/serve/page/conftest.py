@@ -1,4 +1,4 @@
-"""A store with a past, served, and a browser that looks at it and at nothing else."""
+"""A served store with a history, and a browser restricted to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """The app of the story; beside it in the store one of hostile names, one of many stages, and one that never ran."""
+    """Return the app of the story; the store also has apps with hostile names, many stages, and no runs."""
     store = LocalStore(tmp_path_factory.mktemp("told") / "store")
     story.hostile(store)
     story.wide(store)
@@ -52,7 +52,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def look(browser: Browser, address: str) -> Iterator[Open]:
-    """Opens the page in a tab of its own, which asks its server alone, and in which nothing goes wrong."""
+    """Open the page in its own tab, which contacts only its server and must show no error."""
     wrong: list[str] = []
     contexts = []
 

@@ -1,4 +1,4 @@
-"""An app with a past to look at: flights whose delays come in seconds for one carrier from some batch on."""
+"""An app with a history: flights whose delays are in seconds for one carrier from some batch on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAUSE_MS = 20_000
 
 
 def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | None = None) -> list[Flight]:
-    """So many; from a number on one carrier's delays are in seconds instead of minutes."""
+    """Return flights; from a number on one carrier's delays are in seconds instead of minutes."""
     random = np.random.default_rng(seed)
     tails = random.integers(aircraft, size=count).tolist()
     delays = np.round(random.normal(6, 18, size=count)).astype(int).tolist()
@@ -36,7 +36,7 @@ def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | 
 
 
 def written(store: ObjectStore, *, batches: int = 24, wrong_from: int = 15) -> FlightsApp:
-    """The app: a snapshot before the fault, and a deploy right before it."""
+    """Return the app, with a snapshot before the fault and a deploy right before it."""
     # It ends about now, so that it reads as a running app does.
     began_ms = now_ms() - batches * (_PAUSE_MS + 3_000) - 15_000
     app = FlightsApp(store, Kafka(), clock=Clock(began_ms))
@@ -70,7 +70,7 @@ _TABLE = Table((Column("constructor", "string"),), (Column(_COLUMN, "string"), C
 
 
 def hostile(store: ObjectStore) -> None:
-    """An app `hostile` with a table of keys, values and column names that somebody means harm with."""
+    """Write an app `hostile` with a table of hostile keys, values and column names."""
     ensure_app(store, AppInfo("hostile", now_ms()))
     ssts: tuple[Sst, ...] = ()
     for version in (1, 2):
@@ -87,20 +87,20 @@ def hostile(store: ObjectStore) -> None:
 CHAINS = LONG = 7
 _LARGE = Table((Column("order", "int64"),), (Column("seen", "int64"), Column("cents", "int64")), partitions=2)
 LARGE_KEYS, JUMP_FROM, JUMP = 250, 4, 1_000_000_000_000
-"""Orders of the table of many rows; from this version on each has so many cents, which had few."""
+"""Number of orders in the large table; the version from which on each has many more cents, and how many."""
 
 
 def step(number: int) -> str:
-    """The name of a stage of the wide app, as long as those that people give."""
+    """Return the name of a stage of the wide app, with a realistic length."""
     return f"step_{number:02}_of_the_order_pipeline"
 
 
 FILLED = step(2 * LONG - 1)
-"""The only stage of the wide app whose table has rows."""
+"""Only stage of the wide app whose table has rows."""
 
 
 def wide(store: ObjectStore) -> None:
-    """An app `wide` of 49 stages, seven after each other in seven rows; the last one of each row has a table.
+    """Write an app `wide` of 49 stages in seven rows of seven; the last one of each row has a table.
 
     One table has rows: more than a page of the browser shows.
     """
@@ -121,7 +121,7 @@ def wide(store: ObjectStore) -> None:
 
 
 def _orders(version: int) -> pa.Table:
-    """All orders once more, as a version of the store has them."""
+    """Return all orders again, for a version of the store."""
     orders = np.arange(LARGE_KEYS)
     cents = orders * 7 % LARGE_KEYS + version % 2 + (JUMP if version >= JUMP_FROM else 0)
     hashes = hash_keys(pa.table({"order": orders}), ["order"])
@@ -130,7 +130,7 @@ def _orders(version: int) -> pa.Table:
 
 
 def deploy(app: FlightsApp, path: str, checksum: str) -> None:
-    """Each stage is claimed by another program."""
+    """Claim each stage with another program."""
     for stage in STAGES:
         head = app.heads[stage]
         claimed = successor(

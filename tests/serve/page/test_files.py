@@ -1,4 +1,4 @@
-"""The files of the page: as they lie there, with an ETag, and nothing beside them."""
+"""Files of the page are served as they are, with an ETag, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page asks beside other clients, and who may."""
+"""Requests that only the page makes, and the rights they need."""
 
 from __future__ import annotations
 

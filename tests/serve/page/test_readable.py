@@ -1,4 +1,4 @@
-"""What the page says is so, and can be read: sorted rows, names in full, plots that are not cut, who runs the app."""
+"""The page is correct and readable: sorted rows, full names, complete plots, the app's runner."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.serve.page.story import CHAINS, FILLED, JUMP, JUMP_FROM, LARGE_KEYS, 
 from tests.support.histories import FlightsApp
 
 PAGE = 100
-"""Rows that it shows at a time."""
+"""Rows per page."""
 
 
 def column(page: Page, number: int) -> list[int]:
-    """The numbers in a column of the rows that are shown."""
+    """Return the numbers in a column of the visible rows."""
     return [int(text) for text in page.locator(f"table.rows tbody td:nth-child({number})").all_text_contents()]
 
 

@@ -1,4 +1,4 @@
-"""The page beside whoever means harm, or may not: hostile values, tokens; and beside whoever cannot see or point."""
+"""Safety and accessibility of the page: hostile values, tokens, screen readers, keyboard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VIEWS = {
 
 
 def violations(page: Page, *, colours: bool | None = None) -> list[str]:
-    """What axe finds: by all of its rules, by those about colours alone, or by the others."""
+    """Return axe's findings: by all rules, only those about colours, or all others."""
     by: dict[bool | None, dict[str, object]] = {
         None: {},
         True: {"runOnly": {"type": "rule", "values": ["color-contrast"]}},
@@ -117,7 +117,7 @@ def test_nothing_but_the_servers_own_files_may_be_loaded(browser: Browser, addre
 
 @pytest.fixture(scope="module")
 def tokens(told: FlightsApp) -> dict[str, str]:
-    """Made before a server reads them, as it hears of later ones within seconds only."""
+    """Return tokens made before a server starts, because servers see later ones only after seconds."""
     verbs: dict[str, Any] = {"reader": ("read",), "keeper": ("read", "snapshot"), "one": ("read",)}
     with client_of(told) as client:
         shown = {

@@ -1,4 +1,4 @@
-"""From "the totals look wrong" to the records behind it, in a browser: by mouse, and by keyboard alone."""
+"""From "the totals look wrong" to the records, in a browser: by mouse, and by keyboard alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUERY = f"SELECT carrier FROM carriers WHERE carrier = '{WRONG}' AND delay > 150
 
 @pytest.fixture(scope="module")
 def found(told: FlightsApp) -> tuple[str, str]:
-    """What the library finds: the commit, and the offsets on the users' topic that it came from."""
+    """Return the library's result: the commit, and its offsets on the users' topic."""
     with client_of(told) as client:
         app = client.app("flights")
         bisection = app.bisect(where=QUERY)

@@ -1,4 +1,4 @@
-"""The classes of a cause that the store alone tells, and what a verdict says where it turned more than once."""
+"""Classes of causes that need only the store, and verdicts with several changes from good to bad."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,7 +33,7 @@ AT = RecordLocation("flights", 1, 7)
 
 
 class Deployed(FlightsApp):
-    """The app, with a program in its manifests that a test may change."""
+    """The app, with a program in its manifests that tests may change."""
 
     def __init__(self) -> None:
         self.program = Program("v1.py", "1" * 32)

@@ -1,4 +1,4 @@
-"""What is told around a verdict, against what the line, queries and manifests say."""
+"""Evidence of a verdict, compared with the line, queries and manifests."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ WHERE = "SELECT tail FROM aircraft WHERE delay > 1000"
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """Stages that keep no step, one's clock behind; from the twentieth batch on, ever more aircraft are wrong."""
+    """Return stages with different progress and one slow clock; from batch twenty on, aircraft are wrong."""
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms={"carriers": -2_500, "legs": 400}))
     for number in range(40):
         app.send(*flights(7), *([Flight(f"X{number}", "C9", 5_000)] if number >= 20 else []))

@@ -1,4 +1,4 @@
-"""All changes by one pass over what versions wrote: the same as asking every version."""
+"""All changes between good and bad, found by one pass, equal an evaluation of every version."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -40,7 +40,7 @@ def scan(store: ObjectStore, cache: SstCache, app: str, predicate: Predicate, *,
 
 
 def asked_everywhere(app: FlightsApp, cache: SstCache, sql: str, first: int) -> dict[int, int]:
-    """How many rows the query returns at each version from `first` on."""
+    """Return the number of the query's rows at each version from `first` on."""
     found = {}
     for version in range(max(first, 1), app.heads["carriers"].version + 1):
         cut = Cut("flights", {"carriers": history.read(app.store, "flights", "carriers", version)})

@@ -1,4 +1,4 @@
-"""Bisect over any graph of stages, with clocks that differ: it finds the first bad commit of the app's line, always."""
+"""Bisect over any graph of stages with different clocks finds the first bad commit of the app's line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tests.snapshot.cut.test_graph import App, histories
 from tests.snapshot.cut.test_line import prefix, the_line
 
 Rows = Mapping[str, int]
-"""Of one table, by key the version that wrote it last."""
+"""Keys of one table, with the version that last wrote each."""
 Kinds = Mapping[str, tuple[str, Callable[[Rows, Rows, int, int], bool]]]
 """Predicates over two tables, in SQL and in Python."""
 
@@ -43,7 +43,7 @@ GROWING: Kinds = {
         lambda a, b, x, y: len(a) + len(b) >= x,
     ),
 }
-"""They stay true once they are."""
+"""Predicates that stay true."""
 UNSTEADY: Kinds = {
     "thirds": (
         "SELECT key FROM {a} JOIN {b} USING (key) WHERE ({a}.n + {b}.n) % 3 = {x} % 3",
@@ -54,7 +54,7 @@ UNSTEADY: Kinds = {
         lambda a, b, x, y: len(a) != len(b),
     ),
 }
-"""They come and go."""
+"""Predicates that change back and forth."""
 
 # Each example writes and reads Parquet some dozens of times.
 many = settings(scaled(12), suppress_health_check=list(HealthCheck))
@@ -66,13 +66,13 @@ class Asked:
 
     sql: str
     first_bad: int
-    """The first commit of the line at which it returns rows; their number when none does."""
+    """First commit of the line at which it returns rows; the number of commits if there is none."""
     is_bad: tuple[bool, ...]
-    """Whether it does, at each commit of the line."""
+    """True for each commit of the line at which it returns rows."""
 
 
 def asked(app: App, line: list[Manifest], kinds: Kinds, data: st.DataObject) -> Asked:
-    """A predicate over tables of this app, and what it says at each prefix of its line."""
+    """Draw a predicate over tables of this app, and evaluate it at each prefix of its line."""
     a, b = (data.draw(st.sampled_from(sorted(app.heads))) for _ in range(2))
     assume(a != b)
     x, y = (data.draw(st.integers(1, 4)) for _ in range(2))
@@ -86,7 +86,7 @@ def asked(app: App, line: list[Manifest], kinds: Kinds, data: st.DataObject) -> 
 
 
 def typed(app: App, cache: SstCache, ref: str, sql: str) -> bool:
-    """Whether `slackwater query REF SQL` prints rows."""
+    """True if `slackwater query REF SQL` prints rows."""
     cut = resolve(app.store, ref, now_ms=app.now_ms)
     return run_statement(app.store, cache, cut, sql, later=later_stages(app.store, cut)).num_rows > 0
 

@@ -1,4 +1,4 @@
-"""The tag `last-good`: it moves, gc keeps what it names, and nobody who dies over it leaves it broken."""
+"""The tag `last-good`: it moves, gc keeps its moment, and a killed update leaves it intact."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Predicates as people think them: conditions, functions and commands, and what each refuses."""
+"""Predicates in all forms: conditions, functions and commands, with their refusals."""
 
 from pathlib import Path
 from unittest import SkipTest
@@ -22,7 +22,7 @@ from tests.support.histories import Flight, FlightsApp, Kafka, flights
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """C1 gets a delay below zero with one batch."""
+    """Return an app in which C1 gets a negative delay in one batch."""
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
     app.send(Flight("N1", "C1", -9_000))
@@ -42,7 +42,7 @@ def first_bad(verdict: Verdict) -> int:
 
 
 def tells_apart(app: FlightsApp, cache: SstCache, verdict: Verdict, predicate: Predicate) -> bool:
-    """Whether a predicate has rows at the first bad commit, and none before."""
+    """True if a predicate returns rows at the first bad commit, and none before."""
     before, after = (predicate.rows(Context(app.store, cache, cut), 9) for cut in (verdict.good, verdict.bad))
     return before.num_rows == 0 < after.num_rows
 

@@ -1,4 +1,4 @@
-"""A predicate over an input archive names the bad record itself: no program, no Spark and no Kafka."""
+"""A predicate over an input archive names the bad record without program, Spark or Kafka."""
 
 import pytest
 from slackwater.errors import NotFound
@@ -17,7 +17,7 @@ APP = TOPIC = "flights"
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """An app whose first stage has read 30 records in batches of ten, all archived."""
+    """Return an app whose first stage has read 30 records in batches of ten, all archived."""
     app = app_of(30)
     for partition, end in enumerate(last(app)):
         append(app.store, APP, Extent(partition, 0, end), topic=TOPIC)
@@ -25,7 +25,7 @@ def app() -> FlightsApp:
 
 
 def last(app: FlightsApp, version: int = 0) -> tuple[int, ...]:
-    """The offsets up to which `legs` has read at a version, by default the newest."""
+    """Return the offsets up to which `legs` has read at a version, by default the newest."""
     manifest = history.read(app.store, APP, "legs", version or app.heads["legs"].version)
     return manifest.inputs[TOPIC].offsets
 

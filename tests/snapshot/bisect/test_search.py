@@ -27,7 +27,7 @@ from tests.models.profiles import scaled
 from tests.support.histories import STAGES, TABLES, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 
 SECONDS = "SELECT carrier, delay / flights AS mean FROM carriers WHERE delay > 60 * flights"
-"""Delays in seconds where minutes were meant."""
+"""Delays in seconds that should be in minutes."""
 
 
 def find(app: FlightsApp, cache: SstCache, where: str, **more: object) -> Verdict:
@@ -35,7 +35,7 @@ def find(app: FlightsApp, cache: SstCache, where: str, **more: object) -> Verdic
 
 
 def corrupted(app: FlightsApp, *, batches: int, bad_from: int) -> int:
-    """Run batches; from one on, carrier C1 sends seconds. Returns the first bad version of `carriers`."""
+    """Run batches, in which carrier C1 sends seconds from one on. Return the first bad version of `carriers`."""
     for number in range(batches):
         app.send(*(f._replace(delay=6_000) if f.carrier == "C1" and number >= bad_from else f for f in flights(14)))
         app.step_all()
@@ -54,7 +54,7 @@ def is_bad(app: FlightsApp, cache: SstCache, cut: Cut, where: str) -> bool:
 
 
 def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> None:
-    """Whatever was found: a good and a bad consistent cut that differ by one commit, and that refs name."""
+    """Check that the result is a good and a bad consistent cut, named by refs, which differ by one commit."""
     assert violations(verdict.good.stages) == ()
     assert violations(verdict.bad.stages) == ()
     assert not is_bad(app, cache, verdict.good, verdict.where)
@@ -69,7 +69,7 @@ def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> 
 
 @pytest.fixture(scope="module")
 def wrong_from_7() -> tuple[FlightsApp, int]:
-    """A history that tests only read and pin, and its first bad version."""
+    """Return a history that tests only read and pin, and its first bad version."""
     app = FlightsApp(MemoryStore(), Kafka())
     return app, corrupted(app, batches=12, bad_from=7)
 

@@ -1,4 +1,4 @@
-"""Sessions: what a log prints gives the same search again."""
+"""Sessions: a printed log gives the same search again."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Moments that cannot be judged: what is left then, and that git's bisect leaves the same."""
+"""Skipped moments: the remaining candidates equal those of git's bisect."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ VERSIONS = 20
 
 @dataclass(frozen=True)
 class Oracle:
-    """Says of each version of the one stage what it is told to say."""
+    """Predicate that answers for each version of a stage as told."""
 
     answers: Mapping[int, str]
     text: str = "the oracle"
@@ -53,7 +53,7 @@ class Oracle:
 
 
 def linear(versions: int = VERSIONS, *, since: int = 0) -> MemoryStore:
-    """An app of one stage that reads a record a version; its table has no rows, and one column more since a version."""
+    """Return an app of one stage that reads a record per version; its empty table gets a column at version `since`."""
     store = MemoryStore()
     apps.create_app(store, AppInfo("app", 1))
     for version in range(1, versions + 1):
@@ -101,7 +101,7 @@ class Git:
         return ran.stdout
 
     def left(self, said: Mapping[int, Answer], known: list[int]) -> set[int]:
-        """What `git bisect` leaves: first some commits are marked, then it runs."""
+        """Return the remaining candidates of `git bisect` after some commits are marked and it has run."""
         self("bisect", "reset", check=False)
         self("bisect", "start", "--no-checkout", self.commits[VERSIONS], self.commits[1])
         for version in known:
@@ -138,7 +138,7 @@ def test_git_bisect_leaves_the_same_commits(
 ) -> None:
     said = answers(first_bad, skips)
     marks = {f"app/s@v{version}": said[version] for version in known}
-    verdict = bisect(linear(), cache, "app", Oracle(said), good="app/s@v1", known=marks)
+    verdict = bisect(linear(), cache, "app", Oracle(said), good="app/s@v1", known_answers=marks)
     assert candidates(verdict) == git.left(said, known)
 
 
@@ -201,7 +201,7 @@ def test_a_bad_end_that_cannot_be_judged_is_refused_with_the_reason(cache: SstCa
 def test_known_answers_that_contradict_each_other_are_refused(cache: SstCache) -> None:
     marks: dict[str, Answer] = {"app/s@v5": "bad", "app/s@v9": "good"}
     with pytest.raises(Refused, match="app/s@v9 is good and app/s@v5 is bad, but the bad moment is not after"):
-        bisect(linear(), cache, "app", Oracle(answers(5, frozenset())), known=marks)
+        bisect(linear(), cache, "app", Oracle(answers(5, frozenset())), known_answers=marks)
 
 
 def test_the_first_and_the_last_change_are_found_when_the_search_meets_others(cache: SstCache) -> None:

@@ -1,4 +1,4 @@
-"""Which invariants are asked when, and what is good."""
+"""Times at which invariants are evaluated, and good moments."""
 
 from pathlib import Path
 

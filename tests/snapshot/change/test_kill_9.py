@@ -1,4 +1,4 @@
-"""`kill -9` in the middle of a migration or an init, on a real disk: nobody sees half of it, and the next ends it.
+"""`kill -9` during a migration or an init, on a real disk: no partial result is visible, and the next call finishes.
 
 Where between two requests it may stop is tried one by one beside this (`test_migrate.py`, `test_rename.py`,
 `init/test_initialise.py`); here a process goes at any instant, and leaves what it leaves.
@@ -37,7 +37,7 @@ FIRST = Manifest("loaded", "rows", 1, 1, "w", 1, "init", inputs={"t": Input("t",
 
 
 def program() -> Declared:
-    """A column is renamed, one is new, and a stage has another name."""
+    """Return a program with a renamed column, a new one, and a renamed stage."""
     reads = {"legs": {"flights": ""}, "planes": {"by-aircraft": "legs"}, "carriers": {"by-carrier": "planes"}}
     writes = {"legs": {"by-aircraft": SCHEMA}, "planes": {"by-carrier": SCHEMA}, "carriers": {}}
     values = (Column("flights", "int64"), Column("minutes", "int64"), Column("late", "int64", default="-1"))

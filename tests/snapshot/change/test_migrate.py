@@ -1,4 +1,4 @@
-"""A changed program over a stored app: all of its stages or none, at every moment in its own columns."""
+"""A changed program over a stored app: all of its stages migrate or none, and each moment keeps its columns."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -43,13 +43,13 @@ VALUES = (
     Column("score", "double"),
     Column("_squares", "int64"),
 )
-"""`delay` is called `minutes`, and two are new."""
+"""`delay` is renamed to `minutes`, and two columns are new."""
 T = TypeVar("T")
 RENAMES = {"delay": "minutes"}
 
 
 def program(app: FlightsApp, **tables: Table) -> Declared:
-    """The app's program, with other tables."""
+    """Return the app's program with other tables."""
     declared = {**TABLES, **tables}
     reads = {"legs": {"flights": ""}, "aircraft": {"by-aircraft": "legs"}, "carriers": {"by-carrier": "aircraft"}}
     writes = {"legs": {"by-aircraft": SCHEMA}, "aircraft": {"by-carrier": SCHEMA}, "carriers": {}}
@@ -111,7 +111,7 @@ def test_the_runner_of_the_old_program_is_fenced_and_hears_why(app: FlightsApp) 
 
 
 class Noting(StoreWrapper):
-    """Another store, and what was asked of it."""
+    """A store that records requests."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -344,7 +344,7 @@ def test_rows_on_their_way_in_columns_that_nobody_can_tell_apart_are_read_first(
 
 
 def with_one_between(app: FlightsApp) -> tuple[Declared, dict[str, dict[str, Input]]]:
-    """The program with a stage between legs and aircraft, and where aircraft begins to read what that one writes."""
+    """Return the program with a stage between legs and aircraft, and the start of aircraft on the new channel."""
     declared = program(app)
     one, nothing = declared.stages["aircraft"], (0,) * len(heads(app)["aircraft"].inputs["by-aircraft"].offsets)
     stages = {

@@ -24,7 +24,7 @@ from tests.support.histories import STAGES, TABLES, Flight, FlightsApp, flights
 
 @dataclass
 class Schedule:
-    """An app, what its stages are called by now, and what was done to it."""
+    """An app, the current names of its stages, and its history."""
 
     random: Random
     cache: SstCache
@@ -33,7 +33,7 @@ class Schedule:
     more: Iterator[Flight] = field(default_factory=lambda: iter(flights(2_000)))
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     kept: dict[str, dict[str, list[tuple[object, ...]]]] = field(default_factory=dict)
-    """By ref: the tables there, by what they were called first."""
+    """Tables of each ref, by their first names."""
 
     def send(self) -> None:
         self.app.send(*(next(self.more) for _ in range(self.random.randint(1, 6))))
@@ -83,7 +83,7 @@ class Schedule:
         check(self.app, self.app.name)
 
     def held(self) -> dict[str, list[tuple[object, ...]]]:
-        """What the tables hold, by what they were called first."""
+        """Return the content of the tables, by their first names."""
         held = {stage: self.app.state[self.called[stage]] for stage in TABLES}
         return {
             stage: sorted((key, num, delay) for key, (num, delay, _) in rows.items()) for stage, rows in held.items()

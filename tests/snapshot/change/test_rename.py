@@ -1,4 +1,4 @@
-"""A stage that gets another name goes on with what it has; what came before is under the name that it had."""
+"""A renamed stage continues with its state; earlier moments keep the old name."""
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -46,7 +46,7 @@ RENAMED = {"legs": "hops", "aircraft": "planes", "carriers": "airlines"}
 
 @pytest.fixture
 def app(app: FlightsApp) -> FlightsApp:
-    """The last stages have still to read some rows."""
+    """Return an app whose last stages have unread rows."""
     lag(app)
     return app
 
@@ -142,7 +142,7 @@ def test_it_goes_on_with_table_offsets_and_rows_in_flight(
 
 
 def go_on(app: FlightsApp, called: Mapping[str, str]) -> None:
-    """Work off what there is, as a runner of the new program does; each row counts once."""
+    """Process all available rows, as a runner of the new program does; each row counts once."""
     for old in RENAMED:
         follow(app, old, called.get(old, old))
     for _ in range(2):
@@ -160,7 +160,7 @@ def follow(app: FlightsApp, old: str, new: str) -> None:
 
 
 def step(app: FlightsApp, stage: str) -> None:
-    """The app under test knows its stages by their first names."""
+    """Run a step; the app under test knows stages by their first names."""
     app.step(stage)
 
 
@@ -236,7 +236,7 @@ def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
 )
 @pytest.mark.parametrize("slips_in", ["migrations/", "stages/{old}/manifests/", "stages/{new}/manifests/"])
 def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, old: str, *, killed: bool) -> None:
-    """Asked for after the check, and answered by whoever still can before the next commit of the migration."""
+    """The request comes after the check, and stages that can still answer do so before the migration's next commit."""
     app = aging_app()
     app.run(flights(20))
     lag(app)
@@ -284,7 +284,7 @@ def test_a_snapshot_asked_for_after_a_migration_is_left_alone_by_who_finishes_it
 
 @pytest.mark.parametrize("stage", ["aircraft", "carriers"])
 def test_of_two_who_finish_one_at_once_neither_is_refused(stage: str) -> None:
-    """Where a stage gets another name, and where one ends."""
+    """Covers a stage that gets another name, and one that ends."""
     app = aging_app()
     app.run(flights(20))
     lag(app)
@@ -350,7 +350,7 @@ def test_collecting_keeps_what_lies_under_the_old_name(cache: SstCache) -> None:
 
 
 def drop_the_channel(app: FlightsApp) -> None:
-    """The last stage reads the topic itself from now on."""
+    """Let the last stage read the topic directly from now on."""
     found = program({})
     found.stages["carriers"] = DeclaredStage("carriers", {"flights": ""}, {}, TABLES["carriers"])  # type: ignore[index]
     found.stages["aircraft"] = without_outputs(found.stages["aircraft"])  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Instant cuts on any graph of stages: consistent at every moment, and in flight is what was sent and not read."""
+"""Instant cuts on any graph of stages: always consistent, with in-flight records equal to sent minus read ones."""
 
 from dataclasses import dataclass, field
 
@@ -30,25 +30,25 @@ TABLE = Table((Column("key", "string"),), (Column("n", "int64"),), 1)
 
 @dataclass
 class App:
-    """Stages a, b, c, …; each reads some of those before it, one channel from each."""
+    """Stages a, b, c, …; each reads some of the earlier stages, one channel from each."""
 
     inputs: dict[str, tuple[str, ...]]
     skew_ms: dict[str, int]
     store: MemoryStore = field(default_factory=MemoryStore)
     heads: dict[str, Manifest] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    """Stages that were retired, whether they are back or not."""
+    """Stages that were ever retired."""
     now_ms: int = 1_000_000
     tables: bool = False
-    """Whether the stages keep tables: of some keys, the number of the version that wrote each last."""
+    """True if the stages keep tables: a few keys, with the version that last wrote each."""
     written: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
-    """The keys that a version of a stage wrote."""
+    """Keys that each version of a stage wrote."""
 
     def __post_init__(self) -> None:
         apps.create_app(self.store, AppInfo("app", 1))
 
     def step(self, stage: str, choices: list[int]) -> None:
-        """One commit: each input read up to some version, rows sent to both partitions, perhaps none."""
+        """Commit once: read each input up to some version, and send rows to both partitions, perhaps none."""
         self.now_ms += 10
         if stage in self.heads and self.heads[stage].retired:
             self.come_back(stage)
@@ -94,7 +94,7 @@ class App:
         return write_columns(self.store, "app", stage, version, names, columns, table=TABLE) if keys else []
 
     def retire(self, stage: str) -> None:
-        """Take the stage out of the app, if nobody reads it any more and it was in it."""
+        """Retire the stage, unless another stage reads it or it is not in the app."""
         self.now_ms += 10
         readers = [reader for reader, upstream in self.inputs.items() if stage in upstream and reader in self.heads]
         if stage not in self.heads or any(not self.heads[reader].retired for reader in readers):

@@ -1,4 +1,4 @@
-"""The app's line: one order of all commits, of which times, versions, commits back and the log are all views."""
+"""The app's line: one order of all commits, on which times, versions, commits back and the log are based."""
 
 from datetime import UTC, datetime
 from functools import cache
@@ -21,7 +21,7 @@ Commit = tuple[str, int]
 
 
 def the_line(app: App) -> tuple[list[Manifest], list[int]]:
-    """The line by its definition, from every manifest there is, with the effective times."""
+    """Return the line by its definition, from all manifests, with the effective times."""
     everything = {
         (stage, version): history.read(app.store, "app", stage, version)
         for stage, head in app.heads.items()
@@ -41,7 +41,7 @@ def the_line(app: App) -> tuple[list[Manifest], list[int]]:
 
 
 def prefix(line: list[Manifest], length: int) -> dict[str, int]:
-    """The newest version of each stage in the line's first commits."""
+    """Return the newest version of each stage among the line's first commits."""
     return {commit.stage: commit.version for commit in line[:length]}
 
 

@@ -1,4 +1,4 @@
-"""Records deleted from a repartition topic before their reader: one claim passes over all of it, and everybody knows.
+"""Records deleted from a repartition topic before they were read: one claim skips them, and all counts include them.
 
 The plans, arrivals, entries and manifests are the product's; only Kafka is a list.
 """
@@ -44,7 +44,7 @@ def proved(diamond: Diamond, ref: str = APP, *, deep: bool = True) -> Report:
 
 
 def complete(diamond: Diamond) -> None:
-    """What the runner does beside its batches."""
+    """Complete snapshots, as the runner does beside its batches."""
     completer = SnapshotCompleter(diamond.store, APP, diamond.logs, "test:1")
     completer._complete(open_requests(diamond.store, APP))
     completer.close()
@@ -313,7 +313,7 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
         clone(app.store, app.name, name, topics={}, channels=app.kafka, by="ada@host")
 
     def held() -> int:
-        """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
+        """Return the first version of `legs` that a collection leaves if it keeps one version per stage."""
         known = {stage: StageState(1, head, head.version + 1) for stage, head in app.heads.items()}
         read = partial(history.read, app.store, app.name)
         return find_reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
@@ -408,7 +408,7 @@ def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_wa
     asked: list[SnapshotRequest] = []
 
     def again(stage: str) -> None:
-        """Start a stage as somebody does who reads what it says."""
+        """Start a stage again, as its error message advises."""
         try:
             diamond.start(stage)
         except Gone:

@@ -1,4 +1,4 @@
-"""How far users' topics have been read by what a version has."""
+"""Offsets of users' topics that a version reflects."""
 
 from collections import Counter
 
@@ -56,7 +56,7 @@ def test_all_stages_together_are_as_far_as_the_last_of_them() -> None:
 
 @given(st.lists(st.sampled_from(STAGES), min_size=1, max_size=20))
 def test_of_two_ways_the_one_that_is_behind_counts(steps: list[str]) -> None:
-    """What is before the offset has come by both; as often as it ever will."""
+    """Records before the offset have arrived by both paths, as often as they ever will."""
     diamond = Diamond()
     for stage in steps:
         diamond.step(stage)

@@ -31,7 +31,7 @@ def cut(app: FlightsApp, text: str, *, now_ms: int | None = None) -> Cut:
 
 
 def counted(app: FlightsApp, at: Cut) -> dict[str, int]:
-    """How many flights legs has read, and how many the tables hold with what the channels carry to them."""
+    """Return the number of flights that legs has read, and those in the tables with their channels."""
     flying = {flight.channel: flight for flight in in_flight(app.store, at)}
 
     def between(channel: str) -> int:
@@ -117,7 +117,7 @@ def test_commits_back_of_a_stage_count_its_own(app: FlightsApp) -> None:
 
 def test_more_commits_back_than_there_are_says_how_many_there_are(app: FlightsApp) -> None:
     assert cut(app, "flights@~17").versions == {"legs": 2, "aircraft": 1, "carriers": 1}
-    with pytest.raises(NotFound, match="flights has 18 commits of data, ~0 to ~17"):
+    with pytest.raises(NotFound, match="flights has 18 data commits, ~0 to ~17"):
         cut(app, "flights@~18")
 
 
@@ -236,7 +236,7 @@ def test_a_head_read_before_its_receivers_is_raised_to_what_they_consumed() -> N
     app.run(flights(20))
 
     class Racing(MemoryStore):
-        """The app runs on while its heads are read."""
+        """A store with commits between the reads of heads."""
 
         def list(self, prefix: str, start_after: str = "") -> Iterator[object]:
             found = list(app.store.list(prefix, start_after))
@@ -291,7 +291,7 @@ SKEWS = st.fixed_dictionaries({stage: st.sampled_from([-7_500, -1_000, 0, 1_000,
 
 
 def play(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> FlightsApp:
-    """An app with this history."""
+    """Return an app with this history."""
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms=skew_ms))
     for verb, what in steps:
         match verb, what:

@@ -1,4 +1,4 @@
-"""Which moments refs name where garbage collection has thinned a history."""
+"""Moments of refs in a history that garbage collection has thinned out."""
 
 from datetime import UTC, datetime
 
@@ -32,12 +32,12 @@ STEPS = st.lists(
 )
 
 IDLE = [("all", 1, 0), *[("legs", 1, 30)] * 20]
-"""One batch goes through, and then only the first stage commits."""
+"""One batch passes all stages, and then only the first stage commits."""
 HALFWAY = [*[("all", 2, 50)] * 6, ("legs", 3, 50), ("aircraft", 1, 50), ("legs", 3, 50), ("carriers", 1, 20)]
 
 
 def thinned(steps: list[tuple[str, int, int]], rules: Retention) -> FlightsApp:
-    """An app with this history, which was collected at the end; after each step go by so many minutes."""
+    """Return an app with this history, collected at the end; time passes after each step."""
     app = aging_app()
     clock = app.clock
     assert isinstance(clock, StoreClock)
@@ -60,7 +60,7 @@ def boundary_of(app: FlightsApp) -> Boundary:
 
 
 def firsts(app: FlightsApp) -> dict[str, Manifest]:
-    """The earliest cut in which the history of every stage is whole."""
+    """Return the earliest cut from which on the history of every stage is complete."""
     found = {stage: app.version(stage, history.first_version(app.store, app.name, stage)) for stage in STAGES}
     return raise_senders(found, app.version)
 

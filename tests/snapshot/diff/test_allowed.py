@@ -1,4 +1,4 @@
-"""Queries that name differences which are meant: wrong ones are told before there are any differences."""
+"""Queries of expected differences: invalid ones are refused before the comparison."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ TABLES = {"streets": TABLE, "towns": replace(TABLE, key=(Column("Town", "string"
 
 @pytest.fixture
 def found(tmp_path: Path) -> TableDiff:
-    """Of the keys 1 to 4, the second is changed, the third removed, the fifth added."""
+    """Return a difference over the keys 1 to 4: the second changed, the third removed, the fifth added."""
     stage = Stage()
     before = stage.put({(number,): (number, "w") for number in range(1, 5)})
     after = stage.put({(2,): (0, "w"), (3,): None, (5,): (5, "w")})

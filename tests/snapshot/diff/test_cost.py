@@ -1,4 +1,4 @@
-"""What differences and histories read: as much as changed, and not as much as there is."""
+"""Bytes that differences and histories read: proportional to the changes, not to the table."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.support.stages import TABLE, Stage
 from tests.support.state_rows import Key, Values, write_version
 
 NUM_ROWS = 130_000
-"""Eight row groups."""
+"""Rows of eight row groups."""
 CHANGED = (7, 40_000)
 
 
@@ -127,7 +127,7 @@ def test_a_history_takes_three_requests_a_change(cache: SstCache, tmp_path: Path
 
 
 def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, tmp_path: Path) -> None:
-    """A row says where the one before it is, so nothing in between is asked, however many runs there were then."""
+    """Each row names the version of the previous one, so nothing in between is read, however many runs there were."""
     stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=8)))
     stage.put(rows(*range(20_000)))
     for number in range(120):
@@ -153,7 +153,7 @@ def test_a_history_lists_no_versions_however_many_there_are(cold: SstCache) -> N
 
 
 def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_history(cache: SstCache) -> None:
-    """A batch looks up in what its version puts in the place of merged SSTs."""
+    """A batch looks up keys in the merged SSTs that its version names."""
     stage = Stage()
     stage.put(rows(1))
     head = stage.put({(1,): None})

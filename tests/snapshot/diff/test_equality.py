@@ -1,4 +1,4 @@
-"""Rows that are not the same, of two tables in any order: floats are, but for what the order of a sum makes of them."""
+"""Unequal rows of two tables in any order; floats are equal within the error of a sum's order."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Differences and histories beside a dictionary: whatever was merged, deleted, expired, cloned and collected."""
+"""Differences and histories compared with a dictionary, after merges, deletions, expiry, clones and collections."""
 
 from dataclasses import replace
 from itertools import islice, pairwise, product
@@ -31,19 +31,19 @@ FOCUS = (
     ("merging", "dying", "copying", "expiring"),
 )
 PAIRS = 12
-"""Of versions that are compared at the end of each example."""
+"""Pairs of versions that each example compares at its end."""
 KEYS = 4
-"""Whose history is looked at."""
+"""Number of keys whose history is checked."""
 
 
 class DiffModel(StateModel):
-    """The store's model, of whose versions any two are compared, and of whose keys any one is followed."""
+    """The store's model, with comparisons of any two versions and histories of any key."""
 
     def every_version_that_is_there_shows_what_it_showed(self) -> None:
-        """Shown elsewhere."""
+        """Disabled here, because another test covers it."""
 
     def each_version_follows_from_the_one_before(self) -> None:
-        """Shown elsewhere."""
+        """Disabled here, because another test covers it."""
 
     @rule(data=st.data())
     def compare(self, data: st.DataObject) -> None:
@@ -145,7 +145,7 @@ class DiffModel(StateModel):
 
 
 def row(found: object) -> Values | None:
-    """The values as the model has them."""
+    """Return the values in the model's form."""
     return tuple(found.values()) if isinstance(found, dict) else None
 
 

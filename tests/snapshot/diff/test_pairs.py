@@ -1,4 +1,4 @@
-"""Rows of two tables that are the same, in pairs: against Python's own multisets."""
+"""Pairs of equal rows of two tables, compared with Python's multisets."""
 
 from collections import Counter
 

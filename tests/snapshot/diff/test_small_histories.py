@@ -1,4 +1,4 @@
-"""Few keys that are written, deleted, expire and are merged away, again and again: each difference, each history."""
+"""Few keys that are repeatedly written, deleted, expired and merged: every difference and history."""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ PUTS = st.tuples(
     st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 2), max_size=3), st.sampled_from([0, 0, 1, 3])
 )
 
-"""Values by key, None to delete; and by how much the clock goes on."""
+"""Values by key, None to delete; and the advance of the clock."""
 MERGES = st.tuples(st.integers(0, 2), st.integers(1, 9))
-"""Which sorted runs, newest first."""
+"""Sorted runs to merge, newest first."""
 STEPS = st.lists(PUTS | MERGES.map(lambda ends: (ends[0], ends[0] + ends[1])), min_size=4, max_size=14)
 
 
@@ -44,7 +44,7 @@ class Model:
     stage: Stage
     ttl_ms: int
     rows: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By key, the value and when it expires."""
+    """Value and expiry by key."""
     shown: list[dict[int, int]] = field(default_factory=list)
     stored: list[dict[int, tuple[int, int]]] = field(default_factory=list)
     """By version, `rows` as they were."""
@@ -62,7 +62,7 @@ class Model:
         self.see()
 
     def see(self) -> None:
-        """Note what the newest version shows."""
+        """Record the newest version's rows."""
         while len(self.shown) < len(self.stage.versions):
             clock_ms = self.stage.clock_ms
             live = {key: value for key, (value, ends_ms) in self.rows.items() if not self.ttl_ms or ends_ms > clock_ms}

@@ -1,4 +1,4 @@
-"""Pages of an app's versions by chance, some damaged or foreign, and a collection that must not depend on them."""
+"""Random pages of an app's versions, some damaged or foreign, and a collection that must not depend on them."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.support.collecting import AgingStore, fresh, keys_of
 
 
 def write_page(store: AgingStore, app: str, stage: str, first: int = 1, last: int = BLOCK) -> None:
-    """Put a page of the versions in this range that there are."""
+    """Put a page of the existing versions in this range."""
     versions = [keys.version_of(key) for key in keys_of(store, keys.manifests(app, stage))]
     inside = [version for version in sorted(versions) if first <= version <= last]
     if inside:
@@ -44,7 +44,7 @@ def change_pages(data: st.DataObject, store: AgingStore, app: str, stage: str) -
 
 
 def replace_by_foreign_page(store: AgingStore, key: str) -> None:
-    """Put what a runner of a removed app of this name may have written: the same versions, of which none names any."""
+    """Put a page of a removed app of the same name: the same versions, without objects."""
     page = codec.decode(MemoryStore.get(store, key), VersionPage, key=key)
     others = tuple(replace(shared, writer="of an app that is gone") for shared in page.shared)
     store.put(key, codec.encode(replace(page, shared=others, spans=())))

@@ -1,4 +1,4 @@
-"""What garbage collection takes of input archives: what is old by their rule, litter, and nothing else."""
+"""Garbage collection of input archives: expired records, unnamed objects, and nothing else."""
 
 import pytest
 from slackwater.client.show import maintenance
@@ -19,7 +19,7 @@ DAY = Retention(input_ms=24 * HOUR_MS)
 
 
 def an_archive(objects: int = 3, topic: str = TOPIC) -> tuple[FlightsApp, AgingStore, ArchiveIndex]:
-    """An app with an archive, to which an object was added every ten hours."""
+    """Return an app with an archive that got an object every ten hours."""
     app = aging_app()
     app.run(flights(5))
     store = store_of(app)

@@ -1,4 +1,4 @@
-"""An app's folder holds what the census says, and each verb does with an object what its row says."""
+"""An app's folder contains the kinds of the census, and each verb treats an object as its row says."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -51,7 +51,7 @@ UNFINISHED = {
     keys.removal_journal(APP): Removal(ID, APP, 1, BY, {}, ()),
     keys.forget_journal(APP): ForgetJournal(ID, APP, BY, 1, "", "0" * 32),
 }
-"""Notes that keep verbs from beginning."""
+"""Journals that keep verbs from beginning."""
 REQUESTED = {
     keys.json_object(keys.requests(APP), ID): SnapshotRequest(ID, "later", 1, BY),
     keys.json_object(keys.edits(APP), ID): EditRequest(Edit(ID, BY, "UPDATE"), "aircraft", 1, 1),
@@ -83,7 +83,7 @@ def forgotten(app: FlightsApp, tail: str) -> None:
 
 
 def whole_app() -> FlightsApp:
-    """An app with an object of every kind that lets verbs begin, one of each to which each verb has something to do."""
+    """Return an app with an object of every kind that lets verbs begin, including one for each verb to act on."""
     app = failover_app()
     app.run(flights(60))
     wait(app)
@@ -117,7 +117,7 @@ def kinds(of: Iterable[str]) -> set[str]:
 
 
 def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
-    """The kinds of which the census says something, but for those that the app of a test has none of."""
+    """Return the kinds with an entry in this column of the census, except those that a test's app lacks."""
     return {kind.key_pattern for kind in OBJECT_KINDS if says(kind)} - kinds(left_out)
 
 
@@ -212,7 +212,7 @@ def tells(verb: Callable[[], bool]) -> bool:
 
 
 def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
-    """The kinds of which a verb tells the damage: of each an object that the snapshot names, if it names any."""
+    """Return the kinds whose damage a verb reports: for each an object that the snapshot names, if it names any."""
     told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
     named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}
     named |= {leaf for manifest in cut.stages.values() for leaf in leaf_keys(manifest)}

@@ -1,4 +1,4 @@
-"""What garbage collection takes, and what it leaves: versions, SSTs, records in flight."""
+"""Objects that garbage collection deletes and keeps: versions, SSTs, records in flight."""
 
 import pytest
 from msgspec.structs import replace
@@ -283,7 +283,7 @@ def test_what_is_not_published_yet_stays() -> None:
 
 
 def with_sink(head: Manifest, *, rows: int) -> Manifest:
-    """The next version of a stage, with rows for a sink; the first begins it."""
+    """Return the next version of a stage, with rows for a sink; the first one begins the sink."""
     draft = commit.successor(
         head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1
     )

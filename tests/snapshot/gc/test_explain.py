@@ -1,4 +1,4 @@
-"""Why an object stays or goes, in words."""
+"""Explanations why an object is kept or deleted."""
 
 import pytest
 from slackwater.errors import NotFound

@@ -1,4 +1,4 @@
-"""A collection that is killed leaves a whole history, and the next one ends it."""
+"""A killed collection leaves a complete history, and the next one finishes."""
 
 import pytest
 from slackwater.snapshot.gc.reachable import Retention
@@ -35,5 +35,5 @@ def test_what_a_killed_collection_only_proposed_comes_back() -> None:
 
 
 def _shape(found: set[str]) -> tuple[set[str], int]:
-    """Names of manifests, and how many SSTs there are: those have random names."""
+    """Return names of manifests, and the number of SSTs, whose names are random."""
     return {key for key in found if "/manifests/" in key}, sum("/sst/" in key for key in found)

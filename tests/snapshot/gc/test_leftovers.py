@@ -1,4 +1,4 @@
-"""What writes that broke off leave in S3 and on disk goes once it is old."""
+"""Leftovers of interrupted writes in S3 and on disk are deleted when old."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Collection by pages: it deletes what a collection without pages deletes, and reads few manifests."""
+"""Collection by pages deletes the same objects as without pages, and reads few manifests."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +53,7 @@ VERSIONS, SNAPSHOTS = 1_500, 100
 
 
 def change_app(data: st.DataObject, app: FlightsApp, number: int) -> None:
-    """One operation on an app that has a history."""
+    """Apply one operation to an app with a history."""
     match data.draw(st.sampled_from(OPERATIONS), "operation"):
         case "batches":
             app.run(flights(data.draw(st.integers(1, 30), "flights")))
@@ -128,7 +128,7 @@ def test_a_page_that_is_not_what_it_should_be_deletes_nothing(damage: str) -> No
 
 @pytest.fixture(scope="module")
 def long_history() -> MemoryStore:
-    """A long history with pins, after a collection."""
+    """Return a long history with pins, after a collection."""
     store = MemoryStore()
     many_apps(store, 1)
     head = repeat_version(store, first_version("app-0000"), VERSIONS)

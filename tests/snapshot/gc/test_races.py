@@ -1,4 +1,4 @@
-"""What may happen while a collection runs: pins, clones, batches, other collections, sleeping writers, reads."""
+"""Operations during a collection: pins, clones, batches, other collections, stalled writers, reads."""
 
 from contextlib import closing
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_pin_made_between_the_proposal_and_the_second_look_gives_way_too() -> 
 
 
 def test_what_a_removed_snapshot_pinned_may_be_pinned_again_while_a_collection_ends() -> None:
-    """The proposal still keeps it, which is all that the second pin can see."""
+    """The proposal still keeps it, and the second pin sees only the proposal."""
     app = old_app()
     store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
     pin_cut(store, cut, "first")

@@ -1,4 +1,4 @@
-"""Rules of retention: as the file has them, and which moments they keep."""
+"""Rules of retention, as in the file, and the moments that they keep."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A history of which only some moments are left: what can be read of it, and what later collections take."""
+"""A thinned history: its readable moments, and what later collections delete."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.support.histories import STAGES, FlightsApp, flights, rows_of
 
 
 def slow_app() -> FlightsApp:
-    """So many minutes a commit that a history of hours is short."""
+    """Return an app with so many minutes per commit that a history of hours is short."""
     return aging_app(step_ms=4 * 60_000)
 
 

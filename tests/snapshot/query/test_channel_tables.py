@@ -20,7 +20,7 @@ from tests.support.manifests import claim
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """All stages have followed 20 flights, and `aircraft` is 6 behind."""
+    """Return an app whose stages have read 20 flights, except `aircraft`, which is 6 behind."""
     app = app_of(20)
     app.send(*flights(6, delay=99))
     app.step("legs")

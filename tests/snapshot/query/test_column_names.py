@@ -1,4 +1,4 @@
-"""Columns of any name that a table takes go through everything that reads, changes and writes tables."""
+"""Columns of all valid names work everywhere: reads, changes and writes of tables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ THREE = st.lists(NAMES, min_size=3, max_size=3, unique_by=str.casefold)
 
 
 def written(folder: Path, key: str, value: str, nested: str, field: str) -> Client:
-    """An app with a table of two versions: three rows, then one changed, one removed, one new."""
+    """Return an app with a table of two versions: three rows, then one changed, one removed, one new."""
     kind = from_arrow(to_arrow(f"struct<{'`' + field.replace('`', '``') + '`'}: int64>"))
     table = Table((Column(key, "string"),), (Column(value, "int64"), Column(nested, kind)), 2)
     client = Client(Settings(store=str(folder / "store"), cache=str(folder / "cache"), cache_max_bytes=1 << 30))

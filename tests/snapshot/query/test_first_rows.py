@@ -1,4 +1,4 @@
-"""The first rows of a table, and those that follow, are the table's: each once, whatever the SSTs it is made of."""
+"""The first rows of a table and their continuation: each row once, for any SSTs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may not see values gets names from SQL, and whatever is asked, nothing that depends on a value."""
+"""SQL with hidden values: results contain pseudonyms, and nothing that depends on a value."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -23,7 +23,7 @@ from tests.support.histories import START_MS, Clock, Flight, FlightsApp, Kafka
 SECRET = b"of the test"
 SCALE = 7
 TEXTS = {"zebra": "C0", "aardvark": "C1", "mole": "C2"}
-"""Carriers of the other store, and those of the first one."""
+"""Carriers of the second store, and their counterparts in the first."""
 TAILS = {f"{'qwertyuiop'[n]}{n * n}": f"N{n}" for n in range(10)}
 BOUNDS = Bounds(seconds=5, memory_mb=256, secret=SECRET)
 
@@ -35,7 +35,7 @@ def flight(number: int, *, other: bool) -> Flight:
 
 
 def as_first(value: object) -> object:
-    """A value of the other store as the one that the first has in its place."""
+    """Return the first store's counterpart of a value."""
     if isinstance(value, str):
         return {**TEXTS, **TAILS}.get(value, value)
     return value // SCALE if isinstance(value, int) and value >= 1_000 * SCALE else value
@@ -43,7 +43,7 @@ def as_first(value: object) -> object:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Client]]:
-    """Two stores that differ in values alone; where one has equal ones, the other has."""
+    """Return two stores that differ only in values; equal values in one are equal in the other."""
     found = []
     for other in (False, True):
         folder = tmp_path_factory.mktemp("hidden")
@@ -63,7 +63,7 @@ def outcome(client: Client, sql: str) -> object:
 
 
 def same(both: tuple[Client, Client], sql: str) -> object:
-    """What both answer, where names of equal places are equal."""
+    """Return the result that both stores give, with pseudonyms mapped to each other."""
     one, original = outcome(both[0], sql), hidden._canonical
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hidden, "_canonical", lambda value: original(as_first(value)))
@@ -73,7 +73,7 @@ def same(both: tuple[Client, Client], sql: str) -> object:
 
 
 def functions() -> list[tuple[str, int]]:
-    """All of DuckDB's that give the same for the same, with how many values they take."""
+    """Return DuckDB's deterministic functions with their numbers of arguments."""
     found = duckdb.execute(
         "SELECT DISTINCT function_name, len(parameters) FROM duckdb_functions() WHERE stability = 'CONSISTENT' "
         "AND function_type IN ('scalar', 'aggregate') AND len(parameters) BETWEEN 1 AND 3 "

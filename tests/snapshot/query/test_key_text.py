@@ -1,4 +1,4 @@
-"""A key's text is read back as that key, whatever its columns are: the law of `key_text`."""
+"""A key's text parses to that key, for all column types: the law of `key_text`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def keys(draw: st.DrawFn) -> tuple[Table, tuple[Any, ...]]:
-    """A table with a key of one to three columns, and a key of it."""
+    """Draw a table with a key of one to three columns, and one key."""
     kinds = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3))
     table = Table(tuple(Column(f"k{n}", kind) for n, kind in enumerate(kinds)), (), 1)
     return table, tuple(draw(st.none() | KINDS[kind]) for kind in kinds)

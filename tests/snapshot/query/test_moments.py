@@ -25,7 +25,7 @@ CARRIERS = "SELECT carrier, flights, delay FROM carriers{} ORDER BY carrier"
 
 
 class Reads(MemoryStore):
-    """Remembers the keys that were asked for."""
+    """A store that records the requested keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Reads(MemoryStore):
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """Four batches of ten flights through all stages; a snapshot `half` after two. Nobody changes it."""
+    """Return four batches of ten flights through all stages, with a snapshot `half` after two, for reading only."""
     app = FlightsApp(Reads(), Kafka())
     app.run(flights(20))
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "half")

@@ -19,7 +19,7 @@ from tests.support.histories import STAGES, TABLES, FlightsApp, Kafka, flights, 
 
 @pytest.fixture(scope="module", params=["local", "memory"])
 def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """On a store that DuckDB reads in place, and on one whose SSTs come through the cache. Nobody changes it."""
+    """Return an app in a store that DuckDB reads in place, or through the cache. Tests do not change it."""
     local = request.param == "local"
     store: ObjectStore = LocalStore(tmp_path_factory.mktemp("store")) if local else MemoryStore()
     app = FlightsApp(store, Kafka())

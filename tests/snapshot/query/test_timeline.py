@@ -1,4 +1,4 @@
-"""The commits of an app as points: all of them where they fit, else some, at a cost that follows the points."""
+"""The commits of an app as points: all if they fit, else a sample, at a cost that follows the points."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_all_commits_where_they_fit_in_their_order() -> None:
 
 
 def long(store: MemoryStore, versions: int, deploy_at: int) -> FlightsApp:
-    """A stage of many versions, which nobody waits for."""
+    """Return a stage of many versions, written without waiting."""
     app = FlightsApp(store, Kafka())
     head = app.heads["legs"]
     for version in range(2, versions + 1):

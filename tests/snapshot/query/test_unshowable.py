@@ -1,4 +1,4 @@
-"""Strings that are no UTF-8 and maps with a key twice: none hides the others, in whatever way rows go out."""
+"""Strings that are not UTF-8 and maps with a duplicate key: none hides other rows, in any output."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from tests.snapshot.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, r
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, list[str]]]:
-    """An app of one stage with two versions, the first of which is a row for each of `FIRST`; and what is noted."""
+    """Return an app of one stage whose first version has the rows of `FIRST`, and a list of notes."""
     folder = tmp_path_factory.mktemp("store")
     write_app(folder)
     notes: list[str] = []
@@ -184,7 +184,7 @@ def shown_or_none(row: Any, *, in_sql: bool) -> dict[str, Any]:
 
 
 def table_or_none(table: pa.Table) -> list[dict[str, Any]] | None:
-    """The rows, where Python has them, and no map has a key twice."""
+    """Return the rows if Python can represent them and no map has a duplicate key."""
     try:
         return list(table.to_pylist())
     except UnicodeDecodeError:

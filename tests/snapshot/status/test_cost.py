@@ -1,4 +1,4 @@
-"""What manifests tell of requests, bytes and money; `status --cost` and the figures of `status APP`."""
+"""Requests, bytes and money from manifests: `status --cost` and the figures of `status APP`."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ A_BATCH = Stats(ms=2_000, gets=3, puts=2, lists=8, bytes_read=500, keys=100, sea
 
 @dataclass
 class Written:
-    """A stage whose versions come every second, with made-up SSTs and figures."""
+    """A stage with a version per second, and artificial SSTs and figures."""
 
     store: ObjectStore
     app: str = "shop"
@@ -65,7 +65,7 @@ class Written:
         return Sst(name, 0, level, min(10, size), size, "", 0, 1, seq if not level else 1, seq, 0, "", 0)
 
     def commit(self, ssts: Sequence[Sst], taken: Stats | None) -> None:
-        """The next version, a second later."""
+        """Return the next version, a second later."""
         self.now_ms += 1_000
         draft = successor(self.head, kind="batch", epoch=1, writer="w", by="test:1", now_ms=self.now_ms)
         draft = replace(draft, ssts=tuple(ssts))
@@ -77,7 +77,7 @@ class Written:
         self.commit((self.sst(size, 0), *self.head.ssts), taken + Stats(puts=1, bytes_written=size + 40))
 
     def merge(self, taken: Stats = A_BATCH) -> None:
-        """All there is becomes one SST of half the size."""
+        """Merge everything into one SST of half the size."""
         size = sum(sst.bytes for sst in self.head.ssts) // 2
         self.commit((self.sst(size, 1),) if size else (), taken + Stats(puts=1, bytes_written=size + 40))
 
@@ -163,7 +163,7 @@ def test_a_month_is_paid_for_by_requests_bytes_and_what_is_stored() -> None:
 
 @pytest.fixture
 def shop(isolated: None, tmp_path: Path) -> Written:
-    """An app of one stage, half an hour ago: three batches, a merge, and a batch."""
+    """Return an app of one stage, half an hour old: three batches, a merge, and a batch."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("shop", 1))
     written = Written(store, now_ms=instants.now_ms() - HOUR_MS // 2)

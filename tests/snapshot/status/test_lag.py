@@ -1,4 +1,4 @@
-"""How far stages are behind, from manifests alone."""
+"""Lag of stages, computed from manifests alone."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The status of many apps: side by side, with few requests each, and whole although one of them is damaged."""
+"""Status of many apps: concurrent, with few requests each, and complete despite a damaged one."""
 
 from slackwater.snapshot.status.overview import overview, overviews
 from slackwater.snapshot.under_way.runners import HEARTBEATS

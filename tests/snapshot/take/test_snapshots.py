@@ -265,7 +265,7 @@ def test_a_pin_of_a_clone_that_is_not_to_be_seen_from_here_can_be_forced_away(ap
 
 
 def requests_of_a_snapshot(num_keys: int) -> tuple[dict[str, int], int]:
-    """What the requester's side of a snapshot takes on a table of that many keys."""
+    """Return the requester's requests of a snapshot, for a table with this many keys."""
     store = CountingStore(MemoryStore())
     app = FlightsApp(store, Kafka())
     app.run(flights(20))

@@ -1,4 +1,4 @@
-"""Completing a snapshot of a stage with several inputs: when it may, what it keeps, and what it leaves behind."""
+"""Completion of a snapshot of a stage with several inputs: conditions, kept records, and leftovers."""
 
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -42,7 +42,10 @@ def objects(diamond: Diamond, name: str = "good") -> set[str]:
 
 
 def lagging() -> tuple[Diamond, SnapshotRequest]:
-    """A snapshot under way: `joined` has recorded at the marker of `even`, and `odd` sends 13 and 15 before its own."""
+    """Return a snapshot under way.
+
+    `joined` has recorded at the marker of `even`, and `odd` sends 13 and 15 before its own.
+    """
     diamond = Diamond()
     diamond.step_all(records=6)
     diamond.step_all(records=6)
@@ -58,7 +61,7 @@ def lagging() -> tuple[Diamond, SnapshotRequest]:
 
 @pytest.fixture
 def finished() -> tuple[Diamond, SnapshotRequest]:
-    """The same, once `joined` has come to the marker of `odd`."""
+    """Return the snapshot after `joined` has reached the marker of `odd`."""
     diamond, asked = lagging()
     diamond.step("joined")
     return diamond, asked
@@ -201,7 +204,7 @@ def test_fewer_records_than_the_manifests_say_are_corruption_and_leave_nothing_b
 
 
 class Misplaced(Logs):
-    """Reads every record in flight as one of partition 0."""
+    """A reader that returns every record in flight as one of partition 0."""
 
     def __init__(self, logs: Logs) -> None:
         self.topics, self.lost, self.earliest = logs.topics, 0, logs.earliest
@@ -220,7 +223,7 @@ def test_one_partition_does_not_hide_what_another_lacks(finished: tuple[Diamond,
 
 
 class Interrupted:
-    """A reader to which something happens once the first records are read."""
+    """A reader with an action after the first records."""
 
     def __init__(self, logs: Logs, happens: Callable[[], object]) -> None:
         self._logs = logs

@@ -1,4 +1,4 @@
-"""Every cell of the law: beside a thing that is under way in an app, an operation does what the cell says."""
+"""Cells of the exclusion table: each operation behaves as its cell says under each condition."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -77,19 +77,19 @@ ID = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
 
 @dataclass
 class World:
-    """An app with a batch on its way, a clone that is whole where one is asked of, and what a verb needs."""
+    """An app with a batch in flight, a complete clone where one is the subject, and what verbs need."""
 
     app: FlightsApp
     cache: SstCache
     subject: str = APP
-    """The app that the operation is asked of."""
+    """App that is the operation's subject."""
     also_runs: tuple[str, ...] = ()
-    """Apps that have a runner where that one has."""
+    """Further apps that have a runner if this one has."""
     replica: MemoryStore | None = None
-    """Where a replica of it is."""
+    """Store of its replica."""
 
     goes: bool = False
-    """Whether it is to be removed."""
+    """True if the app is to be removed."""
 
     @property
     def store(self) -> AgingStore:
@@ -199,7 +199,7 @@ def change(world: World) -> None:
 
 
 def promotion(world: World) -> None:
-    """One of another app over it; where it is to be removed, one of it over another."""
+    """Prepare a promotion of another app over it, or of it over another if it is to be removed."""
     mark = Promotion(APP, 1, "staging", {}, None, None, None)
     if world.goes:
         mark = replace(mark, name="other", to=world.subject)
@@ -250,7 +250,7 @@ BEGIN: dict[AppCondition, Callable[[World], None]] = {
 
 
 def run(world: World) -> None:
-    """What a run does before it has Spark, and its claims."""
+    """Do what a run does before Spark starts, and its claims."""
     store = world.store
     found = {name: history.head(store, APP, name) for name in history.list_stages(store, APP)}
     check_exclusion(store, APP, Intent.RUN)
@@ -317,7 +317,7 @@ def do_adopt(world: World) -> None:
 
 
 class Archivable(Kafka):
-    """Has the topic with no record left in it."""
+    """A Kafka with an empty topic."""
 
     def records(self, *_range: object) -> Iterator[pa.Table]:
         yield from ()
@@ -383,7 +383,7 @@ OTHERS = (ExclusionRule.WAITS, ExclusionRule.FENCES, ExclusionRule.FINISHES, Exc
 
 
 def rows_of_the_docs() -> Iterator[str]:
-    """The table of docs/operating.md: what each thing under way refuses, and what else is done about it."""
+    """Yield the rows of docs/operating.md's table: refused operations and other effects of each condition."""
     for column in AppCondition:
         told = {does: [intent.value for intent in Intent if RULES[intent][column] is does] for does in ExclusionRule}
         refused, free = (
@@ -401,16 +401,16 @@ def test_the_documents_have_the_table() -> None:
 
 
 NOT_COUNTED = {f"{APP}/notice.json", f"{APP}/gc.json"}
-"""By one runners look sooner, and by the other the clock of storage is told."""
+"""Objects that only speed runners up or tell storage's clock."""
 
 
 def contents(store: MemoryStore) -> dict[str, bytes]:
-    """All objects that mean anything."""
+    """Return all relevant objects."""
     return {info.key: store.get(info.key) for info in store.list("") if info.key not in NOT_COUNTED}
 
 
 def expected(intent: Intent, under_way: AppCondition, world: World) -> Refused:
-    """The sentence of a cell that refuses."""
+    """Return the refusal of a cell."""
     if under_way is AppCondition.REMOVAL:
         return apps.removal_in_progress(world.subject)
     if under_way is AppCondition.MAKING:

@@ -1,4 +1,4 @@
-"""Signs of life: who has a stage, and from when on nobody has."""
+"""Heartbeats: which runner has a stage, and when none has it any more."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The bank that the tests of this folder damage."""
+"""The bank that tests of this folder damage."""
 
 import pytest
 from slackwater.store.objects.memory import MemoryStore

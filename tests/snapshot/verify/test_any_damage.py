@@ -1,4 +1,4 @@
-"""Whatever an app did, its moments are consistent; whatever is damaged, it is told as a difference."""
+"""Moments of any history are consistent; any damage is reported as a difference."""
 
 from typing import Any, get_type_hints
 
@@ -19,7 +19,7 @@ from tests.support.manifests import MANIFESTS, any_value
 
 
 class Bank:
-    """A bank that was made once: what Hypothesis damages is a copy of it."""
+    """A bank written once; Hypothesis damages copies of it."""
 
     def __init__(self) -> None:
         self.app = bank(MemoryStore())

@@ -1,4 +1,4 @@
-"""Verifying input archives: what they hold is counted and held to their indexes, and gaps are named."""
+"""Verification of input archives: counted content, comparison with indexes, and gaps."""
 
 import pytest
 from msgspec.structs import replace

@@ -22,7 +22,7 @@ Records = Callable[[pa.Table], pa.Table]
 
 
 def rewrite(app: FanIn, how: Records, *, counts: tuple[int, ...] = (3, 2)) -> str:
-    """Give the kept object other records, with a checksum that fits. Returns its key."""
+    """Replace the records of the kept object, with a matching checksum. Return its key."""
     snapshot = read_snapshot(app.store, "bank", "good")
     (kept,) = snapshot.channels
     (one,) = kept.objects
@@ -37,7 +37,7 @@ def rewrite(app: FanIn, how: Records, *, counts: tuple[int, ...] = (3, 2)) -> st
 
 
 def moved(rows: pa.Table, number: int, offset: int) -> pa.Table:
-    """One record at another offset."""
+    """Return the rows with one record at another offset."""
     offsets = rows["_offset"].to_pylist()
     offsets[number] = offset
     return rows.set_column(2, "_offset", pa.array(offsets, pa.int64()))

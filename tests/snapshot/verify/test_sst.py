@@ -1,4 +1,4 @@
-"""The SSTs of a cut: each kind of damage to them is found, and the object is named."""
+"""Damage to the SSTs of a cut: each kind is found, and the object is named."""
 
 import io
 from collections.abc import Callable
@@ -38,7 +38,7 @@ STAGE = "aircraft"
 
 
 class History:
-    """A history that was made once: what is damaged is a copy of it."""
+    """A history written once; tests damage copies of it."""
 
     def __init__(self) -> None:
         self.app = history_in(MemoryStore())
@@ -58,12 +58,12 @@ def made() -> History:
 
 @pytest.fixture
 def app(made: History) -> FlightsApp:
-    """With compactions, deletions and a snapshot in its past. Only its store is each test's own."""
+    """Return an app with past compactions, deletions and a snapshot. Only its store is new for each test."""
     return made.fresh()
 
 
 def with_all(rows: pa.Table, column: str, value: int) -> pa.Table:
-    """The rows with this value in all of a column."""
+    """Return the rows with this value in a whole column."""
     place = rows.schema.get_field_index(column)
     field = rows.schema.field(place)
     return rows.set_column(place, field, pa.array([value] * rows.num_rows, field.type))
@@ -101,7 +101,7 @@ def test_a_healthy_table_has_no_difference(app: FlightsApp, ref: str, deep: bool
 
 @dataclass
 class Damage:
-    """An SST of the head, to be given other rows under a checksum that fits."""
+    """An SST of the head that gets other rows with a matching checksum."""
 
     app: FlightsApp
 
@@ -118,7 +118,7 @@ class Damage:
         return pq.read_table(io.BytesIO(self.app.store.get(self.sst.object)))
 
     def put(self, rows: pa.Table, /, **said: object) -> None:
-        """These rows, as they are, and what the manifest is to say of them besides the truth."""
+        """Put these rows, with these changes of the manifest's entry."""
         writer = SstWriter(TABLES[STAGE])
         writer.append(rows)
         new, data = writer.finish(app="flights", stage=STAGE, partition=self.sst.partition, level=self.sst.level)
@@ -126,20 +126,20 @@ class Damage:
         self.say(**{"object": self.sst.object, **said}, of=new)
 
     def retype(self) -> None:
-        """The manifest is to say that the key is of another type."""
+        """Declare another type of the key in the manifest."""
         table = replace(TABLES[STAGE], key=(Column("tail", "binary"),))
         key = keys.manifest("flights", STAGE, self.head.version)
         self.app.store.put(key, codec.encode(replace(self.head, table=table)))
 
     def say(self, of: Sst | None = None, **said: object) -> None:
-        """What the manifest is to say of the SST."""
+        """Change the manifest's entry for the SST."""
         head, sst = self.head, self.sst
         ssts = tuple(replace(of or sst, **said) if each == sst else each for each in head.ssts)
         self.app.store.put(keys.manifest("flights", STAGE, head.version), as_it_is(replace(head, ssts=ssts)))
 
 
 def named(damage: Damage, name: str, seq: int = 1) -> pa.Table:
-    """A row of this key."""
+    """Return a row of this key."""
     row = damage.rows().slice(0, 1)
     key = pa.table({"tail": [name]})
     row = row.set_column(row.schema.get_field_index("tail"), row.schema.field("tail"), key["tail"])
@@ -148,7 +148,7 @@ def named(damage: Damage, name: str, seq: int = 1) -> pa.Table:
 
 
 def elsewhere(damage: Damage) -> str:
-    """A key of the other state partition."""
+    """Return a key of the other state partition."""
     names = pa.table({"tail": [f"X{number}" for number in range(20)]})
     here = partition_of(damage.rows()["_hash"].to_numpy()[:1], 2)[0]
     wanted = partition_of(hash_keys(names, ["tail"]), 2) != here
@@ -458,7 +458,7 @@ def test_any_other_byte_of_any_sst_is_found_and_the_object_named(made: History, 
 
 
 NOT_JUDGED = {"partition", "level"}
-"""Of an SST's entry: where its rows belong is said by their hashes, and its level only guides compaction."""
+"""Unchecked fields of an entry: hashes determine the partition, and the level only guides compaction."""
 
 
 @scaled(75, in_ci=750)

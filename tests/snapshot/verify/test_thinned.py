@@ -1,4 +1,4 @@
-"""Verifying deeply what garbage collection has left of a history: what it took is not missing, all else is."""
+"""Deep verification after garbage collection: collected objects are not missing, all others are."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def wait(app: FlightsApp) -> None:
 
 @pytest.fixture(scope="module")
 def kept() -> FlightsApp:
-    """An old snapshot, a rescale there and back while nobody looked, and a few versions that are left whole."""
+    """Return a history with an old snapshot, two rescales, and a few versions without gaps."""
     app = aging_app()
     app.run(flights(30))
     pin_cut(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms), "old")
@@ -38,7 +38,7 @@ def kept() -> FlightsApp:
 
 @pytest.fixture
 def app(kept: FlightsApp) -> Iterator[FlightsApp]:
-    """The one of all tests here; what one of them does to the store is undone."""
+    """Return the shared app; changes to its store are undone after each test."""
     before = {info.key: kept.store.get(info.key) for info in kept.store.list("")}
     yield kept
     for key, data in before.items():

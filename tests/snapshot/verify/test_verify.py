@@ -1,4 +1,4 @@
-"""A healthy cut has no difference; what is not there, or cannot be read, is said."""
+"""A healthy cut has no difference; missing and unreadable objects are reported."""
 
 import pytest
 from msgspec.structs import replace

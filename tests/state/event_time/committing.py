@@ -23,7 +23,7 @@ class Committing:
     head: Manifest = field(init=False)
 
     def begin(self, store: ObjectStore, table: Table, *topics: str) -> None:
-        """Claim it."""
+        """Claim the stage."""
         self.store = store
         inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
         self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table))
@@ -38,7 +38,7 @@ class Committing:
         behind_ms: int = 0,
         bound_ms: int | None = None,
     ) -> None:
-        """Commit the version of a batch of so many records."""
+        """Commit the version of a batch with this many records."""
         ends = {topic: Position(topic, (at.offsets[0] + records,)) for topic, at in self.head.inputs.items()}
         self._commit(
             next_version(
@@ -56,13 +56,13 @@ class Committing:
         )
 
     def restart(self) -> None:
-        """Another runner claims the stage, and knows nothing but what is stored."""
+        """Claim the stage with another runner, which knows only what is stored."""
         head = codec.decode(codec.encode(self.head), Manifest, key="k")
         now_ms = head.time_ms + 1
         self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
 
     def clone(self) -> None:
-        """Go on as a clone of the newest moment, which has its SSTs and knows nothing but what is stored."""
+        """Continue as a clone of the newest moment, with only its SSTs and stored state."""
         name, kafka = f"{self.head.app}b", Kafka()
         for topic, at in self.head.inputs.items():
             kafka.topics[topic] = [[Message(())] * at.offsets[0]]

@@ -1,4 +1,4 @@
-"""A stage whose rows fall due, at work without Spark: batches as tasks make them, in memory."""
+"""A stage with rows that fall due, without Spark: batches as tasks compute them, in memory."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 
 @dataclass(frozen=True)
 class Noting(Step):
-    """Notes what it emits."""
+    """An output that records emitted rows."""
 
     noted: list[dict[str, object]] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class InMemory(WorkerResources):
 
 @dataclass
 class Stage(Committing):
-    """A stage at work: batches as tasks make them, without Spark."""
+    """A stage whose batches are computed as in tasks, without Spark."""
 
     bound: BoundState
     key: tuple[str, ...]
@@ -79,7 +79,7 @@ class Stage(Committing):
         return Table(columns, values, 3, state, tasks=2)
 
     def migrate(self, state: Kind) -> tuple[str, ...]:
-        """Go on with another state; what is said of that."""
+        """Continue with another state; return the messages about the change."""
         self.bound = state.bind([self.rows], self.key)
         stages = {"s": DeclaredStage("s", {"t": ""}, {}, self.declared(self.bound, state.stored))}
         found = find_plan(self.store, Declared("a", stages), {})
@@ -90,7 +90,7 @@ class Stage(Committing):
         return tuple(line for change in found.changes for line in describe_stage_change(change))
 
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
-        """Commit a version, and give what it emits."""
+        """Commit a version, and return its emitted rows."""
         by = self.bound.due_by
         falling = due_span_after(self.head.event_time, by, clock_ms) if by is not None else None
         made = pa.Table.from_pylist(rows, schema=self.rows)

@@ -1,4 +1,4 @@
-"""Rows that fall due, and windows that are emitted once: random schedules equal a computation over the raw input."""
+"""Due rows, and windows emitted once: random schedules equal a computation over the raw input."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ schedules = st.lists(steps | st.just("restart"), min_size=1, max_size=8)
 
 
 def waits(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Counts, and waits for 25 minutes after the last row. Then `a` goes, `b` waits once more, `c` and `d` stay."""
+    """Count, and wait for 25 minutes after the last row. Then `a` is deleted, `b` waits once more, `c` and `d` stay."""
     counts, last = (
         rows.group_by("_key").aggregate([("_key", "count"), ("at", "max")]).sort_by("_key")[name].combine_chunks()
         for name in ("_key_count", "at_max")
@@ -57,7 +57,7 @@ def reminders(by: str = "watermark") -> Stage:
 def check_reminders(schedule: list[list[Event] | str]) -> None:
     stage = reminders()
     known: dict[str, tuple[int, int, int | None]] = {}
-    """By key: how many rows, until when it waits, and when it falls due, in minutes and in milliseconds."""
+    """By key: number of rows, end of the wait, and due time, in minutes and in milliseconds."""
     watermark: int | None = None
     for step in [*schedule, [], [], []]:
         if isinstance(step, str):

@@ -1,4 +1,4 @@
-"""A join of two streams on the real broker and Spark: its rows are those of Spark's own stream-stream join."""
+"""A join of two streams on a real broker and Spark: its rows equal those of Spark's own stream-stream join."""
 
 import json
 from collections import Counter
@@ -35,12 +35,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROWS = 25
-"""Of each side in a batch."""
+"""Rows per side and batch."""
 ORDER, PAYMENT = "number long, at timestamp, o long", "number long, paid timestamp, p long"
 POISON = "yesterday"
-"""A time that no cast takes."""
+"""Time that no cast accepts."""
 REMINDER = -2
-"""The value of rows that nothing meets."""
+"""Value of rows without a match."""
 Record = dict[str, object]
 Found = Counter[tuple[object, ...]]
 
@@ -57,7 +57,7 @@ def both(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def joined(name: str, orders: str, payments: str) -> sw.App:
-    """A left outer join whose rows are kept in a table, with how often each came; late rows likewise.
+    """Return a left outer join whose rows and late rows are kept in tables with their multiplicity.
 
     Records that fail are rejected.
     """
@@ -142,7 +142,7 @@ def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_t
 
 
 def records(random: np.random.Generator, number: int, names: tuple[str, str]) -> list[Record]:
-    """A batch's records of one side, of the hour before so many hours after noon, with a few that are older."""
+    """Return a batch's records of one side, from the hour before this many hours after noon, with a few older ones."""
     found: list[Record] = []
     for n in range(ROWS):
         at = NOON + timedelta(minutes=float(random.integers(60 * number - 90, 60 * number)))
@@ -152,7 +152,7 @@ def records(random: np.random.Generator, number: int, names: tuple[str, str]) ->
 
 
 def batches_of(versions: Sequence[Manifest], sent: Mapping[str, list[Record]]) -> list[tuple[list[Record], ...]]:
-    """What each version took of either side. Each is planned by itself, so a batch may have rows of one alone."""
+    """Return each version's records of both sides. Each side is planned by itself, so a batch may have rows of one."""
     ends = [tuple(version.inputs[topic].offsets[0] for topic in sent) for version in versions]
     return [
         tuple(
@@ -174,7 +174,7 @@ def in_utc(value: object) -> object:
 
 
 def sparks_own(batches: Sequence[tuple[list[Record], ...]], folder: Path) -> Found:
-    """What Spark's stream-stream join makes of the same batches."""
+    """Return the result of Spark's stream-stream join over the same batches."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     found: Found = Counter()

@@ -1,4 +1,4 @@
-"""How far event time has come, by what batches bring: the law of the watermark, and what tasks see."""
+"""Progress of event time by batches: the law of the watermark, and the values that tasks see."""
 
 from datetime import UTC, datetime
 
@@ -121,7 +121,7 @@ def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_bat
 
 
 def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manifest:
-    """The version after a batch of a reader that was just started; the same where there is nothing to read."""
+    """Return the version after a batch of a newly started reader; the head if there is nothing to read."""
     at = head.inputs["c"]
     start = Position("c", at.offsets, at.version, at.rows_passed, (), at.watermark_ms)
     end = ChannelPlanner(store, "a", "up", "c", Pace(0), max_records).plan_end(start)

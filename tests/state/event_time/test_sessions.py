@@ -1,4 +1,4 @@
-"""Sessions equal a computation over the raw input: random schedules, without Spark."""
+"""Sessions: random schedules equal a computation over the raw input, without Spark."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ EVERY = sw.aggregate(
 USERS = "abc"
 
 Step = list[tuple[str, int, int, int]]
-"""Of each event its user, minute and gap, and a value."""
+"""User, minute, gap and value of each event."""
 steps = st.lists(
     st.tuples(st.sampled_from(USERS), st.integers(0, 300), st.sampled_from([1, 20, 60]), st.integers(1, 9)), max_size=8
 )
@@ -53,13 +53,13 @@ def bound(state: Kind = EVERY, key: tuple[str, ...] = ("session", "user")) -> Bo
 
 @dataclass
 class Brute:
-    """The events that are in no session that has ended, as they came."""
+    """Events that belong to no ended session, in the order of arrival."""
 
     events: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     late: int = 0
 
     def sessions(self) -> Iterator[tuple[dict[str, object], list[tuple[str, int, int, int, int]]]]:
-        """Each session as a row, and its events: those that one can come to by steps from one that touches the next."""
+        """Yield each session as a row with its events, which overlap or touch each other in a chain."""
         left = list(self.events)
         while left:
             mine = [left.pop()]
@@ -87,7 +87,7 @@ class Brute:
         return one[0] == other[0] and one[1] <= other[2] and other[1] <= one[2]
 
     def end(self, watermark: int | None) -> list[dict[str, object]]:
-        """Those that have ended by a watermark, in minutes; they are gone then."""
+        """Remove and return the sessions that a watermark (in minutes) ends."""
         found = [each for each in self.sessions() if watermark is not None and int(str(each[0]["end"])) <= watermark]
         gone = [event for _, mine in found for event in mine]
         self.events = [event for event in self.events if event not in gone]
@@ -99,14 +99,14 @@ def in_order(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def in_minutes(row: dict[str, object]) -> dict[str, object]:
-    """A row with times as minutes, and its session's in two columns."""
+    """Return a row with times in minutes, and the session's times in two columns."""
     session = row.pop("session", None)
     flat = row | (session if isinstance(session, dict) else {})
     return {name: round(it.timestamp()) // 60 if isinstance(it, datetime) else it for name, it in flat.items()}
 
 
 def stored(stage: Stage) -> list[dict[str, object]]:
-    """The sessions in the table, as a query unnests them."""
+    """Return the sessions in the table, as a query unnests them."""
     asked = pa.table({"user": list(USERS)})
     values, present = multi_get(stage.store, None, stage.head.ssts, stage.table, hash_keys(asked, ["user"]), asked)
     rows = [

@@ -1,4 +1,4 @@
-"""Spark's `transformWithState` and `applyInPandasWithState` as their documents say, in dictionaries; and code for them.
+"""Models of Spark's `transformWithState` and `applyInPandasWithState` by their documentation, and code for both.
 
 `Commanded` and `commanded` do what the rows say that come to them, and tell all that they see, so that two who run them
 can be compared row by row.
@@ -53,7 +53,10 @@ RICH = struct(
 
 
 class Commanded(StatefulProcessor):
-    """Does what each row says, and tells what it sees then. Timers are `n` ms after the row's time, or after now."""
+    """Processor that executes each row's commands and reports what it sees.
+
+    Timers are `n` ms after the row's time or after now.
+    """
 
     def __init__(self, time_mode: str, ttl_ms: int | None = None) -> None:
         self._time_mode, self._ttl_ms = time_mode, ttl_ms
@@ -152,7 +155,7 @@ class Commanded(StatefulProcessor):
 
 
 class CommandedFrames(Commanded):
-    """The same for `transformWithStateInPandas`."""
+    """The same processor for `transformWithStateInPandas`."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Any]:
         for frame in rows:
@@ -165,7 +168,7 @@ class CommandedFrames(Commanded):
 
 @dataclass(frozen=True)
 class CommandedFunction:
-    """Does what each row says, and tells what it sees. For a timeout it lets the key go, or begins a new one."""
+    """Function that executes each row's commands and reports what it sees. At a timeout it drops or restarts a key."""
 
     timeout: str
 
@@ -200,11 +203,11 @@ class CommandedFunction:
 
 
 Entry = tuple[Any, Any, float]
-"""A user's key (of a map), a value, and when it expires."""
+"""A user's key (of a map), a value, and its expiry."""
 
 
 class PlainVariable:
-    """A state variable of the key at hand: a list of entries."""
+    """A state variable of the current key: a list of entries."""
 
     def __init__(self, plain: "PlainSpark", name: str, schema: StructType, ttl_ms: int | None) -> None:
         self.plain, self.name, self.schema, self.ttl_ms = plain, name, schema, ttl_ms
@@ -274,7 +277,7 @@ class PlainList(PlainVariable):
 
 
 class PlainSpark:
-    """`transformWithState` over dictionaries: rows, then timers that have passed, in their order."""
+    """`transformWithState` over dictionaries: rows, then expired timers in order."""
 
     def __init__(self, time_mode: str, delay_ms: int = 0) -> None:
         self.time_mode, self.delay_ms = time_mode, delay_ms
@@ -304,7 +307,7 @@ class PlainSpark:
         return iter(self.timers.get(self.key, set()))
 
     def batch(self, processor: StatefulProcessor, rows: list[dict[str, Any]], now_ms: int) -> list[Row]:
-        """What a batch gives. Rows have their time as `at_ms`."""
+        """Return the output of a batch. Rows have their time as `at_ms`."""
         self.now_ms, given = now_ms, []
         processor.init(self)  # type: ignore[arg-type]
         no_time = self.time_mode == "None"
@@ -324,7 +327,7 @@ class PlainSpark:
 
     @property
     def table(self) -> Mapping[str, dict[str, Any]]:
-        """What is kept of each key that anything is kept of."""
+        """Return the state of each key that has any."""
         found: dict[str, dict[str, Any]] = {}
         for name in {*self.state, *self.timers}:
             mine = {
@@ -342,7 +345,7 @@ class PlainSpark:
 
 
 class PlainPandasState:
-    """`applyInPandasWithState` over dictionaries: rows, then keys that have timed out."""
+    """`applyInPandasWithState` over dictionaries: rows, then timed-out keys."""
 
     def __init__(self, timeout: str, delay_ms: int = 0) -> None:
         self.timeout, self.delay_ms = timeout, delay_ms
@@ -351,7 +354,7 @@ class PlainPandasState:
         self.watermark_ms = 0
 
     def batch(self, function: CommandedFunction, rows: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
-        """What a batch gives. Rows have their time as `at_ms`."""
+        """Return the output of a batch. Rows have their time as `at_ms`."""
         given: list[pd.DataFrame] = []
         by_event = self.timeout == "EventTimeTimeout"
         in_time = [row for row in rows if not by_event or row["at_ms"] > self.watermark_ms]

@@ -1,4 +1,4 @@
-"""Rows that stand for several of a key, as Spark adds them up before its shuffle: they make what the rows would."""
+"""Partially aggregated rows, as Spark sends them, give the state of the original rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -41,7 +41,7 @@ rows = st.fixed_dictionaries(
 
 
 def added_up(key: int, batch: Sequence[Row]) -> dict[str, Any]:
-    """One row for several of a key, with the parts that Spark's plan makes."""
+    """Return one row for several of a key, with the partial aggregates of Spark's plan."""
     v, x = ([row[name] for row in batch if row[name] is not None] for name in "vx")
     dated = [row for row in batch if row["t"] is not None]
     times = [row["t"] for row in dated]

@@ -58,13 +58,13 @@ schedules = st.lists(st.lists(rows, max_size=6) | st.sampled_from(["restart", "c
 
 @dataclass
 class Stage(Committing):
-    """A join at work: batches as tasks make them, without Spark."""
+    """A join whose batches are computed as in tasks, without Spark."""
 
     bound: BoundJoin
     keeps_late: bool = False
     sent: int = 0
     of: dict[int, Row] = field(default_factory=dict)
-    """Each row that was sent, by its number."""
+    """Sent rows by number."""
 
     def __post_init__(self) -> None:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in self.bound.values)
@@ -73,7 +73,7 @@ class Stage(Committing):
         self.begin(self.places.memory, self.table, *SIDES)
 
     def batch(self, batch: list[Row]) -> list[tuple[int, int | None]]:
-        """Commit a version, and give the pairs that it emits, by number."""
+        """Commit a version, and return its emitted pairs by number."""
         falling = due_span_after(self.head.event_time, self.bound.due_by, None)
         fields = [pa.field(INPUT_COLUMN, pa.int32()), pa.field("number", pa.string()), pa.field("_0_at", TIME)]
         more = [("_0_o", pa.int64()), ("_1_paid", TIME), ("_1_lines", pa.list_(pa.int64())), ("_1_p", pa.int64())]
@@ -119,7 +119,7 @@ class Stage(Committing):
         return {INPUT_COLUMN: 1, "number": key, "_1_paid": at, "_1_p": self.sent, "_1_lines": [self.sent]}
 
     def waiting(self, key: str) -> set[int] | None:
-        """The numbers of a key's rows that wait; None where there is no such key."""
+        """Return the numbers of a key's waiting rows; None for a missing key."""
         asked = pa.table({"number": pa.array([key])})
         values, present = multi_get(self.store, None, self.head.ssts, self.table, hash_keys(asked, ["number"]), asked)
         if not present[0]:
@@ -141,7 +141,7 @@ def bound(within: int, how: How) -> BoundJoin:
 def check(schedule: list[list[Row] | str], within: int, how: How) -> None:
     stage = Stage(bound(within, how))
     taken: dict[str, dict[int, tuple[str | None, int | None]]] = {side: {} for side in SIDES}
-    """Of each side the rows that were not late."""
+    """Rows of each side that were not late."""
     reached: dict[str, int] = {}
     watermark: int | None = None
     alone_until_now: set[int] = set()

@@ -1,4 +1,4 @@
-"""What a batch makes of the state: aggregates, upserts and functions of the user's own, without Spark."""
+"""Effects of a batch on the state: aggregates, upserts and user functions, without Spark."""
 
 from collections.abc import Sequence
 from decimal import Context, Decimal, localcontext
@@ -181,7 +181,7 @@ DECIMALS = pa.schema([("k", pa.int64()), ("v", pa.decimal128(38, 0)), ("p", pa.d
 
 
 def near(*edges: int) -> st.SearchStrategy[int | None]:
-    """Numbers at the edges of a type, half of them, and near to nothing; and nulls."""
+    """Return a strategy for numbers at the limits of a type, at their halves, near zero, and nulls."""
     most = max(edges)
     some = st.sampled_from([*edges, *(edge // 2 for edge in edges), *(edge // 3 for edge in edges)])
     return st.none() | some | st.integers(-3, 3) | st.integers(-most, most)
@@ -229,7 +229,7 @@ def check_history(
     column: str = "v",
     total: str = "total",
 ) -> None:
-    """Hold batches to sums in Python: what has no room is refused, names its key, and leaves the rows as they were."""
+    """Compare batches with sums in Python: an overflow is refused, names its key, and leaves the rows unchanged."""
     seen: dict[int, list[Any]] = {}
     for batch in history:
         rows: list[dict[str, object]] = [{"k": key, column: value} for key, value in batch]

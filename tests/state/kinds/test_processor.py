@@ -1,4 +1,4 @@
-"""A class and a function written for Spark give the same rows here as a plain interpretation of Spark's documents."""
+"""A class and a function for Spark give the rows of a plain implementation of Spark's documentation."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def by_key(given: list[Any]) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def rows_of(stage: Stage) -> list[dict[str, Any]]:
-    """The rows of the table, without those that are deleted."""
+    """Return the table's rows without deleted ones."""
     parts = [
         rows
         for partition in range(stage.table.partitions)
@@ -67,7 +67,7 @@ def rows_of(stage: Stage) -> list[dict[str, Any]]:
 
 
 def kept(stage: Stage) -> dict[str, dict[str, Any]]:
-    """What the table has, as `PlainSpark.table`."""
+    """Return the table in the form of `PlainSpark.table`."""
     found = {}
     for row in rows_of(stage):
         mine: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_a_function_gives_the_rows_that_spark_documents(schedule: list[Any], tim
 
 
 def batches(schedule: list[Any], stage: Stage, *, timers: bool = True) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """The rows of each batch, and the clock; between some, another runner takes over."""
+    """Yield the rows and the clock of each batch; between some, another runner takes over."""
     now_ms = BEGIN_MS
     for step in [*schedule, ([], 5_000), ([], 20_000)]:
         if isinstance(step, str):

@@ -1,4 +1,4 @@
-"""A class and a function give the rows of Spark's own operators, batch by batch: the same ones, run by both."""
+"""A class and a function give the rows of Spark's own operators, batch by batch."""
 
 import json
 from collections import defaultdict
@@ -28,7 +28,7 @@ from tests.support.running import eventually
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 KEYS = 60
-"""Each has a schedule of its own."""
+"""Number of keys, each with its own schedule."""
 SCHEMA = "k string, at timestamp, at_ms long, op string, n long"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of Spark's: when it was, by its own log, and what came in and out."""
+    """A batch of Spark: its time by Spark's log, its input and output."""
 
     step: int
     wall_ms: int
@@ -49,7 +49,7 @@ class Batch:
 
 @contextmanager
 def by_value() -> Iterator[SparkSession]:
-    """A session for Spark's own operators, whose workers get the classes by value."""
+    """Return a session for Spark's own operators, which pickles classes by value."""
     cloudpickle.register_pickle_by_value(spark_model)  # type: ignore[no-untyped-call]
     active = SparkSession.getActiveSession()
     assert active is not None
@@ -66,7 +66,7 @@ def by_value() -> Iterator[SparkSession]:
 def in_spark(
     folder: Path, steps: Sequence[Sequence[Event]], operator: Callable[[DataFrame], DataFrame], *, wait_ms: int = 0
 ) -> list[Batch]:
-    """What Spark makes of these rows, a step a batch with rows, and of the batches without any between them.
+    """Return Spark's batches for these rows, one step per batch with rows, and the batches without rows in between.
 
     By the clock there are such batches all the time: then it waits so long after each step.
     """
@@ -105,7 +105,7 @@ def in_spark(
 
 
 def batches_of(log: Path, steps: Sequence[Sequence[Event]], given: Mapping[int, list[Row]]) -> list[Batch]:
-    """Spark's batches that ended, by its logs."""
+    """Return Spark's finished batches, by its logs."""
     found: list[Batch] = []
     seen = -1
     ended = [int(path.name) for path in (log / "commits").glob("*") if path.name.isdigit()]
@@ -123,7 +123,7 @@ def utc(at_ms: int) -> str:
 
 
 def schedule(seed: int, ops: Sequence[str], *, steps: int, soon_ms: int) -> list[list[Event]]:
-    """Random rows of all keys: each key's are a schedule of its own."""
+    """Return random rows of all keys, each key with its own schedule."""
     random = Random(seed)
     found: list[list[Event]] = []
     for number in range(steps):
@@ -139,7 +139,7 @@ def schedule(seed: int, ops: Sequence[str], *, steps: int, soon_ms: int) -> list
 
 
 def same(kind: Kind, batches: Sequence[Batch]) -> None:
-    """The same batches here give the same rows, at the same watermarks."""
+    """Check that the same batches give the same rows here, at the same watermarks."""
     stage = Stage(kind.bind([with_input_metadata(ROWS, "t", "at")], ("k",)), ("k",), ROWS, kind.stored)
     for number, batch in enumerate(batches):
         assert (stage.head.watermark_ms or 0) == batch.watermark_ms

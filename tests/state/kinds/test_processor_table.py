@@ -1,4 +1,4 @@
-"""What a class for Spark keeps as a table: its variables as columns, how these change with it, what is refused."""
+"""A Spark class's state as a table: its variables as columns, their changes, and refusals."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +24,7 @@ Rows = Callable[["Scripted", Any, list[Any]], Any]
 
 
 class Scripted(StatefulProcessor):
-    """A class that does what two functions say."""
+    """Processor that runs two given functions."""
 
     def __init__(self, init: Init, rows: Rows = lambda _self, _key, _rows: None) -> None:
         self._init, self._rows, self.initial = init, rows, False

@@ -1,4 +1,4 @@
-"""Sets of offsets, held to sets of single offsets."""
+"""Sets of offsets, compared with sets of single offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The index of an archive: who wins, what a change may be, and what may stand in one."""
+"""The index of an archive: races, valid changes, and valid content."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Objects of an archive: what goes in comes out, by ranges, and what is damaged is named."""
+"""Objects of an archive: records are read as written, by ranges, and damage is named."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,15 +1,15 @@
-"""Runs that only say how large they are and where, and merges of them."""
+"""Runs that consist only of sizes and positions, and merges of them."""
 
 from slackwater.store.compaction.plan import Compaction, CompactionResult
 from slackwater.store.versions.entries.hash_ranges import hash_bounds
 from slackwater.store.versions.entries.ssts import Sst
 
 PARTITIONS = 4
-"""State partitions that runs without content are picked among."""
+"""State partitions among which runs without content are picked."""
 
 
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
-    """A run that only says how large it is, and where."""
+    """Return a run that has only a size and a position."""
     name = f"{partition}of{partitions}/{seq_min}-{seq_max}"
     return Sst(name, partition, 0, size, size, "", *hash_bounds(partition, partitions), seq_min, seq_max, 0, "", 0)
 
@@ -21,13 +21,13 @@ def compaction_of(
 
 
 def runs_of(*sizes: int) -> tuple[Sst, ...]:
-    """Runs of these sizes, newest first."""
+    """Return runs of these sizes, newest first."""
     count = len(sizes)
     return tuple(a_run(count - i, count - i, size) for i, size in enumerate(sizes))
 
 
 def merged(done: Compaction, size: int | None = None) -> CompactionResult:
-    """As if it had been carried out."""
+    """Return the result of a merge without carrying it out."""
     inputs = done.inputs
     size = sum(entry.bytes for entry in inputs) if size is None else size
     return CompactionResult(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))

@@ -1,4 +1,4 @@
-"""Merges of large rows: what they hold in memory, and what they read."""
+"""Merges of large rows: their memory and their reads."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ WORD_BYTES = 100
 
 
 def write_run(store: LocalStore, keys: int, row_bytes: int, seq: int) -> Sst:
-    """An SST of level 0 in which each key has a list of random text."""
+    """Write an SST of level 0 in which each key has a list of random text."""
     count = row_bytes // WORD_BYTES
     ends = np.arange(keys * count + 1, dtype=np.int32) * WORD_BYTES
     text = np.random.default_rng(seq).bytes(keys * count * WORD_BYTES // 2).hex().encode()
@@ -41,13 +41,13 @@ def write_run(store: LocalStore, keys: int, row_bytes: int, seq: int) -> Sst:
 
 
 def peak_kib() -> int:
-    """The largest memory that this program has had. `getrusage` counts that of the program which started it, too."""
+    """Return this program's peak memory. `getrusage` includes that of the parent program."""
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(peak)
 
 
 def merge_and_measure(folder: Path) -> None:
-    """Write to stdout by how many MiB a merge raises the peak of memory, its rows, and the bytes that it read."""
+    """Print the growth of peak memory by a merge in MiB, its rows, and the bytes read."""
     ssts = msgspec.msgpack.decode((folder / "ssts").read_bytes(), type=register_type(tuple[Sst, ...]))
     store, cache = CountingStore(LocalStore(folder / "store")), SstCache(folder / "cache", 0)
     before = peak_kib()
@@ -56,7 +56,7 @@ def merge_and_measure(folder: Path) -> None:
 
 
 def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Sst]:
-    """Merge eight versions of large rows in a process of its own: its growth in bytes, bytes read, an input."""
+    """Merge eight versions of large rows in a separate process; return its growth in bytes, bytes read, an input."""
     store = LocalStore(folder / "store")
     ssts = tuple(write_run(store, keys, row_bytes, seq) for seq in range(1, RUNS + 1))
     (folder / "ssts").write_bytes(msgspec.msgpack.encode(ssts))

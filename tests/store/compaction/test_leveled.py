@@ -1,4 +1,4 @@
-"""Leveled compaction: what it picks, and what holds of a table that was always compacted by it."""
+"""Leveled compaction: its choices, and invariants of a table compacted by it."""
 
 import shutil
 import tempfile
@@ -33,7 +33,7 @@ LEVELED = Policy("leveled", l0_trigger=2, level_base_bytes=100, fanout=10, targe
 def an_sst(
     level: int, size: int, seqs: tuple[int, int], eighths: tuple[int, int] = (0, 8), tombstones: int = 0, name: str = ""
 ) -> Sst:
-    """An SST that covers these eighths of all hashes, `eighths[1]` excluded."""
+    """Return an SST that covers these eighths of all hashes, `eighths[1]` excluded."""
     low, high = hash_bounds(eighths[0], 8)[0], hash_bounds(eighths[1] - 1, 8)[1]
     name = name or f"{level}/{eighths}/{seqs}"
     return Sst(name, 0, level, size, size, "", low, high, *seqs, 0, "", 0, tombstones)
@@ -121,12 +121,12 @@ def test_everything_is_merged_into_the_level_that_can_hold_it() -> None:
 
 @dataclass(frozen=True)
 class Era:
-    """What happens under one number of state partitions."""
+    """Operations under one number of state partitions."""
 
     partitions: int
     batches: list[dict[int, int | None]]
     late: int
-    """Results land after so many further batches."""
+    """Number of batches after which results are committed."""
 
 
 eras = st.builds(
@@ -203,7 +203,7 @@ def check_history(history: list[Era], policy: Policy) -> None:
 
 
 def check_levels(ssts: tuple[Sst, ...]) -> None:
-    """No two SSTs of a level meet, and where SSTs meet, the one of the upper level is newer in all it has."""
+    """Check that SSTs of a level do not overlap, and that where SSTs overlap, the upper level is newer."""
     for one, other in combinations(ssts, 2):
         if one.hash_min <= other.hash_max and other.hash_min <= one.hash_max:
             assert one.level != other.level or not one.level

@@ -1,4 +1,4 @@
-"""Carrying out a compaction: what it holds in memory, what it asks the store for, and how it cuts its result."""
+"""Carrying out a compaction: memory, store requests, and the sizes of its results."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ RANDOM = np.random.default_rng(7)
 
 
 def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *, level: int = 0) -> Sst:
-    """An SST with random values for these keys."""
+    """Write an SST with random values for these keys."""
     rows = pa.table({"n": keys, "v": RANDOM.integers(1 << 62, size=len(keys)), "w": np.full(len(keys), seq)})
     rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
     rows = rows.append_column("_seq", pa.array(np.full(len(keys), seq)))
@@ -39,17 +39,17 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
 
 
 def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:
-    """All of the only state partition, or of the first of several."""
+    """Return a compaction of the only state partition, or of the first of several."""
     return Compaction(0, partitions, newest_first(inputs), drops_tombstones=True, target_file_bytes=target_file_bytes)
 
 
 _POOLS: list[pa.MemoryPool] = []
-"""What was allocated from them may outlive a test."""
+"""Memory pools that outlive a test, because its buffers may."""
 
 
 @contextmanager
 def peak_bytes() -> Iterator[list[int]]:
-    """What Python, numpy and Arrow have allocated at the worst moment, once the block has ended."""
+    """Return the peak of bytes allocated by Python, numpy and Arrow in the block."""
     peak: list[int] = []
     before = pa.default_memory_pool()
     _POOLS.append(pool := pa.proxy_memory_pool(before))

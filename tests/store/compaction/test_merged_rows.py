@@ -1,4 +1,4 @@
-"""What a merge keeps: the newest row of each key, and tombstones while an older run may have the key."""
+"""Rows that a merge keeps: the newest of each key, and tombstones while an older run may have the key."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ LARGE = 1 << 40
 
 
 def whole(inputs: tuple[Sst, ...], *, drops_tombstones: bool) -> Compaction:
-    """Of the only state partition."""
+    """Return a compaction of the only state partition."""
     return compaction_of(inputs, drops_tombstones=drops_tombstones, partitions=1)
 
 

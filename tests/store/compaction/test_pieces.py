@@ -1,4 +1,4 @@
-"""Compactions in pieces: their outputs together are those of the whole."""
+"""Compactions in pieces: their combined results equal that of the whole."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ LEVELED = Policy("leveled", l0_trigger=2, level_base_bytes=16_000, fanout=2, tar
 
 
 def written(policy: Policy, versions: int, seed: int, partitions: int = 2) -> tuple[MemoryStore, tuple[Sst, ...]]:
-    """Versions that put and delete some of a hundred keys each, and the SSTs of their batches."""
+    """Write versions that put and delete some of a hundred keys each; return the SSTs of their batches."""
     store, random, ssts = MemoryStore(), np.random.default_rng(seed), tuple[Sst, ...]()
     table = replace(ROUTES, partitions=partitions, compaction=policy)
     for version in range(1, versions + 1):

@@ -1,4 +1,4 @@
-"""Where the result of a merge lands among runs that have changed meanwhile, and when it is left out."""
+"""The place of a merge's result among runs that have changed meanwhile, and results that are dropped."""
 
 from hypothesis import given
 from hypothesis import strategies as st

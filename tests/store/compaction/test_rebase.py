@@ -1,4 +1,4 @@
-"""A batch's version, put behind a compaction that took its number."""
+"""A batch's version, rebased on a compaction that took its number."""
 
 from dataclasses import dataclass, field
 from functools import reduce
@@ -22,12 +22,12 @@ KEYS = range(6)
 Rows = dict[int, int]
 """A key and the `_seq` of its newest row."""
 Slice = tuple[int, int, int]
-"""State partition, and from which to which of its runs, newest first, something is merged."""
+"""State partition, and the range of its runs, newest first, to merge."""
 
 
 @dataclass
 class Runs:
-    """What SSTs hold, without any bytes: keys belong to the partition of their parity."""
+    """Content of SSTs, without bytes: keys belong to the partition of their parity."""
 
     rows: dict[str, Rows] = field(default_factory=dict)
 
@@ -40,12 +40,12 @@ class Runs:
         )
 
     def written(self, keys: frozenset[int], seq: int) -> tuple[Sst, ...]:
-        """What a batch that writes these keys adds."""
+        """Return the SSTs of a batch that writes these keys."""
         parts = ({key: seq for key in keys if key % 2 == partition} for partition in range(2))
         return tuple(self.sst(partition, rows, 0) for partition, rows in enumerate(parts) if rows)
 
     def merged(self, ssts: tuple[Sst, ...], where: Slice) -> CompactionResult | None:
-        """The merge of this slice, if there is something to merge."""
+        """Return the merge of this slice, if there is one."""
         partition, start, end = where
         runs = sorted((sst for sst in ssts if sst.partition == partition), key=lambda sst: -sst.seq_max)
         inputs = tuple(runs[start:end])
@@ -57,7 +57,7 @@ class Runs:
         return CompactionResult(Compaction(partition, 2, inputs, drops_tombstones=end >= len(runs)), (made,))
 
     def table(self, ssts: tuple[Sst, ...]) -> Rows:
-        """The newest row of each key."""
+        """Return the newest row of each key."""
         found: Rows = {}
         for sst in ssts:
             for key, seq in self.rows[sst.object].items():
@@ -88,7 +88,7 @@ def merges(runs: Runs, head: Manifest, wanted: list[Slice]) -> tuple[CompactionR
 
 
 def compacted(runs: Runs, head: Manifest, wanted: list[Slice]) -> Manifest:
-    """The head after a compaction in another process."""
+    """Return the head after a compaction in another process."""
     return after(head, apply_results(head.ssts, merges(runs, head, wanted)), kind="compaction")
 
 

@@ -1,4 +1,4 @@
-"""Which runs are merged, by their sizes: few are left in every state partition, and each byte is rewritten seldom."""
+"""Universal compaction: few runs in every state partition, and each byte rewritten seldom."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def pick(ssts: tuple[Sst, ...], partitions: int = PARTITIONS, **knobs: Any) -> t
 
 
 def carried_out(one: Compaction) -> CompactionResult:
-    """As if it had been carried out, with keys everywhere."""
+    """Return the result of a merge with keys everywhere, without carrying it out."""
     low, high = one.hash_range
     assert all(low <= sst.hash_min and sst.hash_max <= high for sst in one.inputs)
     whole = replace(
@@ -62,7 +62,7 @@ def carried_out(one: Compaction) -> CompactionResult:
 
 
 def runs_by_partition(ssts: tuple[Sst, ...], partitions: int) -> dict[int, int]:
-    """In how many SSTs of each state partition a key can be."""
+    """Return the number of SSTs of each state partition that may contain a key."""
     return {p: sum(map(max_overlap, sorted_runs(mine))) for p, mine in by_partition(ssts, partitions).items()}
 
 
@@ -81,7 +81,7 @@ def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
 
 
 def test_small_wide_runs_are_merged_into_a_wide_run_over_large_ones_of_each_range() -> None:
-    """Neither is a small run cut, nor a large one read: puts follow the batches, not the ranges."""
+    """Small runs are not cut and large ones not read: puts follow the batches, not the ranges."""
     large = tuple(a_run(1, 9, 100 << 20, p) for p in range(4))
     wide = tuple(a_run(i, i, 1 << 16, partitions=1) for i in range(16, 9, -1))
     assert pick((*wide[1:], *large)) == ()
@@ -143,7 +143,7 @@ ERAS = st.lists(
     min_size=1,
     max_size=8,
 )
-"""Numbers of ranges, each with bytes of an SST, and for each batch which divisor of the ranges is its tasks' number."""
+"""Numbers of ranges with bytes per SST, and for each batch the number of tasks, a divisor of the ranges."""
 
 
 @given(ERAS, st.integers(2, 9))

@@ -1,4 +1,4 @@
-"""Storage on a bad day: faults from one seed, so that a failure replays."""
+"""A store with faults from a seed, so that a failure can be repeated."""
 
 import random
 import time
@@ -54,12 +54,12 @@ class FaultyStore(StoreWrapper):
 
     @property
     def faults(self) -> dict[str, int]:
-        """How many of each were injected so far."""
+        """Return the number of injected faults by kind."""
         with self._lock:
             return dict(self._faults)
 
     def settle(self) -> None:
-        """Let the late writes that are still under way arrive."""
+        """Complete pending late writes."""
         with self._lock:
             while self._under_way:
                 with suppress(ObjectExists):  # its sender has long stopped listening
@@ -80,7 +80,7 @@ class FaultyStore(StoreWrapper):
         return result
 
     def _choose(self, *faults: str) -> str:
-        """What happens to the next request, "" for nothing; late writes may arrive before it."""
+        """Choose the fault of the next request, "" for none; late writes may arrive before it."""
         with self._lock:
             for request in tuple(self._under_way):
                 if self._random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""What only a folder can do wrong: leftovers, half files, names in the way."""
+"""Faults that only folders have: leftovers, partial files, conflicting names."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Many things are asked for at a time, and answers come in their order."""
+"""Concurrent requests return answers in order."""
 
 from collections.abc import Iterator
 

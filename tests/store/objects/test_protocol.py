@@ -1,4 +1,4 @@
-"""One contract, kept by every object store."""
+"""The contract of every object store."""
 
 import pickle
 import random
@@ -168,7 +168,7 @@ KEY = st.lists(SEGMENT, min_size=1, max_size=3).map("/".join)
 
 @st.composite
 def key_sets(draw: st.DrawFn) -> list[str]:
-    """Distinct keys, none of which is a folder of another: what every store can hold."""
+    """Draw distinct keys, none of which is a folder of another, which every store accepts."""
     chosen: list[str] = []
     for key in draw(st.lists(KEY, min_size=1, max_size=8)):
         if not any(f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/") for other in chosen):
@@ -177,7 +177,7 @@ def key_sets(draw: st.DrawFn) -> list[str]:
 
 
 def part_of(names: list[str]) -> st.SearchStrategy[str]:
-    """The start of one of the keys, or the whole, or nothing that has to do with them."""
+    """Draw a prefix of one of the keys, a whole key, or an unrelated text."""
     cut = st.tuples(st.sampled_from(names), st.integers(0, 12)).map(lambda pair: pair[0][: pair[1]])
     return st.one_of(cut, st.sampled_from(names), KEY)
 

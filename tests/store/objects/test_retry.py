@@ -1,4 +1,4 @@
-"""How long a server is waited for, and what is said meanwhile."""
+"""Waiting times for a server, and messages meanwhile."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from slackwater.store.objects.retry import Retry, TransientError
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """Clock that advances only by sleeps."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

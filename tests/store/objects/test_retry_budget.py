@@ -1,4 +1,4 @@
-"""What many threads together make of a server that is away, back again, or overloaded."""
+"""Combined retries of many threads against a server that is down, recovered, or overloaded."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 
 class Server:
-    """Away from `away_s` on until `back_s`, and for the rest of a second once it has answered `per_s` requests."""
+    """Server that is down from `away_s` until `back_s`, and after `per_s` requests for the rest of each second."""
 
     def __init__(self, crowd: Crowd, *, away_s: float = 0, back_s: float = 0, per_s: float = 1e9) -> None:
         self._crowd = crowd
@@ -60,7 +60,7 @@ def test_of_a_server_that_is_away_no_crowd_asks_more_than_the_budget_says(num: i
 
 
 def waiting(at_once: float) -> Server:
-    """A server away for 50 s, once 32 threads have waited for it."""
+    """Return a server that is down for 50 s, after 32 threads have waited for it."""
     crowd = Crowd()
     server = Server(crowd, back_s=50)
     budget = RetryBudget(at_once, 1, clock=crowd.clock)

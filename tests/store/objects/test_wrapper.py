@@ -1,4 +1,4 @@
-"""A store at another root, which a clone across roots reads, is asked as the store of the app is."""
+"""A store at another root, for clones across roots, gets the same requests as the app's store."""
 
 import pickle
 from collections.abc import Callable

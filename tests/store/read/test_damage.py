@@ -1,4 +1,4 @@
-"""Damage is told before a row is returned, whichever way rows are read, and what is not damaged stays readable."""
+"""Damage is reported before a row is returned, for every way of reading, and undamaged parts stay readable."""
 
 import shutil
 import tempfile
@@ -99,17 +99,17 @@ WHOLE: dict[str, Callable[[Made], object]] = {
     "a query": lambda found: found.rows(found.ssts),
     "a look-up of many keys": look_up,
 }
-"""Ways of reading that look at every byte."""
+"""Ways of reading that check every byte."""
 BY_PIECES: dict[str, Callable[[Made], list[int]]] = {
     "a look-up of one key at a time": lambda found: [look_up(found, slice(n, n + 1))[0] for n in range(0, NUM_KEYS, 7)],
     "point look-ups": lambda found: points(found)[::7],
     "a merge, whose result looks healthy": merge,
 }
-"""Ways of reading that look at a part: what they do not look at, they may not notice, and need not."""
+"""Ways of reading a part, which need not notice damage elsewhere."""
 
 
 def damaged(data: st.DataObject, whole: bytes, other: bytes) -> bytes | None:
-    """What may become of an object; None when it is gone."""
+    """Return the bytes of a damaged object; None for a missing one."""
     at = data.draw(st.integers(0, len(whole) - 1), "at")
     kind = data.draw(st.sampled_from(["flipped", "flipped near its end", "cut", "empty", "longer", "swapped", "gone"]))
     if kind.startswith("flipped"):

@@ -1,4 +1,4 @@
-"""A table at several versions is what the view of each version is."""
+"""A table at several versions equals the views of these versions."""
 
 import tempfile
 from collections.abc import Iterator

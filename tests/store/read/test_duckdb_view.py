@@ -30,7 +30,7 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @pytest.fixture(params=[LARGE, 0], ids=["mapped", "files"])
 def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
-    """One that maps the SSTs that are written, and one that cannot, so that DuckDB reads Parquet."""
+    """Return a cache that maps written SSTs, or one that cannot, so that DuckDB reads Parquet."""
     cache = SstCache(tmp_path / "cache", request.param)
     yield cache
     cache.close()
@@ -144,7 +144,7 @@ def test_every_type_arrives_in_duckdb_as_it_was_written(
 def test_mapped_ssts_and_files_make_one_table(
     con: duckdb.DuckDBPyConnection, store: CountingStore, tmp_path: Path
 ) -> None:
-    """Also where some are from before the table had a time to live, and some rows are hidden or have expired."""
+    """Covers SSTs from before the time to live, and hidden and expired rows."""
     before = replace(ROUTES, ttl=None)
     table = replace(ROUTES, ttl=Ttl(100))
     keys: list[Key] = [(letter, "x") for letter in "abcdef"]

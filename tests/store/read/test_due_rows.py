@@ -1,4 +1,4 @@
-"""Finding the rows that fall due: what it reads follows what falls due, and only rows that still stand are found."""
+"""The search for due rows: it reads in proportion to them, and finds only visible rows."""
 
 from pathlib import Path
 

@@ -31,7 +31,7 @@ def look_up(
     table: Table = ROUTES,
     hashes: Hashes = AS_ALWAYS,
 ) -> list[Values | None]:
-    """The values of each key, None where absent; without a cache, too."""
+    """Return the values of each key, None for a missing one, after a comparison with a read without a cache."""
     asked = columns(table.key, keys)
     values, present = multi_get(store, cache, ssts, table, hashes.of(table, asked), asked)
     assert values.schema.names == [column.name for column in table.values]
@@ -97,7 +97,7 @@ GROUP_ROWS = 16_384
 
 
 def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], list[Key], np.ndarray]:
-    """An SST of many row groups that no cache has; its keys in the order of their hashes, and these."""
+    """Return an SST of many row groups that no cache has, its keys in the order of their hashes, and the hashes."""
     num_rows = num_groups * GROUP_ROWS
     names = pa.array(np.arange(num_rows)).cast(pa.string())
     keys = pa.table({"origin": names, "dest": pa.array(["x"] * num_rows)})

@@ -1,4 +1,4 @@
-"""What is open is looked up as anything else is: the law, over keys and values of all types.
+"""Look-ups in open SSTs equal all others, for keys and values of all types.
 
 That it holds while versions come, rows expire, columns change and keys are forgotten, the store's models say.
 """
@@ -25,7 +25,7 @@ MORE = (*VALUES, Column("on", "date32[day]"), Column("z", "float"), Column("o", 
 
 
 class Struct(dict[str, object]):
-    """One that may be a key of a dictionary."""
+    """A hashable struct."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
@@ -46,7 +46,7 @@ rows_put = st.none() | st.tuples(
 
 
 def as_text(rows: list[dict[str, object] | None]) -> list[str]:
-    """NaN is NaN here."""
+    """Return rows as text, so that NaN equals NaN."""
     return [repr(row) for row in rows]
 
 

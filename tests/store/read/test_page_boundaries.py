@@ -1,4 +1,4 @@
-"""Pages of all columns begin with the same rows, whatever the values are and however they come to be written."""
+"""Pages of all columns begin with the same rows, for any values and writing order."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 def written(kind: str, values: list[object], piece: int) -> tuple[MemoryStore, Sst, Table, pa.Table]:
-    """An SST of these values, by hash, whose first chunk has so many rows."""
+    """Write an SST of these values by hash, whose first chunk has this many rows."""
     table = Table((Column("k", "int64"),), (Column("v", kind),), partitions=1)
     keys = pa.table({"k": np.arange(len(values))})
     hashes = hash_keys(keys, ["k"])

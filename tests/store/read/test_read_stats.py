@@ -1,4 +1,4 @@
-"""What versions say that they took: every request of every process once, in one version."""
+"""Usage in versions: every request of every process counts in exactly one version."""
 
 import json
 import subprocess
@@ -95,7 +95,7 @@ def test_threads_count_every_request(tmp_path: Path) -> None:
 def test_versions_together_say_all_that_was_counted(
     tmp_path_factory: pytest.TempPathFactory, what_happens: list[str]
 ) -> None:
-    """The law: whoever counts, and whenever a version is made, each thing is in exactly one of them."""
+    """Checks that each item is in exactly one version, whoever counts it and whenever versions are made."""
     folder, clock, tasks = tmp_path_factory.mktemp("counts"), count(), [Stats()]
     driver, app = CountingStore(MemoryStore()), CountingStore(MemoryStore())
     planner = CountingStore(MemoryStore(), SharedCounts(folder / "1").add)
@@ -193,7 +193,7 @@ class Writer:
         self.committer.submit(PendingVersion(base, manifest, (), 0.0, lambda _done: None, Stats(keys=10)))
 
     def told(self) -> Stats:
-        """The sum of what the versions tell, which is what the newest one says."""
+        """Return the sum of the versions' usage, after a comparison with the newest version's total."""
         made = list(history.iter_after(self.inner, "app", "stage", 0))
         summed = sum((version.stats for version in made if version.stats), Stats())
         assert made[-1].totals == summed

@@ -25,7 +25,7 @@ NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
-    """Begin with nothing found yet, of which so much is kept."""
+    """Begin with an empty cache of this size."""
     monkeypatch.setattr(visible_rows, "_cached", LRUCache(max_bytes, getsizeof=visible_rows._cached.getsizeof))
 
 

@@ -29,7 +29,7 @@ INT64 = np.iinfo(np.int64)
 
 
 def put(store: CountingStore, hashes: np.ndarray) -> Sst:
-    """An SST of these hashes, whatever their keys."""
+    """Put an SST of these hashes, for any keys."""
     rows = pa.table(
         {
             "_hash": pa.array(hashes, pa.int64()),
@@ -43,7 +43,7 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
 
 
 def filters_of(data: bytes) -> list[dict[int, bytes]]:
-    """All filters of a Parquet file, found as any reader finds them."""
+    """Return all filters of a Parquet file, located as any reader does."""
     metadata = pq.read_metadata(pa.BufferReader(data))
     places = [metadata.row_group(i).column(0) for i in range(metadata.num_row_groups)]
     return [
@@ -198,7 +198,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
     with_checksums = writer._with_checksums
 
     def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
-        """Whoever lost the bits also wrote the checksums."""
+        """Remove bits, and adapt the checksums."""
         place = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
         start, end = place.bloom_filter_offset + 20, place.bloom_filter_offset + place.bloom_filter_length
         whole = data.to_pybytes()

@@ -1,4 +1,4 @@
-"""Chosen pages of an SST are the same rows as those of the whole, whatever the columns and however long the pages."""
+"""Selected pages of an SST have the same rows as the whole, for any columns and page lengths."""
 
 import datetime
 from decimal import Decimal

@@ -11,11 +11,11 @@ from slackwater.store.sst.arrow_types import python_rows, python_values
 INT32 = st.integers(-(2**31) + 1, 2**31 - 1)
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 YEAR_55840 = 1_700_000_000_000
-"""Milliseconds of a day in 2023, in seconds."""
+"""Milliseconds of a day in 2023, read as seconds."""
 
 
 def numpys(text: str) -> str:
-    """NumPy's way to write a time, in Python's: fractions of none or six digits, years of four or more."""
+    """Return NumPy's text of a time in Python's form: fractions of none or six digits, years of four or more."""
     if text.startswith("-"):
         year, _, rest = text[1:].partition("-")
         text = f"-{year:0>4}-{rest}"

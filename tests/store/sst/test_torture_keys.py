@@ -1,4 +1,4 @@
-"""Keys that torture, through everything: written, looked up, queried, merged, and got from the command line's words."""
+"""Difficult keys through everything: written, looked up, queried, merged, and typed on the command line."""
 
 import json
 from collections.abc import Iterator
@@ -80,14 +80,14 @@ KEYS: dict[str, list[Any]] = {
         {"at": datetime(2013, 1, 1, tzinfo=UTC), "a b": {"d": Decimal("-0.01"), "b": b"\xff"}},
     ],
 }
-"""Values of a key column of each type, no two of them the same key."""
+"""Different keys of each column type."""
 SAME: dict[str, list[tuple[Any, Any]]] = {
     "float": [(0.0, -0.0), (NAN, -NAN)],
     "double": [(0.0, -0.0), (NAN, -NAN)],
     "struct<s: string, x: double>": [({"s": "", "x": 0.0}, {"s": "", "x": -0.0}), ({"s": "a", "x": NAN},) * 2],
     "decimal128(4, 2)": [(Decimal("0.00"), Decimal("-0.0"))],
 }
-"""Two ways to write one key."""
+"""Two forms of one key."""
 
 NESTED = (
     Column("n", "int64"),
@@ -98,7 +98,7 @@ NESTED = (
 
 
 def values_of(number: int) -> Values:
-    """Nested values that tell `number`; some of their parts are null or empty."""
+    """Return nested values that identify `number`; some of their parts are null or empty."""
     trip = (
         None if number % 3 == 0 else {"from": f"stop {number}", "stops": [{"at": date(2013, 1, 1), "late": None}, None]}
     )
@@ -108,7 +108,7 @@ def values_of(number: int) -> Values:
 
 
 def as_text(value: Any) -> str | None:
-    """A key as one writes it at the command line."""
+    """Return a key as typed on the command line."""
     match value:
         case None:
             return None
@@ -129,7 +129,7 @@ def newest(table: Table, ssts: tuple[Sst, ...], version: int = 1) -> Cut:
 
 
 ONE_HASH = ["string", "int64", "double", "decimal128(38, 0)", *(kind for kind in KEYS if kind.startswith("struct"))]
-"""Where hashes say nothing, keys are compared: these types stand for those that are compared in the same way."""
+"""Types whose keys get equal hashes, so that keys are compared; they represent types with the same comparison."""
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int,
 
 
 class Changes:
-    """As a dict of changes, for keys that Python cannot hash."""
+    """Changes by key, for keys that Python cannot hash."""
 
     def __init__(self, changes: list[tuple[Key, Values | None]]) -> None:
         self._changes = changes

@@ -1,4 +1,4 @@
-"""Time to live: the clocks, what readers and compaction make of them, and what a program may say."""
+"""Time to live: the clocks, its effect on readers and compaction, and valid declarations."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -47,7 +47,7 @@ def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
 
 
 class Tables:
-    """Versions of one table, written at times of one's choosing; newest SST first."""
+    """Versions of one table, written at chosen times; newest SST first."""
 
     def __init__(self, store: CountingStore, cache: SstCache, table: Table = TABLE) -> None:
         self.store, self.cache, self.table, self.ssts, self.seq = store, cache, table, (), 0
@@ -61,7 +61,7 @@ class Tables:
         self.ssts = (*ssts, *self.ssts)
 
     def read(self, clock_ms: int) -> dict[str, int]:
-        """What is to be seen, which look-ups and DuckDB agree on."""
+        """Return the visible rows, after a comparison of look-ups with DuckDB."""
         names: list[Key] = [("a",), ("b",), ("c",), ("d",)]
         keys = columns(self.table.key, names)
         hashes = Hashes(2).of(self.table, keys)

@@ -1,4 +1,4 @@
-"""Parquet that is read from memory: what it gives, and that Arrow's threads let go of it before its reader goes on."""
+"""Parquet read from memory: its rows, and that Arrow's threads release the memory before the reader continues."""
 
 import gc
 import threading
@@ -51,18 +51,21 @@ def test_a_damaged_page_is_found_by_its_checksum() -> None:
 
 
 TIMES = 150
-"""Enough for what happens one time in forty."""
+"""Repetitions, enough for a fault of one time in forty."""
 
 
 class _Bytes(np.ndarray):
-    """Bytes that can be watched by a weak reference."""
+    """Bytes that a weak reference can watch."""
 
 
 @pytest.mark.parametrize(
     "read", [read_whole, lambda data: read_groups(pq.ParquetFile(pa.BufferReader(data)), [0, 1, 2])]
 )
 def test_no_thread_of_arrows_lets_go_of_pythons_memory(read: Callable[[Any], pa.Table]) -> None:
-    """One that does so while the interpreter ends, aborts the process: `pq.read_table` does one time in forty."""
+    """A thread that frees the memory during the interpreter's exit aborts the process.
+
+    `pq.read_table` did, one time in forty.
+    """
     raw = np.frombuffer(file_of(ROWS, compression="lz4"), np.uint8)
     let_go: list[int] = []
     for _ in range(TIMES):
@@ -75,7 +78,7 @@ def test_no_thread_of_arrows_lets_go_of_pythons_memory(read: Callable[[Any], pa.
 
 
 def test_nothing_reads_parquet_otherwise() -> None:
-    """These hand what they read to Arrow's pool."""
+    """These functions pass the bytes to Arrow's pool."""
     handing = {"read_table", "read_row_group", "read_row_groups", "ParquetDataset", "dataset", "scanner"}
     found = {f"{path.name}:{line}" for path, tree in modules() for name, line in calls(tree) if name in handing}
     assert found == set()

@@ -1,4 +1,4 @@
-"""A change to a stage: what it requires is asked of each version that it is to follow, and it is made of that one."""
+"""Amendments of a stage: the precondition is checked on, and the change made of, the version that it follows."""
 
 import pytest
 from msgspec.structs import replace

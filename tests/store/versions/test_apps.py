@@ -1,4 +1,4 @@
-"""Which apps there are, and who they are."""
+"""The apps of a store, and their identities."""
 
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def test_an_app_that_is_not_readable_is_corruption() -> None:
 
 
 class Forgetful(MemoryStore):
-    """As S3 servers from before conditional writes: the condition is not looked at."""
+    """A store that ignores the condition of a put, like old S3 servers."""
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         self.put(key, data)

@@ -1,4 +1,4 @@
-"""What apps are called after promotions, by the notes alone."""
+"""Names of apps after promotions, read from the name objects alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st

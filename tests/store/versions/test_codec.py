@@ -1,4 +1,4 @@
-"""What is written is read again, by this program; what cannot be read is told by name."""
+"""Stored objects are read as written; unreadable ones are named."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Whatever writers and storage do: no gap, no commit lost or done twice, and no zombie that commits."""
+"""Commits under any behaviour of writers and storage: no gap, no commit lost or done twice, no zombie."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ def claimed(store: ObjectStore, writer: str, *, now_ms: int = 1) -> Manifest:
 
 
 def following(head: Manifest, *, epoch: int | None = None, now_ms: int = 1) -> Manifest:
-    """The next batch of the writer of `head`."""
+    """Return the next batch of the writer of `head`."""
     return successor(head, kind="batch", epoch=epoch or head.epoch, writer=head.writer, by=head.by, now_ms=now_ms)
 
 
@@ -86,7 +86,7 @@ def test_a_version_that_is_taken_is_a_conflict(any_store: ObjectStore) -> None:
 
 def test_a_version_that_was_taken_and_deleted_is_a_conflict() -> None:
     class Deleted(MemoryStore):
-        """Somebody deletes the app between the refused create and the read-back."""
+        """A store in which the app is deleted between the refused create and the read-back."""
 
         def get(self, key: str) -> bytes:
             self.delete(key)
@@ -276,7 +276,7 @@ def test_a_claim_that_keeps_losing_gives_up() -> None:
 
 @dataclass
 class Writer:
-    """A runner as storage sees it: claims, commits on what it last committed, stops when it is fenced."""
+    """A runner as storage sees it: it claims, commits on its own last commit, and stops when fenced."""
 
     name: str
     head: Manifest | None = None
@@ -299,7 +299,7 @@ class Writer:
 
 
 def check_laws(store: ObjectStore, *writers: Writer) -> None:
-    """What holds of every stage's history, and that it is exactly what the writers were told."""
+    """Check the laws of every stage's history, and that it equals what the writers were told."""
     found = versions(store)
     assert [each.version for each in found] == list(range(1, len(found) + 1))
     for before, after in pairwise(found):
@@ -323,7 +323,7 @@ def test_two_writers_in_any_order_leave_one_history(steps: list[tuple[int, str]]
 
 
 def settled(store: FaultyStore, wanted: Manifest) -> bool:
-    """Commit as a runner does: repeat the same manifest until storage says what became of it."""
+    """Commit as a runner does: repeat the same manifest until storage gives a definite answer."""
     while True:
         try:
             commit(store, wanted)

@@ -1,4 +1,4 @@
-"""What a writer is told whose stage somebody else has taken: who it was, and what to do."""
+"""Message to a writer whose stage another writer has taken: the other's name, and the next step."""
 
 from typing import Literal
 

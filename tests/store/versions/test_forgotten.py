@@ -1,4 +1,4 @@
-"""The index of what became of objects that held forgotten keys, and who knows it."""
+"""The index of objects that replaced those with forgotten keys, and its caches."""
 
 import pytest
 from msgspec.structs import replace

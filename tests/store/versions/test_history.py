@@ -1,4 +1,4 @@
-"""Finding versions, and what it costs in requests."""
+"""Finding versions, and its cost in requests."""
 
 from bisect import bisect_right
 from pathlib import Path
@@ -25,7 +25,7 @@ def write(store: ObjectStore, *manifests: Manifest) -> None:
 
 
 def store_of(versions: int) -> CountingStore:
-    """A store with that many versions of one stage, whose requests so far do not count."""
+    """Return a store with this many versions of one stage, and reset request counts."""
     store = CountingStore(MemoryStore())
     write(store, *(manifest(version) for version in range(1, versions + 1)))
     store.reset()
@@ -179,7 +179,7 @@ def test_the_version_of_a_moment_is_the_newest_committed_by_then(times: set[int]
 
 def test_a_moment_is_found_while_old_versions_are_collected() -> None:
     class Collecting(MemoryStore):
-        """Versions 1 to 9 go as soon as somebody has seen that version 1 exists."""
+        """A store that loses versions 1 to 9 after a reader has seen version 1."""
 
         def get_range(self, key: str, start: int, length: int) -> bytes:
             found = super().get_range(key, start, length)

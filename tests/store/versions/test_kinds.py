@@ -1,4 +1,4 @@
-"""Kinds of versions: what each declares of fencing, of what it may follow, and of the log is what the store does."""
+"""Kinds of versions: the store behaves as each declares about fencing, succession, and the log."""
 
 from typing import get_args
 
@@ -15,7 +15,7 @@ from tests.support.manifests import claim
 
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 followers = [kind for kind in KINDS.values() if not kind.retires and not kind.begins]
-"""Kinds behind which a batch may come, where something came before them."""
+"""Kinds that a batch may follow and that need a previous version."""
 
 
 def committed(store: MemoryStore, kind: Traits, by: str) -> Manifest:

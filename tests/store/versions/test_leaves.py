@@ -1,4 +1,4 @@
-"""SSTs in leaves: every change and fold leaves the SSTs that a plain set has, and reads only the leaves it needs."""
+"""SSTs in leaves: every change and fold gives the SSTs of a plain set, and reads only the needed leaves."""
 
 import operator
 from itertools import count
@@ -37,7 +37,7 @@ def sst(number: int, low: int = 0, high: int = 31, seq: int = 1, level: int = 0)
 
 
 def stored_and_read(store: MemoryStore, ssts: Ssts, version: int = 1 << 20) -> Ssts:
-    """The SSTs as another process reads them."""
+    """Return the SSTs as another process reads them."""
     data = codec.encode(replace(manifest(version), table=TABLE, ssts=ssts))
     return bind_reader(store, codec.decode(data, Manifest, key="k")).ssts
 
@@ -102,7 +102,7 @@ def test_a_fold_leaves_few_inline_entries_and_each_hash_in_one_slot(ranges: list
 
 
 def many(store: CountingStore | MemoryStore, entries: int = 4096) -> Ssts:
-    """A table of many SSTs, each in its own range of hashes, all of them in leaves."""
+    """Return a table of many SSTs, each in its own range of hashes, all in leaves."""
     width = 2**64 // entries
     ssts = Ssts(
         replace(sst(n, seq=n + 1, level=1), hash_min=LOWEST + n * width, hash_max=LOWEST + (n + 1) * width - 1)
@@ -136,7 +136,7 @@ def test_one_key_opens_one_leaf_and_a_table_all_of_them_once() -> None:
 
 
 def test_a_manifest_of_130_000_ssts_is_small() -> None:
-    """The SSTs of 2,048 state partitions with 64 SSTs each."""
+    """Uses the SSTs of 2,048 state partitions with 64 SSTs each."""
     memory = MemoryStore()
     ssts = many(memory, 2048 * 64)
     assert len(ssts.leaves) == MAX_LEAVES
@@ -178,7 +178,7 @@ def test_of_two_folds_of_one_leaf_the_first_is_taken() -> None:
 
 
 def test_of_two_first_folds_of_a_slot_the_first_is_taken() -> None:
-    """A runner's and that of a compaction in another process, planned when the table had no leaves yet."""
+    """A runner and a separate compactor both planned a fold when the table had no leaves yet."""
     store = MemoryStore()
     ssts = Ssts(sst(number, seq=number, level=1) for number in range(1, 20))
     one = write_fold(store, "app", "stage", plan_fold(ssts, SMALL, 256))
@@ -191,7 +191,7 @@ def test_of_two_first_folds_of_a_slot_the_first_is_taken() -> None:
 
 
 def test_ssts_of_a_leaf_under_another_root_are_named_by_their_roots(tmp_path: Path) -> None:
-    """A clone under another root, and a clone of that clone under the first root."""
+    """Uses a clone under another root, and a clone of that clone under the first root."""
     here, there = LocalStore(tmp_path / "here", LocalStore), LocalStore(tmp_path / "there", LocalStore)
     own, first = sst(1, seq=1, level=1), replace(sst(2, seq=2, level=1), root=here.url)
     ssts = Ssts([own, first, *(sst(number, seq=number, level=1) for number in range(3, 9))])

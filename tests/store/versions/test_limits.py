@@ -1,4 +1,4 @@
-"""What a stored object may say is checked where it is read: the error names object and field, and what was found."""
+"""Limits of stored objects, checked on reading: the error names object, field and value."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Pages name exactly what the versions name, and a search by them finds what a search without them finds."""
+"""Pages name exactly the versions' objects, and searches by pages equal searches without them."""
 
 from collections.abc import Sequence
 from itertools import count, pairwise
@@ -51,7 +51,7 @@ def sst(number: int, version: int, root: str = "", app: str = "app") -> Sst:
 
 
 def random_history(data: st.DataObject, store: MemoryStore) -> list[Manifest]:
-    """Versions after batches, merges, folds and rewinds in any order, as another process reads them."""
+    """Return versions after batches, merges, folds and rewinds in any order, as another process reads them."""
     numbers, versions = count(1), list[Manifest]()
     ssts, side = Ssts(), Ssts()
     for version in range(1, data.draw(st.integers(1, 14), "versions") + 1):
@@ -144,7 +144,7 @@ def test_a_moment_is_found_with_any_pages(data: st.DataObject) -> None:
 
 @pytest.fixture(scope="module")
 def paged() -> MemoryStore:
-    """A hundred pages of a long history, as a runner leaves them, and 40 versions without a page."""
+    """Return a hundred pages of a long history, as a runner leaves them, and 40 versions without a page."""
     store = MemoryStore()
     write(store, *(manifest(version) for version in range(1, 6_440 + 1)))
     for start in range(1, 6_400, 64):

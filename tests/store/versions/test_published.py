@@ -1,4 +1,4 @@
-"""How far a sink was published: nothing takes a place back."""
+"""The published position of a sink never goes back."""
 
 from hypothesis import given
 from hypothesis import strategies as st

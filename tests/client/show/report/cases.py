@@ -1,4 +1,4 @@
-"""A real verdict and what is known around it, with values put into it; and what a parser finds in a report."""
+"""A real verdict with its evidence for tests of reports, and a parser of reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ WHERE = "SELECT tail, delay FROM aircraft WHERE delay > 1000 AND tail <> 'N999'"
 
 
 def real_case(cache: SstCache) -> ReportInput:
-    """A fault in the middle stage, found in a history with snapshots on both sides of it."""
+    """Return a fault in the middle stage, found in a history with snapshots on both sides."""
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(200))
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "before")
@@ -54,7 +54,7 @@ def real_case(cache: SstCache) -> ReportInput:
 def with_values(
     case: ReportInput, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]
 ) -> ReportInput:
-    """The case with other values wherever a report has some.
+    """Return the case with other values wherever a report shows some.
 
     Args:
         case: any.
@@ -88,24 +88,24 @@ def with_values(
 
 
 def reports(case: ReportInput, *, show: bool = False) -> tuple[str, str]:
-    """The case as HTML and as Markdown."""
+    """Return the case as HTML and as Markdown."""
     made = report_page(case, Mask(show))
     return html.render(made), markdown.render(made)
 
 
 def rendered(text: str) -> str:
-    """Markdown as the HTML that a browser gets, markup within it included."""
+    """Return Markdown as a browser gets it, as HTML with embedded markup."""
     return str(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
 
 
 @dataclass
 class Parsed(HTMLParser):
-    """What a parser of the standard library finds."""
+    """Result of the standard library's HTML parser."""
 
     tags: list[tuple[str, tuple[tuple[str, str | None], ...]]] = field(default_factory=list)
-    """Each element's beginning with its attributes, and each end with none, in their order."""
+    """Start tags with their attributes and end tags without, in order."""
     texts: dict[str, list[str]] = field(default_factory=dict)
-    """What stands in each element of a kind, whole."""
+    """Texts of elements, by tag."""
     markup: list[str] = field(default_factory=list)
     """Comments, declarations and processing instructions."""
 

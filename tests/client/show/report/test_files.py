@@ -1,4 +1,4 @@
-"""`bisect --report FILE --md FILE`: written whole when asked for, or refused before the search."""
+"""`bisect --report FILE --md FILE`: complete files, or a refusal before the search."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The HTML file: what stands where, and that it needs and does nothing but show itself."""
+"""The HTML report: its content, and that it loads and runs nothing."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""No value gets into a report but as text; and none at all unless values are asked for."""
+"""Values in reports: only as escaped text, and none unless requested."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Records that come otherwise: all of them do, and what is promised of their order is kept."""
+"""Rearranged records of a batch: all are kept, and guaranteed orders hold."""
 
 import numpy as np
 from hypothesis import example, given
@@ -17,7 +17,7 @@ VERSIONS = st.lists(st.lists(st.integers(1, 4), max_size=6).map(sorted), max_siz
 
 @st.composite
 def inputs(draw: st.DrawFn) -> dict[str, RecordOrigins]:
-    """A topic and a channel, with records in some partitions; those of the channel of ascending versions."""
+    """Draw a topic and a channel with records in some partitions; a channel's versions ascend."""
     counts = draw(st.lists(st.integers(0, 6), max_size=4))
     topic = np.repeat(np.arange(len(counts)), counts)
     sent = draw(VERSIONS)

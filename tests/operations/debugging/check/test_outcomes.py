@@ -1,4 +1,4 @@
-"""Runs of a version without Spark: kinds of state do not depend on how rows come, and a function that does shows."""
+"""Replays of a version without Spark: kinds of state do not depend on the order of rows, and bad functions show."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ Rows = list[tuple[int, int, float]]
 def summed(
     rows: pa.Table, state: pa.Table, each: Callable[[pa.Table, pa.Table], pa.Array]
 ) -> tuple[pa.Table, pa.Table]:
-    """An update: how many rows there were, and what a function gives of those of the batch."""
+    """Update that returns the number of rows, and a function of a batch's rows."""
     counts = np.bincount(rows["_key"].to_numpy(), minlength=state.num_rows)
     after = pa.table({"n": pc.add(pc.fill_null(state["n"], 0), counts), "v": each(rows, state)})
     return after, pa.table({"k": state["k"], **dict(zip(after.column_names, after.columns, strict=True))})
@@ -70,7 +70,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay_of(state: Kind, folder: Path, partitions: int, schemas: list[pa.Schema]) -> StageReplay:
-    """Version 2 of a stage that had nothing before it."""
+    """Return version 2 of a stage without earlier rows."""
     bound = state.bind(schemas, ("k",))
     values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
     table = Table((Column("k", "int64"),), values, partitions, state.stored)
@@ -93,7 +93,7 @@ def rows_of(rows: Rows) -> pa.Table:
 
 
 def sides_of(rows: Rows) -> pa.Table:
-    """The same as rows of two sides, of times that are near."""
+    """Return the rows as those of two sides with close times."""
     keys, values = pa.array([k for k, *_ in rows], pa.int64()), [x for _, x, _ in rows]
     sides = [at % 2 for at in range(len(rows))]
     made = pa.table({INPUT_COLUMN: pa.array(sides, pa.int32()), "k": keys})

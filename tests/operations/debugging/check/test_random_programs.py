@@ -1,4 +1,4 @@
-"""Of two hundred random programs each planted dependence is found and named, and of the others none is reported."""
+"""Two hundred random programs: each planted dependence is found and named, and none is reported otherwise."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.models.random_programs import random_program, versions_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 IN_GATE = (4, 5, 6, 40)
-"""Where batches end, chance, the process, and one that depends on nothing; `test_verb.py` has the clock and order."""
+"""Batch boundaries, chance, the process, and a deterministic program; `test_verb.py` has clock and order."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`slackwater check`: the past of a real app, run again with the program that ran and with others."""
+"""`slackwater check`: replays of a real app's past with its program and with others."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 @pytest.fixture(scope="module")
 def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    """An app that has read 400 records in two batches."""
+    """Return an app that has read 400 records in two batches."""
     ledger = Ledger(kafka.bootstrap, tmp_path_factory.mktemp("check"))
     ledger.send(400)
     ledger.catch_up(max_records=200)
@@ -31,7 +31,7 @@ def check(ledger: Ledger, code: Path, *words: str, code_of_exit: int = 0) -> Any
 
 
 def changed(before: str, after: str) -> Path:
-    """The program with something else in it."""
+    """Return the program with a replacement."""
     text = LEDGER.read_text()
     assert text.count(before) == 1
     path = Path("changed.py")

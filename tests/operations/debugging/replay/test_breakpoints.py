@@ -1,4 +1,4 @@
-"""Breakpoints in a user's functions: stopped before the first line, with the arguments there, and else as it was."""
+"""Breakpoints in user functions: before the first line, with the arguments, and without other effects."""
 
 import importlib.util
 import sys
@@ -59,7 +59,7 @@ def program(tmp_path: Path) -> ModuleType:
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The names, lines and variables of the functions that were stopped in."""
+    """Record names, lines and variables of the functions with a breakpoint."""
     found: list[dict[str, Any]] = []
 
     def hook() -> None:

@@ -1,4 +1,4 @@
-"""Bundles: what is written is read again, and what is none, or means harm, is refused in a sentence."""
+"""Bundles: written ones can be read, and invalid or hostile files are refused with a sentence."""
 
 import dataclasses
 import io
@@ -106,7 +106,6 @@ def with_ttl() -> Table:
 
 
 def one(**index: object) -> Bundle:
-    """A bundle of a stage with a table."""
     rows = pa.Table.from_arrays([pa.array([b"k"]), pa.array([b"v"]), pa.array([7])], schema=TOPIC)
     place = pa.Table.from_arrays(
         [pa.array([each], kind) for each, kind in zip((0, 7, 0, 5, 0), ORIGIN_SCHEMA.types, strict=True)],
@@ -139,7 +138,7 @@ def read(path: Path, data: bytes) -> Bundle:
 
 
 def rebuilt(bundle: Bundle, change: Callable[[dict[str, bytes]], object]) -> bytes:
-    """The bytes of a bundle after something was done to its members."""
+    """Return the bytes of a bundle with changed members."""
     with zipfile.ZipFile(io.BytesIO(bundles.encode(bundle))) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)

@@ -1,4 +1,4 @@
-"""What is behind a bad commit: one app over planted faults of each class, replayed on the real broker and Spark."""
+"""Causes of bad commits: one app with planted faults of each class, replayed on a real broker and Spark."""
 
 import json
 import os
@@ -63,14 +63,14 @@ def recent(orders: DataFrame) -> DataFrame:
     return orders
 """
 FEES = ("amount div 100", "case when k like 'd%' then amount else amount div 100 end")
-"""Of the first release, and of the second, which is wrong for keys that begin with d."""
+"""Fee of the first release, and of the second, which is wrong for keys that begin with d."""
 HUGE = 2_000_000
 MINUTE_MS = 60_000
 
 
 @dataclass
 class Shop:
-    """An app that ran over what was sent."""
+    """An app that has processed the sent records."""
 
     bootstrap: str
     folder: Path
@@ -78,12 +78,12 @@ class Shop:
     seq: int = 0
     began_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000 - 3_600_000)
     at: dict[str, str] = field(default_factory=dict)
-    """Where records that have a name came to lie."""
+    """Positions of named records."""
     before_reset: str = ""
-    """The last moment before all was read again."""
+    """Last moment before the reset."""
 
     def send(self, *orders: dict[str, object]) -> None:
-        """Send orders, each with the next number and a second after the one before, unless it says its own."""
+        """Send orders with ascending numbers and times a second apart, unless they set their own."""
         producer = Producer(open_kafka(self.bootstrap).properties)
         for given in orders:
             name, order = str(given.get("name", "")), {key: each for key, each in given.items() if key != "name"}
@@ -129,7 +129,7 @@ class Shop:
         return said.exit_code, said.stdout, said.stderr
 
     def cause(self, where: str, *words: str, releases: tuple[int, ...] = (2,)) -> dict[str, object]:
-        """The cause that bisect finds with these releases' files."""
+        """Return bisect's cause with the files of these releases."""
         codes = [word for release in releases for word in ("--code", str(self.folder / f"v{release}.py"))]
         code, out, error = self.verb("bisect", self.app, "--where", where, *codes, "--json", *words)
         assert code == 0, error

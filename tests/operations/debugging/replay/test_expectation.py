@@ -1,4 +1,4 @@
-"""Generated tests: values that stand in them are those that were committed."""
+"""Generated tests contain the committed values."""
 
 import datetime
 import decimal
@@ -71,7 +71,7 @@ def test_rows_have_one_order() -> None:
 
 
 def comparison(replayed: int) -> Comparison:
-    """Of two keys of which one may differ."""
+    """Compare two keys, one of which may differ."""
     keys = pa.table({"carrier": ["AA", "UA"]})
     before, after = (pa.table({"flights": [5, count], "mean": [math.nan, 0.5]}) for count in (7, replayed))
     there = np.array([True, True])

@@ -1,4 +1,4 @@
-"""The first bad record of a batch, against its definition: prefixes in the app's order, in plain Python. No Spark."""
+"""The first bad record of a batch, compared with its definition by prefixes, in plain Python without Spark."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ STATE = sw.aggregate(total=sw.sum("amount"), most=sw.max("amount"))
 
 @dataclass(frozen=True)
 class Order:
-    """A record: where it is, its message's time, and its row."""
+    """A record: its position, time and row."""
 
     partition: int
     offset: int
@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Known(StageReplay):
-    """A replay of a function that gives each record as it is, so that it needs no Spark."""
+    """A replay that returns records unchanged, without Spark."""
 
     @property
     def _all(self) -> tuple[pa.Table, bool]:
@@ -55,7 +55,7 @@ class Known(StageReplay):
 
 
 def order(records: list[Order]) -> list[Order]:
-    """The app's order: offsets in a partition, and between partitions the latest time up to a record."""
+    """Sort by the app's order: by offset in a partition, between partitions by the latest time up to a record."""
     latest = {
         each: max(o.time_ms for o in records if o.partition == each.partition and o.offset <= each.offset)
         for each in records
@@ -74,7 +74,7 @@ def batches(draw: st.DrawFn, least: int) -> list[Order]:
 
 
 def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
-    """The search for the record with which a table of users, empty before, turned bad."""
+    """Return the search for the record that made a table of users bad, which was empty before."""
     bound = STATE.bind([ROWS], ("user",))
     stage = Stage(bound, ("user",), ROWS, STATE.stored)
     before = stage.head
@@ -97,7 +97,7 @@ def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
 
 
 def totals(records: Iterable[Order]) -> Iterator[bool]:
-    """Of each prefix whether a user's total is beyond the limit: of none first."""
+    """Yield for each prefix, from the empty one on, if a user's total exceeds the limit."""
     users: dict[str, int] = {}
     yield False
     for each in records:

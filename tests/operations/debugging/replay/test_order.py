@@ -1,4 +1,4 @@
-"""The order of a batch's records: offsets within a partition, times between them. No Spark, no Kafka."""
+"""The order of a batch's records: offsets within a partition, times between them."""
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +11,7 @@ RECORDS = st.lists(
     min_size=1,
     max_size=30,
 )
-"""Topic, partition, offset, row and time of each."""
+"""Topic, partition, offset, row and time of each record."""
 
 
 def ordered(records: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], list[int]]:

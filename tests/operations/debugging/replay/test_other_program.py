@@ -1,4 +1,4 @@
-"""A replay with another program than the one that ran: what it says of that one."""
+"""Messages of a replay with another program than the one that ran."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Planted faults of many kinds, while rows expire and all is compacted, rescaled, thinned: each leads to its record."""
+"""Planted faults of many kinds in a history with expiry, compaction, rescaling and thinning."""
 
 import json
 import os
@@ -31,29 +31,29 @@ VARIANT = "latest expires"
 PHASES = 3
 KINDS = 7
 ENTRIES = 300
-"""Of each phase."""
+"""Entries of each phase."""
 HUGE = 10**9
 HOUR_MS = 3_600_000
 
 
 def hash_of(account: object) -> int:
-    """The same in every process."""
+    """Return a hash that is the same in every process."""
     return sum(str(account).encode())
 
 
 @dataclass
 class Fault:
-    """One fault: where it shows, and the record that brings it."""
+    """One fault: the query that shows it, and its record."""
 
     where: str
     address: str = ""
     bad: str = ""
-    """A moment at which it shows: later, its row may have expired."""
+    """Moment at which it shows; later its row may have expired."""
 
 
 @dataclass
 class History:
-    """Entries in the order in which they are sent, and the faults among them, each with an account of its own."""
+    """Entries in the order of sending, with faults, each on its own account."""
 
     random: np.random.Generator
     ledger: Ledger
@@ -62,7 +62,7 @@ class History:
     began_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000 - 6 * HOUR_MS)
 
     def send(self, count: int) -> None:
-        """Ordinary entries, and one of each kind of fault somewhere among them."""
+        """Send ordinary entries with one fault of each kind at a random place."""
         kinds: list[Callable[[int], Iterator[tuple[dict[str, object], Fault | None]]]] = [
             self._outlier,
             self._straw,
@@ -160,7 +160,7 @@ class History:
 def check(
     ledger: Ledger, seed: int, *, phases: int = PHASES, thins: bool = False, empties: bool = False
 ) -> Counter[str]:
-    """What each fault of a history led to: its record, a span that is proved to hold it, or that its time is gone.
+    """Count the results for a history's faults: the record, a proved span that contains it, or an expired time.
 
     With `empties`, the app archives what it reads, and Kafka has nothing left of that.
     """
@@ -211,14 +211,14 @@ def check(
 
 
 def grow_older(folder: Path, span_ms: int) -> None:
-    """Garbage collection takes nothing young."""
+    """Let everything grow older than garbage collection's margin."""
     for path in folder.rglob("*"):
         written_ns = path.stat().st_mtime_ns - span_ms * 1_000_000
         os.utime(path, ns=(written_ns, written_ns))
 
 
 def commit(ledger: Ledger, fault: Fault) -> Verdict:
-    """The commit that brought a fault, as bisect finds it."""
+    """Return the commit of a fault, as bisect finds it."""
     cache = SstCache(ledger.folder / "cache" / "query", 1 << 30)
     return bisect(open_store(ledger.store), cache, ledger.app, fault.where, bad=fault.bad)
 

@@ -1,4 +1,4 @@
-"""From a bad commit to the input record: planted faults, replayed on the real broker and Spark."""
+"""From a bad commit to the input record: planted faults, replayed on a real broker and Spark."""
 
 import json
 import os
@@ -35,7 +35,7 @@ HEADERS = (("origin", b"test"), ("traceparent", b"00-0af7651916cd43dd8448eb211c8
 
 
 def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) -> str:
-    """Send one record with a header, and tell its address."""
+    """Send one record with a header; return its address."""
     producer = Producer(ledger.kafka.properties)
     places: list[str] = []
     entry = {"seq": ledger.sent, "account": account, "branch": branch, "amount": amount}
@@ -56,7 +56,7 @@ def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) 
 
 @dataclass
 class Planted:
-    """A ledger that has run over two records that are far too large, and the address of the first of them."""
+    """A ledger that has processed two records with far too large amounts, and the address of the first."""
 
     ledger: Ledger
     first: str
@@ -75,12 +75,12 @@ def planted_in(ledger: Ledger, *, variant: str = "") -> Planted:
 
 @pytest.fixture(scope="module")
 def planted(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """What the tests here look at, and leave as it is."""
+    """Return the shared ledger, which the tests do not change."""
     return planted_in(Ledger(kafka.bootstrap, tmp_path_factory.mktemp("planted")))
 
 
 def guilty(ledger: Ledger, where: str, *, variant: str = "") -> RecordPath:
-    """What the search finds, where this variant of the program is replayed."""
+    """Return the search's result with this variant of the program."""
     store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
     verdict = bisect(store, cache, ledger.app, where)
     os.environ.update(LEDGER_TOPIC=ledger.topic, LEDGER_VARIANT=variant)

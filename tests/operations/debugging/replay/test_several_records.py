@@ -1,4 +1,4 @@
-"""Several bad records in one batch, on the real broker and Spark: the first in the app's order is named, and all."""
+"""Several bad records in one batch on a real broker and Spark: the first in the app's order, and a list of all."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 T0 = 1_760_000_000_000
 ROW = "k string, n long, amount string, ts long, shop string"
 EVEN = 3
-"""Partitions of the topic whose records have one time."""
+"""Partitions of the topic whose records have equal times."""
 
 
 def parsed(messages: DataFrame) -> DataFrame:
@@ -40,7 +40,7 @@ def parsed(messages: DataFrame) -> DataFrame:
 
 
 def shop(name: str, topic: str, *, beside: bool) -> sw.App:
-    """Three hops: `parse`, then tables by `k` of several kinds, and `enrich` before a table by `shop`.
+    """Three hops: `parse`, tables by `k` of several kinds, and `enrich` before a table by `shop`.
 
     With `beside`, those among them that have a table beside their own.
     """
@@ -62,7 +62,7 @@ def shop(name: str, topic: str, *, beside: bool) -> sw.App:
 
 
 def _tables_beside(app: sw.App) -> None:
-    """Late rows of `win`, rejected records of `sums`."""
+    """Add side tables: late rows of `win`, rejected records of `sums`."""
     app.stage(
         name="win", reads="by-k", key=["k", "w"], state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
         event_time=sw.event_time(late="table"),
@@ -74,7 +74,7 @@ def _tables_beside(app: sw.App) -> None:
 
 @dataclass
 class History:
-    """An app that ran over records, and where each of these is; told apart by `n`."""
+    """An app that has processed records, with the position of each by `n`."""
 
     bootstrap: str
     folder: Path
@@ -90,12 +90,12 @@ class History:
         self.cache = SstCache(self.folder / "cache", 1 << 30)
 
     def send_and_run(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Send rows, and let all stages read them."""
+        """Send rows, and run all stages."""
         self.produce(rows)
         self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True)
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Send rows, each to the partition and with the time that it names."""
+        """Send rows to the partitions and with the times that they specify."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for row in rows:
             values = {"k": "k00", "amount": "5", "ts": T0, "shop": "s0"} | row
@@ -130,7 +130,7 @@ def named(found: RecordPath) -> str:
 
 
 def bad(found: RecordPath) -> list[str]:
-    """The bad records, with an asterisk after those that are bad by themselves."""
+    """Return the bad records, with an asterisk for those that are bad by themselves."""
     assert found.records is not None
     return [
         f"{row['topic']}[{row['partition']}]@{row['offset']}{'*' if row['alone'] else ''}"
@@ -144,7 +144,7 @@ def small(n: int, k: int, minute: float, amount: str = "5", **more: Any) -> dict
 
 @pytest.fixture(scope="module")
 def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Three runs of one partition: late rows, rejected records, rows that expire, and large ones in the third."""
+    """Return three runs of one partition: late rows, rejected records, expiring rows; large ones in the third."""
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("one"))
     with pytest.MonkeyPatch.context() as patch:
         history.send_and_run([small(n, n, n / 600) for n in range(100)])
@@ -240,7 +240,7 @@ def test_a_batch_that_its_records_made_bad_is_good_with_none(one_partition: Hist
 
 @pytest.fixture(scope="module")
 def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Two runs of three partitions: all records of the second have one time, but for those with a `sent`."""
+    """Return two runs of three partitions: the second run's records have one time, except those with `sent`."""
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("three"), EVEN)
     history.send_and_run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
     later = {"sent": T0 + 1_000}
@@ -277,7 +277,7 @@ def test_within_a_partition_offsets_are_the_order_whatever_the_times(partitions:
 
 
 class FanIn(History):
-    """Two stages that read a topic each, and a table of both."""
+    """Two stages with one topic each, and a table over both."""
 
     def __post_init__(self) -> None:
         self.store, self.cache = str(self.folder / "store"), SstCache(self.folder / "cache", 1 << 30)
@@ -291,7 +291,7 @@ class FanIn(History):
         )(lambda left, right: left.union(right))
 
     def send(self, side: str, records: Sequence[tuple[int, int]]) -> None:
-        """Send records, each `n` and its time, and let the side's stage read them."""
+        """Send records (`n` and time), and let the side's stage read them."""
         self.topic = f"{self.name}-{side}"
         self.produce([small(n, n % 3, 0, sent=time_ms) for n, time_ms in records])
         self.run(side)
@@ -318,7 +318,7 @@ def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: Em
 
 
 class Joined(FanIn):
-    """Orders and refunds that meet by number, and the largest refund of each customer."""
+    """Orders and refunds joined by number, and the largest refund of each customer."""
 
     def __post_init__(self) -> None:
         self.store, self.cache = str(self.folder / "store"), SstCache(self.folder / "cache", 1 << 30)

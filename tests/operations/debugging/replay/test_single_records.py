@@ -1,4 +1,4 @@
-"""Which records of a batch are bad by themselves, by the rows that its function makes of them: without Spark."""
+"""Records of a batch that are bad by themselves, by the rows that a function makes of them, without Spark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ GAP = 20
 
 @dataclass(frozen=True)
 class Given(StageReplay):
-    """A replay whose function made these rows, each of the record that it names."""
+    """A replay whose function returned these rows, each with the record that it names."""
 
     made: pa.Table | None = None
 

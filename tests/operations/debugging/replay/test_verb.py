@@ -1,4 +1,4 @@
-"""`slackwater replay`: batches of a real app, run again with the program that ran and with others, and from bundles."""
+"""`slackwater replay`: batches of a real app with its program, with others, and from bundles."""
 
 import json
 import runpy
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 @pytest.fixture(scope="module")
 def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    """An app that has read 600 records, one of them much too large, in a few batches."""
+    """Return an app that has read 600 records in a few batches; one amount is much too large."""
     ledger = Ledger(kafka.bootstrap, tmp_path_factory.mktemp("replay"))
     ledger.send(300)
     plant(ledger, 5_000_000, account="planted")
@@ -36,7 +36,7 @@ def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempP
 
 
 def largest_batch(ledger: Ledger, stage: str) -> str:
-    """A ref to the version of a stage that read most records."""
+    """Return a ref to the stage's version that read most records."""
     store = open_store(ledger.store)
     newest = resolve(store, f"{ledger.app}/{stage}", now_ms=0).stages[stage]
     versions = [history.read(store, ledger.app, stage, version) for version in range(1, newest.version + 1)]
@@ -46,7 +46,7 @@ def largest_batch(ledger: Ledger, stage: str) -> str:
 
 
 def changed(returned: str) -> str:
-    """The program, with another function of the last stage."""
+    """Return the program with another function of the last stage."""
     before, found, after = LEDGER.read_text().rpartition("    return entries\n")
     assert found
     return f"{before}    return {returned}\n{after}"

@@ -1,4 +1,4 @@
-"""The record behind a bad batch of a query that is followed: by its window, its key, and a function of the user's."""
+"""The record behind a bad batch of an attached query: by its window, its key, and a function of the user."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def followed(kafka: MemoryKafka, tmp_path: Path, batches: list[list[tuple[str, int]]]) -> Verdict:
-    """What bisect finds of a query that sums these orders by country, one list a batch."""
+    """Return bisect's verdict on a query that sums these orders by country, one list per batch."""
     kafka.create_topics({"orders": 1})
     checkpoint, store, cache = query(TOTALS), MemoryStore(), SstCache(tmp_path / "cache", 1 << 30)
     state: dict[str, tuple[int, int, int]] = {}

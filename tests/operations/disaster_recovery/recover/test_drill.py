@@ -1,4 +1,4 @@
-"""A drill changes nothing, and says whether the app could go on and is what it was."""
+"""Drills change nothing, and tell if the app could continue unchanged."""
 
 from slackwater.client.show.failover import drill_page, drill_result
 from slackwater.client.show.render import html, markdown

@@ -1,4 +1,4 @@
-"""A recovery that is killed anywhere: nobody can run the app before it is whole, and the same call finishes it."""
+"""A recovery that is killed at any request: the app cannot run before it is complete, and the same call finishes it."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ from tests.support.histories import FlightsApp, flights
 
 
 def lost(*, reachable: bool) -> tuple[FlightsApp, AgingStore, FailoverKafka]:
-    """An app, its replica, and the Kafka in which it is to go on; where it can be reached it has gone on since."""
+    """Return an app, its replica, and a Kafka to continue on; a reachable app has newer commits."""
     app, target = running(), AgingStore()
     copy(app, target)
     if reachable:
@@ -33,7 +33,7 @@ def bring_back(app: FlightsApp, target: AgingStore, kafka: FailoverKafka, *, rea
 
 
 def check_not_half(app: FlightsApp, target: AgingStore) -> None:
-    """Whoever looks sees a consistent moment, and whoever runs is refused, or finds all of it."""
+    """Check that readers see a consistent moment, and that a run is refused or finds everything."""
     report = verify(fresh(target), app.name, now_ms=LATER_MS)
     assert report.consistent, report.differences
     found = replicas.find_replica_state(target, app.name)

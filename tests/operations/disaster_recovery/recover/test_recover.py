@@ -1,4 +1,4 @@
-"""An app goes on from its replica as if nothing had happened, but for what came after the replica's cut."""
+"""Recovery: an app continues from its replica and lacks only what followed the replica's cut."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ SAME = FailoverTerms()
 
 
 def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverKafka:
-    """Another Kafka with the users' topic alone, some records behind, after some that are none of it."""
+    """Return another Kafka that has only the users' topic, some records behind, after unrelated records."""
     made = FailoverKafka()
     made.topics[app.topic] = [
         [*([*messages][:1] * before), *messages[: len(messages) - behind]] for messages in app.kafka.topics[app.topic]
@@ -45,7 +45,7 @@ def recovered(
 
 
 def goes_on(app: FlightsApp, target: ObjectStore, kafka: FailoverKafka) -> FlightsApp:
-    """The app where it goes on, once it has read what there is."""
+    """Return the app at its new place, after it has read all available records."""
     other = FlightsApp(target, kafka, app.name, clock=app.clock)
     for _ in range(2):
         other.step_all()

@@ -1,4 +1,4 @@
-"""Replicating that is killed anywhere, or done twice at once: a whole is there all the time, and the next goes on."""
+"""Replication that is killed at any request or runs twice: the replica is always consistent."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ def snapshot(app: FlightsApp, name: str) -> None:
 
 
 def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
-    """An app, and its replica after so many rounds; what comes next collects what two rounds had copied."""
+    """Return an app and its replica after this many rounds; the next round deletes copies of earlier ones."""
     app, target = running(), AgingStore()
     if rounds:
         copy(app, target)
@@ -39,7 +39,7 @@ def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
 
 
 def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
-    """Whatever is there of a replica is a consistent whole, with the tables that the app had at that cut."""
+    """Check that the existing part of a replica is consistent, with the app's tables at that cut."""
     store = fresh(target)
     try:
         cut = resolve(store, app.name, now_ms=LATER_MS)

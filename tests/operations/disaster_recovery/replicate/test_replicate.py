@@ -1,4 +1,4 @@
-"""A replica holds every version of its app, up to a cut that it names, and nothing that the app has given up."""
+"""A replica has every version of its app up to a named cut, and nothing that the app has deleted."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def running() -> FlightsApp:
 
 
 def check_whole(app: FlightsApp, target: ObjectStore) -> None:
-    """The replica is its app, as far as the cut says, and verifies to the last byte."""
+    """Check that the replica equals the app up to its cut, and that it verifies completely."""
     found = replicas.REPLICA_CUTS.newest(target, app.name)
     assert found is not None
     for stage, version in found.stages.items():
@@ -253,7 +253,7 @@ def test_keys_that_are_forgotten_while_it_copies_are_no_damage(verb: str, part: 
 
 
 def test_a_continuous_replica_loses_what_a_forget_replaced_whenever_its_rounds_come(tmp_path: Path) -> None:
-    """Sixty rounds of one process, ten minutes each, with four forgets, each of which a round comes into."""
+    """Sixty rounds of one process, ten minutes each, with four forgets, each during a round."""
     app, target = failover_app(), AgingStore()
     cache, copies = SstCache(tmp_path, 1 << 30), replicator(app, target)
     others = [flight for flight in flights(8) if flight.tail != "N003"]

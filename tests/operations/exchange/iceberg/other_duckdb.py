@@ -1,4 +1,4 @@
-"""DuckDB 1.5 and its extension for Iceberg, which 2.0 has no package of, in a folder and processes of their own."""
+"""DuckDB 1.5 with its Iceberg extension, which 2.0 lacks, in its own folder and processes."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ print(json.dumps([dict(zip(found.columns, row)) for row in found.fetchall()], de
 
 
 def ask(sql: str) -> list[dict[str, Any]]:
-    """What a query returns; values that JSON has no word for as text."""
+    """Return a query's rows; values without a JSON form are text."""
     folder = cache_folder() / f"duckdb-iceberg-{_VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_file(Path(f"{folder}.lock"), lambda: None):

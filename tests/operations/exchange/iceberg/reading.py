@@ -1,4 +1,4 @@
-"""Iceberg tables as pyiceberg reads them, also where they lie in a store in memory."""
+"""Iceberg tables as pyiceberg reads them, also from a store in memory."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from slackwater.store.objects.protocol import ObjectStore
 
 
 class StoreIO(FileIO):
-    """Reads what lies in some stores."""
+    """File access of pyiceberg to stores."""
 
     def __init__(self, *stores: ObjectStore) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class StoreIO(FileIO):
 
 
 def opened(store: ObjectStore, target: ObjectStore, name: str) -> StaticTable:
-    """A table under a root, whose SSTs lie in a store."""
+    """Return a table under a root, whose SSTs are in a store."""
     # As readers do: by the number that they are told.
     folder = f"{name}/metadata"
     data = target.get(f"{folder}/v{target.get(f'{folder}/version-hint.text').decode()}.metadata.json")
@@ -41,6 +41,6 @@ def opened(store: ObjectStore, target: ObjectStore, name: str) -> StaticTable:
 
 
 def rows(table: StaticTable, snapshot: int | None = None) -> list[dict[str, object]]:
-    """Its rows at a snapshot, default the newest, ascending by their first column."""
+    """Return its rows at a snapshot, by default the newest, sorted by the first column."""
     found: pa.Table = table.scan(snapshot_id=snapshot).to_arrow()
     return sorted(found.to_pylist(), key=lambda row: str(next(iter(row.values()))))

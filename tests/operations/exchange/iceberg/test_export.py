@@ -1,4 +1,4 @@
-"""An app's tables as Iceberg tables: what is written, what keeps it, who else writes, who dies."""
+"""An app's tables as Iceberg tables: files, pins, other writers, and killed exports."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -34,7 +34,7 @@ def app() -> FlightsApp:
 
 
 class Lake:
-    """Where an app's tables are exported to."""
+    """Target of an app's exports."""
 
     def __init__(self, app: FlightsApp, cache: SstCache, keep_ms: int = HOUR_MS) -> None:
         self.app, self.cache, self.store = app, cache, AgingStore()

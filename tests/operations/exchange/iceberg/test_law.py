@@ -1,4 +1,4 @@
-"""Whatever happened to a table, pyiceberg reads of its Iceberg table what a query gives."""
+"""For any history of a table, pyiceberg reads the rows that a query returns."""
 
 from contextlib import closing
 
@@ -54,7 +54,7 @@ def test_pyiceberg_reads_what_a_query_gives_at_any_version(
 
 
 class At(Cut):
-    """A cut that is looked at by a clock."""
+    """A cut that is read by a clock."""
 
     def __init__(self, app: str, stages: dict[str, Manifest], clock_ms: int) -> None:
         super().__init__(app, stages)

@@ -1,4 +1,4 @@
-"""Readers of Iceberg tables that know nothing of slackwater."""
+"""Iceberg readers that are independent of slackwater."""
 
 from contextlib import closing
 from dataclasses import replace

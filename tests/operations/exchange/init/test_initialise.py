@@ -1,4 +1,4 @@
-"""A table that begins with rows from elsewhere has these rows, or nothing is there."""
+"""A table that begins with imported rows has exactly these rows, or does not exist."""
 
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ def file_of(rows: pa.Table, folder: Path) -> RowSource:
 
 
 def stored(store: ObjectStore, stage: str = "carriers") -> list[dict[str, Any]]:
-    """The table, by its key, read by Parquet's own reader."""
+    """Return the table's rows by key, read with a plain Parquet reader."""
     head = history.head(store, "flights", stage)
     assert head is not None
     parts = [pq.read_table(pa.BufferReader(store.get(sst.object))) for sst in head.ssts]

@@ -1,4 +1,4 @@
-"""What a folder says of itself is documented, field by field."""
+"""The document of an exported folder is described field by field."""
 
 import re
 from pathlib import Path
@@ -14,11 +14,11 @@ INSIDE = {
     Input: {"rows"},
     Output: {"attempts", "rows", "markers"},
 }
-"""What is of one version alone, and empty there; and what says how rows fall due, which `due_ms` leads to."""
+"""Fields that are empty there because they concern one version, and those about due rows, which `due_ms` covers."""
 
 
 def structs(kind: Any) -> set[type[Struct]]:
-    """The structs that a type is made of, at its first level."""
+    """Return the structs of a type's first level."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return {kind}
     return {found for each in get_args(kind) for found in structs(each)}

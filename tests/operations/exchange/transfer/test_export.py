@@ -1,4 +1,4 @@
-"""An app that leaves as a folder: nothing is lost on the way, and nothing is ours alone."""
+"""An app exported as a folder: complete, and readable without slackwater."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def app() -> FlightsApp:
 
 
 def running(store: ObjectStore) -> FlightsApp:
-    """An app with deleted keys, merged SSTs, and records in flight on both of its channels."""
+    """Return an app with deleted keys, merged SSTs, and records in flight on both channels."""
     app = copied(app_of(), store)
     app.compact("aircraft")
     app.delete("carriers", "C1")
@@ -154,7 +154,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
 
 
 def total(folder: Path, key: str, *places: str) -> dict[str, tuple[int, int]]:
-    """Flights and their delay by key, in these places of a folder, as DuckDB reads them."""
+    """Return flights and delays by key in these parts of a folder, as DuckDB reads them."""
     files = {each: [*map(str, (folder / each).glob("*.parquet"))] for each in places}
     count = {"tables": "flights", "in-flight": "1"}
     parts = [
@@ -167,7 +167,7 @@ def total(folder: Path, key: str, *places: str) -> dict[str, tuple[int, int]]:
 
 
 def assert_each_record_counts_once(folder: Path, app: FlightsApp) -> None:
-    """What was read of the topic is in a table or on its way there: in the end in that of aircraft, and of carriers."""
+    """Check that each record counts once, in a table or in flight, for aircraft and for carriers."""
     offsets = json.loads((folder / "export.json").read_text())["stages"]["legs"]["inputs"]["flights"]["offsets"]
     aircraft, carriers = dict[str, tuple[int, int]](), dict[str, tuple[int, int]]()
     for messages, end in zip(app.kafka.topics["flights"], offsets, strict=True):

@@ -1,4 +1,4 @@
-"""An export that is killed anywhere: nothing half-made is seen, and the same call again writes it."""
+"""An export that is killed at any request: no partial folder is visible, and the same call finishes it."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside, files are requests, too, and what is killed leaves what it had written."""
+    """Count file writes as requests in this block; a killed export keeps its files."""
     write_table, write_bytes = pq.write_table, Path.write_bytes
 
     def told(where: Path, write: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Queries of Spark's that are to become stages: what Spark would keep of rows, and what the stage has instead."""
+"""Spark queries to adopt: Spark's state for given rows, and the stage's expected rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,13 +17,13 @@ from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest,
 
 
 def table_of(kind: Kind, key: pa.Schema, bound: BoundState, partitions: int = 2) -> Table:
-    """The table that a program declares with this state."""
+    """Return the table that a program with this state declares."""
     columns = (tuple(Column(each.name, from_arrow(each.type)) for each in of) for of in (key, bound.values))
     return Table(*columns, partitions, kind.stored)
 
 
 def declared(kind: Kind, rows: pa.Schema, key: Sequence[str]) -> Table:
-    """The same, of rows with these columns."""
+    """Return the table for rows with these columns."""
     return table_of(kind, pa.schema([rows.field(name) for name in key]), kind.bind([rows], tuple(key)))
 
 
@@ -40,7 +40,7 @@ def adoption(
     topics: Mapping[str, tuple[int, ...]] | None = None,
     **how: Any,
 ) -> Adoption:
-    """The query of a checkpoint as shop/totals, which reads the topic `orders`."""
+    """Return the adoption of a checkpoint's query as shop/totals, which reads the topic `orders`."""
     first = Manifest("shop", stage, 1, 1, "w", 1, "init", table=table, by="host:1")
     inputs = {name: Input(name, at) for name, at in (topics or {"orders": (0, 0)}).items()}
     rows = lambda: map_tables(checkpoint.tables, table, f"stage shop/{stage}")  # noqa: E731

@@ -1,4 +1,4 @@
-"""A query of Spark's becomes a stage: compared with it while it runs, adopted, and run on from the next record."""
+"""A Spark query becomes a stage: compared with the running query, adopted, and continued at the next record."""
 
 import json
 import textwrap
@@ -43,7 +43,7 @@ PROGRAM = """
 
 
 class Query:
-    """A query of plain Spark over files, and a topic with the same records, of whose offsets its checkpoint says."""
+    """A plain Spark query over files, and a topic with the same records, whose offsets its checkpoint has."""
 
     def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
         self.topic = f"orders-{uuid4().hex[:8]}"
@@ -55,7 +55,7 @@ class Query:
         self._batches = 0
 
     def send(self, *orders: tuple[str, int]) -> None:
-        """Records of the topic alone."""
+        """Send records to the topic only."""
         producer = Producer(open_kafka(self.bootstrap).properties)
         for country, cents in orders:
             row = {"country": country, "cents": cents, "price": f"{cents}.25", "id": len(self.rows)}
@@ -64,7 +64,7 @@ class Query:
         assert producer.flush(30) == 0
 
     def batch(self, *orders: tuple[str, int]) -> None:
-        """Records that will be a batch."""
+        """Write records for one batch."""
         before = len(self.rows)
         self.send(*orders)
         lines = "\n".join(map(json.dumps, self.rows[before:]))
@@ -72,7 +72,7 @@ class Query:
         self._batches += 1
 
     def run(self) -> None:
-        """Let it read what is there, a file a batch."""
+        """Run the query over the available files, one per batch."""
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         spark = spark.newSession()
         for name, value in {
@@ -93,7 +93,7 @@ class Query:
         self._say_kafka()
 
     def _say_kafka(self) -> None:
-        """Have its offsets be those of the topic, as its own would say it."""
+        """Replace the checkpoint's offsets by those of the topic, in Spark's format."""
         at = 0
         for number in range(self._batches):
             at += len((self._source / f"{number:03}.json").read_text().splitlines())
@@ -103,7 +103,7 @@ class Query:
             (file.parent / f".{number}.crc").unlink(missing_ok=True)
 
     def truth(self, up_to: int) -> dict[str, tuple[int, int]]:
-        """Orders and cents by country, of so many records."""
+        """Return orders and cents by country of this many records."""
         found: dict[str, tuple[int, int]] = {}
         for row in self.rows[:up_to]:
             orders, cents = found.get(str(row["country"]), (0, 0))

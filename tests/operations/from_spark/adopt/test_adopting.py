@@ -1,4 +1,4 @@
-"""Where a stage goes on, and with which of a query's batches."""
+"""The batches from which an adoption begins, and the offsets at which the stage continues."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("co
 
 @dataclass(slots=True)
 class DamagedCheckpoint(MemoryCheckpoint):
-    """One of which the state of some batches cannot be read any more."""
+    """A checkpoint with unreadable state of some batches."""
 
     damaged: frozenset[int] = frozenset()
 

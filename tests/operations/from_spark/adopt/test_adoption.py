@@ -1,4 +1,4 @@
-"""A query becomes a stage: with the rows that the stage would have had, a version a batch, as a whole or not at all."""
+"""A query becomes a stage with the expected rows, one version per batch, completely or not at all."""
 
 import threading
 from pathlib import Path
@@ -61,7 +61,7 @@ BUFFER = pa.schema(
         *(("valueWithExtremumOrdering_2", pa.float64()), ("extremumOrdering_2", pa.int64())),
     ]
 )
-"""What Spark keeps of the same."""
+"""Spark's state for the same aggregates."""
 TOTALS = MemoryTable("", pa.schema([("country", pa.string())]), BUFFER)
 
 row = st.fixed_dictionaries(
@@ -84,13 +84,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Query:
-    """A query of Spark's over some rows, beside what a stage makes of the same rows."""
+    """A Spark query over some rows, and the stage's expected rows."""
 
     def __init__(self, kind: Aggregates = ORDERS) -> None:
         self.checkpoint = MemoryCheckpoint((TOTALS,))
         self.table = declared(kind, ROWS, ["country"])
         self.stages: list[dict[Row, Row]] = []
-        """The rows of the stage after each batch."""
+        """Rows of the stage after each batch."""
         self._bound = kind.bind([ROWS], ("country",))
         self._stage: dict[Any, dict[str, Any]] = {}
         self._spark: dict[Any, list[Any]] = {}
@@ -147,7 +147,7 @@ def filled(batches: int = 5) -> Query:
 
 
 def is_there(store: ObjectStore) -> bool:
-    """Whether anybody takes the app for one."""
+    """Return True if the app is visible."""
     try:
         apps.read_app(store, "shop")
         return bool(history.list_stages(store, "shop"))
@@ -156,7 +156,7 @@ def is_there(store: ObjectStore) -> bool:
 
 
 def check(store: ObjectStore, cache: SstCache, query: Query, first: int = 0, last: int | None = None) -> None:
-    """Each version has what the stage would have had after the same batch."""
+    """Check that each version has the stage's rows after the same batch."""
     found = {each.adopted.next_batch - 1: each for each in versions(store) if each.adopted is not None}
     last = len(query.stages) - 1 if last is None else last
     assert list(found) == list(range(first, last + 1))
@@ -285,14 +285,14 @@ def test_half_an_adoption_can_be_given_up(cache: SstCache) -> None:
 
 
 class Span(dict[str, int]):
-    """A window of time as a value of a key."""
+    """A window of time as a key value."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.values()))
 
 
 def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None:
-    """What the query had emitted is not emitted again, and what it had not, is."""
+    """Windows that the query has emitted are not emitted again; the others are."""
     window = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
     rows = pa.schema([("window", window), ("country", pa.string())])
     table = declared(FinalKind(sw.aggregate(orders=sw.count())), rows, ["window", "country"])

@@ -1,4 +1,4 @@
-"""An adoption that is killed, at any instant: nobody sees a part of it, and the same call finishes it."""
+"""An adoption that is killed at any time: no part of it is visible, and the same call finishes it."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ BATCHES = 12
 
 
 def adopts(folder: str) -> None:
-    """What the victims do."""
+    """Run the adoption of a victim process."""
     query = filled(BATCHES)
     cache = SstCache(Path(folder) / "cache", 1 << 30)
     adoption(LocalStore(Path(folder) / "store"), cache, query.checkpoint, query.table).run()

@@ -1,4 +1,4 @@
-"""Of which columns of a query's state a stage's are made, and what is named where they cannot be."""
+"""The mapping from a query's state to a stage's columns, and the messages where it is impossible."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -43,13 +43,13 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def rows_of(mapping: RowMapping | GroupedMapping, *states: pa.Table) -> list[dict[str, Any]]:
-    """What becomes of whole states."""
+    """Map whole states."""
     tables = mapping.map_all([state.to_batches() for state in states])
     return [row for each in tables for row in each.to_pylist()]
 
 
 def of_buffer(kind: Aggregates, fields: list[tuple[str, pa.DataType]], *values: object) -> dict[str, Any]:
-    """The row of a key of whose buffer these are the fields."""
+    """Return the row of a key with these buffer fields."""
     buffer = pa.schema(fields)
     mapping = map_tables([MemoryTable("", COUNTRY, buffer)], declared(kind, ROWS, ["country"]), "stage s")
     state = pa.table([["DE"], *([value] for value in values)], schema=pa.schema([*COUNTRY, *buffer]))
@@ -175,7 +175,7 @@ def test_a_total_becomes_the_one_row_of_a_key_that_is_0() -> None:
 
 
 def test_buffers_that_no_aggregate_goes_on_from_are_columns_of_an_update() -> None:
-    """Such as those of `approx_count_distinct`, `collect_list` and a deviation, for a function that knows these."""
+    """Examples are `approx_count_distinct`, `collect_list` and `stddev`, for functions that know their fields."""
     deviation = [("n", DOUBLE), ("avg", DOUBLE), ("m2", DOUBLE)]
     buffers = pa.schema([("MS_0", INT), ("MS_1", INT), ("buf", pa.binary()), *deviation])
     columns = tuple(Column(each.name, from_arrow(each.type)) for each in buffers)
@@ -227,7 +227,7 @@ def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> 
 
 
 def merged(bound: BoundState, schema: pa.Schema, rows: list[dict[str, Any]], key: list[str]) -> list[dict[str, Any]]:
-    """What a stage keeps of rows of one key, visible or not."""
+    """Return the rows that a stage keeps for one key, visible or not."""
     table = pa.Table.from_pylist(rows, schema=schema)
     groups = Groups(np.zeros(len(rows), np.int32), np.zeros(1, np.int64))
     keys = table.select(key).slice(0, 1)

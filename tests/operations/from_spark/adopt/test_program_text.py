@@ -1,4 +1,4 @@
-"""The program that is emitted for a query: it loads, and declares what the state is of."""
+"""The generated program of a query: it loads, and declares the query's state."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ BUFFER = pa.schema(
 
 
 def declared(folder: Path, *tables: MemoryTable, topics: tuple[str, ...] = ("orders",)) -> Stage:
-    """The stage of the program that is emitted for a query with these tables."""
+    """Return the stage of the generated program for a query with these tables."""
     file = folder / "emitted.py"
     file.write_text(program_text(tables, topics, "shop", "by-country", "/checkpoints/totals", "6a1c"))
     app = load_app(str(file))

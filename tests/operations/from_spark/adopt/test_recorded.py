@@ -1,4 +1,4 @@
-"""Checkpoints that Spark wrote, of each operator: the program that is emitted for one takes its history over."""
+"""Recorded Spark checkpoints of each operator: the generated program adopts their history."""
 
 import textwrap
 from functools import partial

@@ -1,4 +1,4 @@
-"""Checkpoints in memory, what follows them, and what its versions hold."""
+"""Checkpoints in memory, their followers, and the content of the versions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ LATEST = MemoryTable(
 
 @dataclass(slots=True)
 class RacingCheckpoint(MemoryCheckpoint):
-    """One whose query does something between two reads: what `between` yields next, as often as it does."""
+    """A checkpoint whose query acts between two reads: each read advances `between`."""
 
     between: Iterator[Callable[[], object]] = field(default_factory=lambda: iter(()))
 
@@ -37,23 +37,23 @@ class RacingCheckpoint(MemoryCheckpoint):
 
 
 def query(*tables: MemoryTable) -> RacingCheckpoint:
-    """A query that has not committed a batch yet."""
+    """Return a query without a committed batch."""
     return RacingCheckpoint(tables or (TOTALS, SEEN, LATEST))
 
 
 def commit(checkpoint: MemoryCheckpoint, changes: Changes) -> None:
-    """The query's next batch, a second after the one before."""
+    """Commit the query's next batch, a second after the previous one."""
     number = len(checkpoint.batches)
     checkpoint.commit(changes, {"orders": (10 * number + 10, number)}, START_MS + 1_000 * number, 500 * number)
 
 
 def tail(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint, **options: int) -> Tail:
-    """What follows it, as shop/totals."""
+    """Return a follower of the checkpoint, as shop/totals."""
     return Tail(store, cache, checkpoint, "shop", "totals", by="host:1", **{"partitions": 2} | options)
 
 
 def caught_up(following: Tail) -> tuple[FollowedVersion, ...]:
-    """Read all that there is; what that made."""
+    """Read all available batches; return the new versions."""
     if following.head is None:
         following.claim()
     made: tuple[FollowedVersion, ...] = ()
@@ -63,7 +63,7 @@ def caught_up(following: Tail) -> tuple[FollowedVersion, ...]:
 
 
 def rows_at(store: ObjectStore, cache: SstCache, manifest: Manifest) -> dict[str, dict[Row, Row]]:
-    """The rows of all tables of a version, by the names of tables, key and values."""
+    """Return the rows of all tables of a version, by table, key and values."""
     found = {}
     for name, at in tables_of(manifest).items():
         assert at.table is not None
@@ -84,19 +84,19 @@ def _hashable(value: object) -> object:
 
 
 def truth(checkpoint: MemoryCheckpoint, batch: int) -> dict[str, dict[Row, Row]]:
-    """What a version up to this batch must hold."""
+    """Return the expected rows of a version up to this batch."""
     found = checkpoint.state(batch)
     return {"totals": found[""]} | {f"totals_{name.lower()}": rows for name, rows in found.items() if name}
 
 
 def versions(store: ObjectStore) -> tuple[Manifest, ...]:
-    """All versions of shop/totals, oldest first."""
+    """Return all versions of shop/totals, oldest first."""
     numbers = history.list_versions(store, "shop", "totals")
     return tuple(history.read_stored(store, "shop", "totals", number) for number in numbers)
 
 
 def check_never_wrong(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint) -> None:
-    """Each version has exactly what the query had at the end of its last batch, and says which batches it brought."""
+    """Check that each version has the query's rows at the end of its last batch, and names its batches."""
     before = 0
     for each in versions(store):
         assert each.attached is not None

@@ -1,4 +1,4 @@
-"""A checkpoint in memory, for tests, with a query's habits: it commits, and cleans up when it likes."""
+"""A checkpoint in memory that behaves like a query's: it commits, and cleans up at any time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELET
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """A table of it: `ReadableTable`."""
+    """A table of the checkpoint: `ReadableTable`."""
 
     name: str
     key: pa.Schema
@@ -19,14 +19,14 @@ class MemoryTable:
 
 
 Row = tuple[object, ...]
-"""Values of the columns, in their order."""
+"""Values of the columns, in order."""
 Changes = Mapping[str, Mapping[Row, Row | None]]
-"""By table and key, the new values, None where the key goes."""
+"""New values by table and key; None for a deleted key."""
 
 
 @dataclass(slots=True)
 class MemoryCheckpoint:
-    """`FollowedCheckpoint`. What was cleaned up is gone; `keeps_changes` is whether Spark's changelog is on."""
+    """`FollowedCheckpoint` in memory. Cleaned-up batches are gone; `keeps_changes` turns on Spark's changelog."""
 
     tables: tuple[MemoryTable, ...]
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
@@ -34,7 +34,7 @@ class MemoryCheckpoint:
     keeps_changes: bool = True
     batches: list[ReadableBatch] = field(default_factory=list)
     first: int = 0
-    """The oldest batch whose state and changes can be read."""
+    """Oldest batch whose state and changes can be read."""
     _states: list[dict[str, dict[Row, Row]]] = field(default_factory=list)
     _changes: list[Changes] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class MemoryCheckpoint:
         watermark_ms: int | None = None,
         next_watermark_ms: int | None = None,
     ) -> None:
-        """What Spark does at the end of a batch."""
+        """Commit a batch, as Spark does."""
         state = {name: dict(rows) for name, rows in (self._states[-1] if self._states else {}).items()}
         for name, rows in changes.items():
             table = state.setdefault(name, {})
@@ -61,33 +61,28 @@ class MemoryCheckpoint:
         self.batches.append(ReadableBatch(at, dict(offsets), watermark_ms, next_watermark_ms, committed_ms))
 
     def clean_up(self, before: int) -> None:
-        """What Spark does in the background: batches before this one are gone, as far as another one is left."""
+        """Delete the batches before this one, except the newest, as Spark does in the background."""
         self.first = max(self.first, min(before, len(self.batches) - 1))
 
     def state(self, batch: int) -> dict[str, dict[Row, Row]]:
-        """The rows of all tables at the end of a batch, also where it is gone: the truth, for tests."""
+        """Return the rows of all tables at the end of a batch, also if cleaned up, as the truth for tests."""
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
 
     def committed_batches(self) -> range:
-        """As `ReadableCheckpoint`."""
         return range(self.first, len(self.batches))
 
     def newest_batch(self) -> int:
-        """As `ReadableCheckpoint`."""
         return len(self.batches) - 1
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """As `ReadableCheckpoint`."""
         there = self.committed_batches() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
         return there if self.keeps_changes else there[-1:]
 
     def read_batch(self, batch: int, /) -> ReadableBatch:
-        """As `ReadableCheckpoint`."""
         self._check_there(batch)
         return self.batches[batch]
 
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
-        """As `ReadableCheckpoint`."""
         self._check_there(batch)
         rows = [key + values for key, values in self._states[batch].get(table.name, {}).items()]
         found = _table(pa.schema([*table.key, *table.values]), rows)
@@ -98,7 +93,7 @@ class MemoryCheckpoint:
     def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterator[pa.Table]:
-        """As `FollowedCheckpoint`; of lists, where a key stays, with what is appended alone."""
+        """Return changes as `FollowedCheckpoint` does; of lists whose key stays, only appended elements."""
         self._check_there(after + 1)
         if not self.keeps_changes:
             raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
@@ -120,7 +115,7 @@ class MemoryCheckpoint:
 
 
 def _appended(row: Row, before: Mapping[Row, Row]) -> Row:
-    """A row of a list, `DELETED` last, as what is behind the list that there was, and whether that is so."""
+    """Return a list's row, `DELETED` last, with the elements appended to the earlier list, and if that is possible."""
     *key, now, deleted = row
     was = before.get(tuple(key))
     if deleted or was is None or now[: len(was[0])] != was[0]:  # type: ignore[index, arg-type]

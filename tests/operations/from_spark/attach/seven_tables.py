@@ -1,4 +1,4 @@
-"""A query of plain Spark whose `transformWithState` keeps seven tables: each kind of state variable, and timers.
+"""A plain Spark query whose `transformWithState` keeps seven tables: each kind of state variable, and timers.
 
 `python -m tests.operations.from_spark.attach.seven_tables CHECKPOINT` runs it until it is killed, over rows of
 Spark's rate source.
@@ -15,7 +15,6 @@ from tests.operations.from_spark.checkpoint.queries import PROVIDERS, Everything
 
 
 def main() -> None:
-    """Run the query until it is killed."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("checkpoint", help="the query's checkpoint")
     options.add_argument("--rows-per-second", type=int, default=20)

@@ -1,4 +1,4 @@
-"""How far a follower is behind can be read while it reads, also where that takes long."""
+"""The backlog of a follower can be read while it reads, also during long reads."""
 
 from itertools import repeat
 from pathlib import Path

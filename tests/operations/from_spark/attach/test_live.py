@@ -1,4 +1,4 @@
-"""`slackwater attach` beside a live query of plain Spark, in a process of its own, which knows nothing of it."""
+"""`slackwater attach` beside a live plain Spark query in its own process."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ QUERY = Path(__file__).parents[4] / "examples" / "spark_totals.py"
 
 @contextmanager
 def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The query, with few keys and a batch every 200 ms at most; it has committed some when this begins."""
+    """Run the query with few keys and a batch at most every 200 ms; it has committed some at the start."""
     size = ("--orders-per-second", "2000", "--customers", "300", "--every", "200 milliseconds")
     with subprocess.Popen(
         [sys.executable, str(QUERY), str(checkpoint), *size, *words],
@@ -47,7 +47,7 @@ def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes
 
 
 def bytes_of(folder: Path) -> dict[str, str]:
-    """Every file and folder, and what is in it."""
+    """Return every file and folder with its content."""
     return {
         str(each.relative_to(folder)): hashlib.sha256(each.read_bytes()).hexdigest() if each.is_file() else ""
         for each in folder.rglob("*")
@@ -55,7 +55,7 @@ def bytes_of(folder: Path) -> dict[str, str]:
 
 
 def truth(checkpoint: ReadableCheckpoint, batch: int) -> dict[tuple[object, ...], tuple[object, ...]]:
-    """A whole state by Spark's own reader."""
+    """Return a whole state as Spark's own reader returns it."""
     (table,) = checkpoint.tables
     rows = (row for some in checkpoint.read_rows(table, batch) for row in python_rows(some))
     return {(row.pop("customer"),): tuple(row.values()) for row in rows}

@@ -1,4 +1,4 @@
-"""Spark's published examples, as they lie in pyspark: attached to while they run, each batch is as Spark reads it."""
+"""Spark's published examples, attached while they run: each batch equals Spark's own reading."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ CONNECTOR = Jars("Spark's connector to Kafka", "spark-kafka-4.2.0", ROOT / "benc
 
 
 class Running(Protocol):
-    """What is asked of an example's query, which is a `StreamingQuery`, or in a process of its own."""
+    """An example's query: a `StreamingQuery`, or a process."""
 
     @property
     def isActive(self) -> bool: ...  # noqa: N802  Spark's name
@@ -53,13 +53,13 @@ class Running(Protocol):
 
 
 def lines(random: Random) -> list[str]:
-    """As many words as a batch is to have, some of which come again and again."""
+    """Return random words for a batch, with many repetitions."""
     words = [f"w{int(random.paretovariate(0.6)) % 3_000}" for _ in range(WORDS_A_BATCH)]
     return [" ".join(words[at : at + 20]) for at in range(0, WORDS_A_BATCH, 20)]
 
 
 class Words:
-    """What the examples have a netcat for: one that connects gets lines."""
+    """A replacement for netcat in the examples: it sends lines to its clients."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -76,7 +76,7 @@ class Words:
                 return
 
     def send(self) -> None:
-        """A batch's words to each that is connected."""
+        """Send a batch's words to each client."""
         eventually(lambda: bool(self._there), "the example connects")
         text = "".join(f"{each}\n" for each in lines(self._random))
         for each in self._there:
@@ -91,7 +91,7 @@ class Words:
 def running(
     spark: SparkSession, name: str, arguments: Sequence[str], other: Sequence[str], checkpoints: Path
 ) -> Iterator[Running]:
-    """An example as it is, but for a text and what stands for it, as a program of its own that gets this session."""
+    """Run an example, with one text replaced, as a program in this session."""
     failed: list[BaseException] = []
     text = (EXAMPLES / name).read_text()
     text = text.replace(*other) if other else text
@@ -123,7 +123,7 @@ def running(
 
 
 def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Running, send: Callable[[], None]) -> int:
-    """Follow it until it has run its batches; how many versions were compared with what Spark reads of the batch."""
+    """Follow a query until it has run its batches; return the number of versions compared with Spark."""
     send()
     eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
     (folder,) = checkpoints.iterdir()
@@ -186,7 +186,7 @@ def test_an_example_that_reads_a_socket(
 
 @dataclass
 class OfKafka:
-    """The example that reads Kafka, as it is, as a program of its own that knows nothing of us; and its topic."""
+    """The unchanged example that reads Kafka, as a separate program, and its topic."""
 
     broker: str
     checkpoints: Path
@@ -220,7 +220,7 @@ class OfKafka:
         return self._process.poll() is None
 
     def send(self) -> None:
-        """A batch's words. The query reads what comes once it knows where it begins."""
+        """Send a batch's words. The query reads records once it knows its start."""
         begun = lambda: any(self.checkpoints.glob("*/sources/0/0")) or not self.isActive  # noqa: E731
         eventually(begun, "the example begins")
         assert self.isActive
@@ -230,7 +230,7 @@ class OfKafka:
         producer.flush()
 
     def stop(self) -> None:
-        """Its JVM goes, too."""
+        """Stop the query and its JVM."""
         if self.isActive:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -249,7 +249,7 @@ def test_the_example_that_reads_kafka(tmp_path: Path, spark: SparkSession, broke
 
 
 def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: SparkSession) -> None:
-    """As the example `structured_blockchain_admission_control.py` is."""
+    """An example is `structured_blockchain_admission_control.py`."""
     writer = spark.readStream.format("rate").load().writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
     with pytest.raises(Refused, match="its query is stateless"), open_checkpoint(str(tmp_path / "checkpoint"), spark):

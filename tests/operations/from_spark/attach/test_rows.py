@@ -1,4 +1,4 @@
-"""A whole state beside the stored one: what differs is written, and nothing else, however the hashes are cut."""
+"""A whole state compared with the stored one: exactly the differences are written, for any hash ranges."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A query whose state is seven tables is followed batch by batch, never far behind; each table is as Spark has it."""
+"""A query with seven state tables is followed batch by batch with a small backlog; each table equals Spark's."""
 
 import json
 import os
@@ -34,7 +34,7 @@ EVERY_S = 2
 
 @contextmanager
 def process(out: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, killed with all that it started."""
+    """Run a process, and kill it with all its children at the end."""
     with (
         out.open("wb") as file,
         out.with_suffix(".err").open("wb") as errors,
@@ -101,7 +101,7 @@ def test_seven_tables_are_followed_as_fast_as_batches_come(
 
 
 def _behind(lines: Sequence[dict[str, int]], manifests: Sequence[Manifest], first: int) -> Iterator[int]:
-    """How many batches the query had committed that no version had, right before each version behind the first."""
+    """Yield the backlog in batches before each version after the first."""
     committed_ms = {
         each.attached.next_batch - 1: each.time_ms for each in manifests if each.kind == "batch" and each.attached
     }

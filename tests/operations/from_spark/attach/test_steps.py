@@ -1,4 +1,4 @@
-"""How many batches become one version: one while it keeps up, several as soon as it does not."""
+"""Batches per version: one while the follower keeps up, several once it does not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +15,16 @@ ROUNDS = 400
 
 
 class Simulated:
-    """A follower in simulated time: a version costs `version_s`, and each batch of it `batch_s` besides."""
+    """A follower in simulated time: a version costs `version_s`, and each of its batches `batch_s`."""
 
     def __init__(self, version_s: float, batch_s: float, missed: int) -> None:
         self.version_s, self.batch_s, self.missed = version_s, batch_s, missed
         self.now_s, self.next_batch, self.newest, self.took, self.so_far = 0.0, 1, -1, 0, 1
         self.largest = 1
-        """The most batches of a version."""
+        """Largest number of batches in a version."""
 
     def round(self) -> int:
-        """What a round does; how many batches wait at its begin."""
+        """Run a round; return the number of waiting batches at its begin."""
         newest = self.missed + int(self.now_s / PERIOD_S)
         waiting, came = newest + 1 - self.next_batch, newest - self.newest
         self.so_far, self.took, self.newest = (
@@ -61,7 +61,7 @@ def test_where_it_keeps_up_each_batch_is_a_version_whatever_was_missed(version_s
 def test_where_a_version_takes_longer_than_a_batch_it_takes_several(
     version_s: float, batch_s: float, missed: int
 ) -> None:
-    """As many as it needs: what waits stays bounded."""
+    """The number grows until the backlog is bounded."""
     following = Simulated(version_s, batch_s, missed)
     waiting = [following.round() for _ in range(ROUNDS)]
     assert max(waiting[-50:]) <= MAX_BATCHES, waiting

@@ -1,4 +1,4 @@
-"""Following a query: a version for each batch, with what was missed said, whatever is cleaned up and whoever dies."""
+"""Following a query: a version per batch, missed batches reported, despite clean-ups and kills."""
 
 import datetime
 import threading
@@ -45,7 +45,7 @@ def cache(tmp_path: Path) -> SstCache:
 
 
 def batch(checkpoint: MemoryCheckpoint, number: int) -> None:
-    """A batch that adds, changes and removes rows of all tables, and appends to lists."""
+    """Commit a batch that adds, changes and removes rows of all tables, and appends to lists."""
     gone: dict[Row, Row | None] = {(f"c{number - 3}",): None} if number > 2 else {}
     totals: dict[Row, Row | None] = {
         ("DE",): (number, 1.5 * number),
@@ -215,7 +215,7 @@ def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -
 
 
 def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -> None:
-    """Each request of a claim, of a base, of batches, and of what was missed, is the last one once."""
+    """Every request of a claim, a base, batches, and missed batches is once the last one."""
 
     def fresh() -> tuple[AgingStore, RacingCheckpoint]:
         store, checkpoint = AgingStore(), query()
@@ -254,7 +254,7 @@ DOES = st.one_of(
 
 @given(st.lists(DOES, max_size=25))
 def test_whatever_happens_no_version_is_wrong(cache_folder: Path, does: list[tuple[str, object]]) -> None:
-    """A query commits and cleans up, also between two reads; whoever follows it is killed, and started again."""
+    """The query commits and cleans up, also between two reads; the follower is killed and restarted."""
     store, checkpoint, cache = AgingStore(), query(), SstCache(cache_folder / "cache", 1 << 30)
     following = tail(store, cache, checkpoint)
 

@@ -1,4 +1,4 @@
-"""The state of a query as Spark's own reader gives it: row by row, nested as it is."""
+"""The state of a query as Spark's own reader returns it: rows with nested values."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tests.support.running import UNCOMPILED
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
 _INSTANTS = {"timeoutTimestamp": 1e3, "ttlExpirationMs": 1e3, "expiresAtMicros": 1e6}
-"""Fields of Spark's own that are times, and their ticks of a second."""
+"""Spark's time fields, and their ticks per second."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Variant:
 
 
 def by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
-    """A table at the end of a batch, by key: read where the query has it, without the code under test."""
+    """Read a table at the end of a batch, by key, from the query's folder without the code under test."""
     session = spark.newSession()
     read_format = {"spark.sql.streaming.stateStore.checkpointFormatVersion": checkpoint.files.format_of(batch)}
     for name, value in (UNCOMPILED | read_format).items():
@@ -48,7 +48,7 @@ def by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: S
 
 
 def _split(row: Row, schema: StructType, kind: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Key and values: the fields of the structs that Spark has in their place, with the times that Spark counts."""
+    """Return key and values from Spark's structs, with Spark's times."""
     of = dict(zip(schema.names, row, strict=True))
     key = [*_fields(of["key"], schema["key"].dataType)]
     if "user_map_key" in of:
@@ -93,7 +93,7 @@ def _from_json(text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value of Spark's as one that can be compared, and be a key. A struct is a tuple, a map one of pairs."""
+    """Return a Spark value as a hashable one. A struct is a tuple, a map a tuple of pairs."""
     if isinstance(value, VariantVal):
         return Variant(_from_json(value.toJson()))
     if isinstance(value, Row | list | tuple):
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_arrow(value: Any) -> Any:
-    """The same of a value of Arrow's, to which a struct is a dictionary, and a map a list of pairs."""
+    """Return an Arrow value in the same form; Arrow's structs are dictionaries, its maps lists of pairs."""
     if isinstance(value, Mapping):
         return tuple(map(plain_arrow, value.values()))
     return tuple(map(plain_arrow, value)) if isinstance(value, list | tuple) else _leaf(value)

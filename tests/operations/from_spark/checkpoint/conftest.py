@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: recorded ones, which `tests.operations.from_spark.checkpoint.queries` makes."""
+"""Fixtures for tests of checkpoints: recorded ones, written by `tests.operations.from_spark.checkpoint.queries`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,5 +10,5 @@ from tests.operations.from_spark.checkpoint.queries import unpack
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Callable[[str], Path]:
-    """The folder of a recorded checkpoint, by its name; one for the test alone."""
+    """Return a function that unpacks a recorded checkpoint by name, for this test only."""
     return lambda name: unpack(name, tmp_path / "checkpoints" / name)

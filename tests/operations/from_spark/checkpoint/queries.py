@@ -1,4 +1,4 @@
-"""Checkpoints of Spark queries, one of each stateful operator, as teams' own programs make them: without slackwater.
+"""Checkpoints of plain Spark queries, one per stateful operator.
 
 Small ones lie beside the tests that read them (`tests/operations/from_spark/checkpoint/recorded`); `python -m
 tests.operations.from_spark.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed. Those that
@@ -40,17 +40,17 @@ PROVIDERS = {
         f"{_SETTINGS}.checkpointFormatVersion": "2",
     },
 }
-"""How state is kept, and the settings that say so."""
+"""Settings of each state store provider."""
 
 RECORDED = Path(__file__).parent / "recorded"
 READ_SINCE = {"format2": (4, 1), "transform": (4, 2)}
-"""Of parts of recordings' names, which Spark's own reader of state reads them first."""
+"""First Spark version whose own reader can read recordings with this part in their name."""
 _PLACE = b"file:/recorded/"
-"""Where a packed checkpoint says that it lies."""
+"""Path that a packed checkpoint has as its location."""
 
 
 def write_input(folder: Path) -> None:
-    """A file for each batch, of events ten minutes further on."""
+    """Write one file per batch, with events ten minutes apart."""
     random = Random(1)
     folder.mkdir()
     for batch in range(BATCHES):
@@ -130,7 +130,7 @@ def _pandas(rows: DataFrame) -> DataFrame:
 
 
 class Everything(StatefulProcessor):
-    """Every kind of variable, with and without time to live, and timers."""
+    """A processor with every kind of variable, with and without time to live, and timers."""
 
     def init(self, handle: Any) -> None:
         ttl_ms = 3_600_000
@@ -192,7 +192,7 @@ def _windows_of_pairs(rows: DataFrame) -> DataFrame:
 
 
 class LastSeen(StatefulProcessor):
-    """Tells of a key that it was not seen for a while, and again for as long as it is not."""
+    """A processor that reports a key as idle, repeatedly while it stays idle."""
 
     def init(self, handle: Any) -> None:
         self._handle = handle
@@ -251,15 +251,15 @@ QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 }
 """Queries by name, each with its output mode."""
 OF_CLASSES = ("transform", "last-seen")
-"""Those of `transformWithState`, for which HDFS's provider does not do."""
+"""Queries of `transformWithState`, which the HDFS provider does not support."""
 _ENCODED = {"last-seen": "avro"}
-"""How the state of a class is written, where it is not as Spark does by itself: with Avro its schema may change."""
+"""State encodings of classes, if not Spark's default; with Avro the schema may change."""
 _ENDLESS = OF_CLASSES
-"""Those that run batches without input for their timers, so that they are never done."""
+"""Queries that run batches without input for their timers, and so never finish."""
 
 
 def run_query(spark: SparkSession, name: str, provider: str, source: Path, checkpoint: Path) -> None:
-    """Run a query over what `write_input` wrote, a file a batch."""
+    """Run a query over the files of `write_input`, one per batch."""
     query, mode = QUERIES[name]
     encoding = {f"{_SETTINGS}.encodingFormat": _ENCODED.get(name, "unsaferow")}
     for setting, value in {f"{_SETTINGS}.checkpointFormatVersion": "1", **encoding, **PROVIDERS[provider]}.items():
@@ -281,7 +281,7 @@ def run_query(spark: SparkSession, name: str, provider: str, source: Path, check
 
 
 def pack(checkpoint: Path, into: Path) -> None:
-    """A checkpoint as one file, which says nothing of when and where it was made."""
+    """Pack a checkpoint into one file, independent of time and place."""
     with zipfile.ZipFile(into, "w") as packed:
         for file in sorted(each for each in checkpoint.rglob("*") if each.is_file() and each.suffix != ".crc"):
             entry = zipfile.ZipInfo(file.relative_to(checkpoint).as_posix())
@@ -291,7 +291,7 @@ def pack(checkpoint: Path, into: Path) -> None:
 
 
 def unpack(name: str, folder: Path) -> Path:
-    """The folder, with a recorded checkpoint in it. Skips the test where this Spark does not read what 4.3 wrote."""
+    """Unpack a recorded checkpoint into the folder. Skips the test if this Spark cannot read files of 4.3."""
     for part, since in READ_SINCE.items():
         if part in name and tuple(map(int, pyspark.__version__.split(".")[:2])) < since:
             pytest.skip(f"what Spark 4.3 writes of {part}, Spark reads since {since[0]}.{since[1]}")
@@ -323,7 +323,7 @@ def _record(into: Path, wanted: list[str]) -> None:
 
 
 def _settings(work: Path) -> dict[str, str]:
-    """For a session with Java's queries in its JVM: mapGroupsWithState and flatMapGroupsWithState have no Python."""
+    """Return settings for a session with Java queries: mapGroupsWithState and flatMapGroupsWithState have no Python."""
     jars = Path(pyspark.__file__).parent / "jars"
     source = Path(__file__).with_name("MapGroups.java")
     subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(work), str(source)], check=True)

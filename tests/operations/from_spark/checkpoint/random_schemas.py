@@ -1,4 +1,4 @@
-"""Streaming queries whose keys and values have random types, many stateful operators of one query.
+"""Streaming queries with random types of keys and values, and many stateful operators per query.
 
 Spark allows one aggregation in update mode; it runs any number without its check of what it supports.
 """
@@ -73,19 +73,19 @@ _NAMES = ["a", "A", "b c", "x.y", "é", "sum", "key", "value", "index", "partiti
 
 @dataclass(frozen=True)
 class Shape:
-    """Columns of the rows that an operator gets: the first ones are its key."""
+    """Columns of an operator's rows, key columns first."""
 
     key: tuple[tuple[str, DataType], ...]
     values: tuple[tuple[str, DataType], ...]
 
     @property
     def columns(self) -> tuple[tuple[str, DataType], ...]:
-        """All of them."""
+        """Return all columns."""
         return self.key + self.values
 
 
 def shapes(random: Random, number: int) -> list[Shape]:
-    """Random columns of so many operators."""
+    """Return random columns for this many operators."""
     return [_shape(random) for _ in range(number)]
 
 
@@ -122,7 +122,7 @@ def _struct(inside: Sequence[DataType], random: Random) -> StructType:
 
 
 def _value(random: Random, kind: DataType) -> Any:
-    """A value of a type; a variant is JSON text for now. Often null, and a struct often one of nulls."""
+    """Return a value of a type, often null, and for structs often a struct of nulls; a variant is JSON text."""
     if random.random() < 0.2:
         return None
     match kind:
@@ -145,7 +145,7 @@ def _values_of(kind: DataType) -> list[Any]:
 
 
 def _as_text(kind: DataType) -> DataType:
-    """The type of a column before its variants are parsed."""
+    """Return the type of a column before variants are parsed."""
     match kind:
         case StructType():
             return StructType([StructField(each.name, _as_text(each.dataType)) for each in kind.fields])
@@ -177,7 +177,7 @@ def _parsed(column: Column, kind: DataType) -> Column:
 def write_input(
     spark: SparkSession, of: Sequence[Shape], random: Random, folder: Path, *, negative_zeros: bool = True
 ) -> StructType:
-    """A file for each batch, of rows with the columns of all operators; what Spark reads it by.
+    """Write one file per batch with the columns of all operators; return the schema for Spark.
 
     Without `negative_zeros` no key has -0.0.
     """
@@ -203,7 +203,7 @@ def write_input(
 
 
 def _without_sign(value: Any) -> Any:
-    """A value of a key with 0.0 in place of -0.0."""
+    """Return a key value with 0.0 in place of -0.0."""
     if isinstance(value, tuple):
         return tuple(map(_without_sign, value))
     return value + 0.0 if isinstance(value, float) else value
@@ -219,12 +219,12 @@ def _rows(source: DataFrame, number: int, shape: Shape, side: str = "") -> DataF
 
 
 def _all(rows: DataFrame) -> DataFrame:
-    """One column made of all, so that Spark leaves none out of the state."""
+    """Combine all columns into one, so that Spark keeps all in the state."""
     return rows.select(F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns))).alias("all"))
 
 
 def aggregated(rows: DataFrame, shape: Shape) -> DataFrame:
-    """The first and the last of each value, by key."""
+    """Aggregate the first and the last of each value, by key."""
     of = [
         made.alias(f"v{n}{at}")
         for n, (name, _) in enumerate(shape.values)
@@ -234,7 +234,7 @@ def aggregated(rows: DataFrame, shape: Shape) -> DataFrame:
 
 
 def query(spark: SparkSession, of: Sequence[Shape], source: Path, schema: StructType, kind: str) -> DataFrame:
-    """One query with an operator of a kind for each shape: `aggregate`, `distinct`, or `join`."""
+    """Return one query with an operator of this kind for each shape: `aggregate`, `distinct`, or `join`."""
 
     # One source, of which all operators read.
     read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))

@@ -1,4 +1,4 @@
-"""Changelogs of RocksDB's stores, laid out as Spark writes them, and what is none."""
+"""RocksDB changelogs as Spark writes them, and invalid files."""
 
 import struct
 from contextlib import suppress
@@ -23,7 +23,7 @@ Record = tuple[int, int, bytes, bytes]
 
 
 def changelog(records: list[Record], version: str = "v2") -> bytes:
-    """What Spark's writer of this version writes, before it is packed."""
+    """Return the bytes that Spark's writer of this version writes, before compression."""
     parts = [_text(version), *([_text("3:abc 4:def")] if version == "v4" else [])]
     for kind, family, key, value in records:
         parts.append(struct.pack(">bi", kind, len(key) + 2) + struct.pack("<h", family) + key)
@@ -61,7 +61,7 @@ def test_records_are_those_that_were_written(files: list[tuple[str, list[Record]
 def test_what_is_cut_or_damaged_is_no_changelog_or_another(
     records: list[Record], version: str, data: st.DataObject
 ) -> None:
-    """Whatever the bytes are, nothing else is raised."""
+    """No other error may be raised, for any bytes."""
     whole = changelog(records, version)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(UnknownLayout):

@@ -1,4 +1,4 @@
-"""What is read of checkpoints is what Spark's own reader says, at every batch, and leaves them as they were."""
+"""Checkpoints are read as Spark's own reader reads them, at every batch, without a change to them."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ from tests.operations.from_spark.checkpoint.test_files import clean_up
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 OTHERS = ("session-spark3", "join-spark3", "two-spark3")
-"""Recordings of Spark 3.5 that are compared with those of this Spark alone."""
+"""Recordings of Spark 3.5 that are compared only with those of this Spark."""
 MORE = ("aggregate-changelog", "aggregate-spark3", "join-changelog", "transform-changelog", "transform-format2")
 RECORDINGS = [
     pytest.param(each.stem, marks=pytest.mark.ci if each.stem in MORE else ())
@@ -73,7 +73,7 @@ def test_whatever_keeps_the_state(query: str, provider: str, tmp_path: Path, spa
 def test_a_checkpoint_of_spark_3_has_what_this_spark_keeps(
     query: str, provider: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Of the same query over the same files. Spark's own reader reads no sessions there.
+    """The same query ran over the same files. Spark's own reader reads no sessions there.
 
     Not of a deviation, which depends on the order in which a task's rows come.
     """
@@ -117,7 +117,7 @@ def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
 def test_a_file_that_is_damaged_is_named_with_its_batch(
     name: str, victim: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
-    """Also where nobody keeps sums of it, and where several batches are read at once."""
+    """Covers files without checksums, and reads of several batches at once."""
     folder = recorded(name)
     file = folder / "state/0/1" / victim
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

@@ -1,4 +1,4 @@
-"""Which batches of a checkpoint can be read, and copies of their files, while the query cleans up."""
+"""Readable batches of a checkpoint, and copies of their files, while the query cleans up."""
 
 import json
 import zipfile
@@ -30,7 +30,7 @@ RECORDINGS = ("aggregate-hdfs", "aggregate-rocksdb", "join-hdfs", "join-changelo
 
 
 class CleanedUp(StoreWrapper):
-    """A checkpoint of which, before a request of a number, all is removed that belongs to batches before another."""
+    """A checkpoint that loses all files of batches before one, at a given request."""
 
     def __init__(self, inner: ObjectStore, at: int, up_to: int) -> None:
         super().__init__(inner)
@@ -49,7 +49,7 @@ class CleanedUp(StoreWrapper):
 
 
 def clean_up(store: ObjectStore, up_to: int) -> None:
-    """Remove the logs of batches before one, and the files of their state."""
+    """Remove the logs of batches before this one, and the files of their state."""
     for info in [*store.list("")]:
         folder, _, name = info.key.rpartition("/")
         file = parse_state_file(info.key)

@@ -1,4 +1,4 @@
-"""What Spark's logs in a checkpoint say."""
+"""Spark's logs in a checkpoint."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How far sources are read, by Spark's own offset logs: of Kafka, of files, of a rate, of what has no number."""
+"""Offsets of sources in Spark's logs: Kafka, files, rate, and sources without numbers."""
 
 import json
 
@@ -9,7 +9,7 @@ HEAD = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000,
 
 
 def log(*sources: str) -> dict[str, tuple[int, ...]]:
-    """The offsets in a file of `offsets/` with these sources, one a line."""
+    """Return the offsets of a file in `offsets/` with these sources, one per line."""
     return offsets_by_source(parse_offset_log("\n".join(("v1", HEAD, *sources)).encode(), "offsets/7").sources)
 
 

@@ -1,4 +1,4 @@
-"""Whatever types a query's keys and values have, an attached app has the rows of Spark's own reader, nested."""
+"""Random key and value types: an attached app has the rows of Spark's own reader."""
 
 from pathlib import Path
 from random import Random
@@ -25,14 +25,14 @@ from tests.support.running import UNCOMPILED
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 OPERATORS = 10 if SEARCHES else 5
-"""Of one query, each with a schema of its own."""
+"""Operators per query, each with its own schema."""
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 KINDS = ["aggregate", "aggregate", "distinct", "join-2", *(["join-3"] if SPARK >= (4, 1) else [])]
 DEFAULT = [("join-3" if "join-3" in KINDS else "join-2", "changelog", 1)]
 
 
 def _many() -> list[object]:
-    """500 schemas, with each kind of operator, and each way of keeping state that it has."""
+    """Return 500 schemas, for each kind of operator and each state store provider that it supports."""
     providers = [provider for provider in PROVIDERS if READ_SINCE.get(provider, SPARK) <= SPARK]
     ways = [(kind, provider) for kind in KINDS for provider in providers if kind != "join-3" or "hdfs" not in provider]
     return [pytest.param(*ways[n % len(ways)], n, marks=pytest.mark.ci) for n in range(50) if n != 1]

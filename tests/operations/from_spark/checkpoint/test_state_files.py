@@ -1,4 +1,4 @@
-"""Which files make a version of a store."""
+"""The files of a state store's version."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Flat columns of what Spark's reader of state gives."""
+"""Flat columns from the rows of Spark's state reader."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""Rows of Spark's, as Spark lays them in memory, are read as the values that Spark says they have."""
+"""Spark's rows in memory layout are read with the values that Spark reports."""
 
 import datetime
 import decimal

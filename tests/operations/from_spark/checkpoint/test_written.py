@@ -1,4 +1,4 @@
-"""What batches changed of state variables is read from changelogs, without Spark, and is what its own reader says."""
+"""Changes of state variables, read from changelogs without Spark, equal those of Spark's own reader."""
 
 from collections.abc import Callable
 from itertools import product
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 def test_changelogs_say_what_sparks_own_reader_says(
     name: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
-    """All kinds of variables, with and without time to live, and timers; one batch, or several, at once."""
+    """Covers all kinds of variables, with and without time to live, and timers; one or several batches at once."""
     folder = recorded(name)
     with open_checkpoint(str(folder), spark) as checkpoint:
         first, *later = checkpoint.readable_batches()[-4:]
@@ -45,7 +45,7 @@ def test_changelogs_say_what_sparks_own_reader_says(
 
 
 def _jobs(spark: SparkSession) -> int:
-    """The number of jobs so far."""
+    """Return the number of jobs so far."""
     return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
 
 

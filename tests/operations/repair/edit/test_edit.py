@@ -1,4 +1,4 @@
-"""Editing: the table is what SQL makes of it, whoever commits beside; each edit is done once, and told of."""
+"""Edits equal SQL on the table despite concurrent commits; each is applied once and logged."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -56,7 +56,7 @@ def head(app: FlightsApp, stage: str = "carriers") -> Manifest:
 
 
 def by_duckdb(before: dict[str, Totals], sql: str) -> dict[str, Totals]:
-    """What DuckDB makes of the rows in a table of its own."""
+    """Return DuckDB's result on a table with these rows."""
     with duckdb.connect() as con:
         con.execute("CREATE TABLE carriers (carrier VARCHAR, flights BIGINT, delay BIGINT, _squares BIGINT)")
         for key, values in before.items():
@@ -204,7 +204,7 @@ def test_rows_from_a_file_are_there_afterwards(app: FlightsApp, cache: SstCache,
 
 
 def stored(kind: Kind, schema: pa.Schema, values: dict[Key, Values], due_ms: int | None = None) -> ObjectStore:
-    """An app `app` whose stage `stage` has a table of this kind with these rows."""
+    """Return an app `app` whose stage `stage` has a table of this kind with these rows."""
     store = MemoryStore()
     bound = kind.bind([schema], ("k",))
     key = (Column("k", from_arrow(schema.field("k").type)),)

@@ -15,7 +15,7 @@ from tests.support.histories import FlightsApp
 
 
 def letter(offset: int, error: str = "ValueError") -> DeadLetter:
-    """What came of one record."""
+    """Return the result for one record."""
     headers = (("from", b"test"), ("empty", None))
     return DeadLetter("flights", 0, offset, b"N001", b"no json", headers, error, f"bad: {offset}", "Traceback: here")
 
@@ -33,7 +33,7 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
 
 
 def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
-    """Commit a batch that took these of the rejected records."""
+    """Commit a batch that accepted these rejected records."""
     head = app.heads[stage]
     now_ms = app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)

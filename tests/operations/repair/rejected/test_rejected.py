@@ -1,4 +1,4 @@
-"""The table of rejected records is a table: all that reads, compares, copies and collects tables knows it."""
+"""The table of rejected records works like any table in queries, diffs, clones and garbage collection."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ TABLE = "aircraft_rejected"
 
 @pytest.fixture
 def app(tmp_path: Path) -> FlightsApp:
-    """Twenty flights; then five records of `aircraft` are rejected in two batches, and one of these is retried."""
+    """Return twenty flights; five records of `aircraft` are rejected in two batches, and one of them retried."""
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
     reject(app, "aircraft", [3, 4], tmp_path)

@@ -36,7 +36,7 @@ def app() -> FlightsApp:
 
 
 def running(store: ObjectStore) -> FlightsApp:
-    """An app with records in flight on both of its channels."""
+    """Return an app with records in flight on both channels."""
     app = copied(app_of(), store)
     app.send(*flights(10))
     app.step("legs")
@@ -83,7 +83,7 @@ def test_a_clone_of_an_earlier_moment_catches_up_from_there(app: FlightsApp) -> 
 
 
 def test_a_clone_reads_other_topics_where_it_is_told_to(app: FlightsApp) -> None:
-    """Production went wrong after `good`; staging replays the corrected events from there."""
+    """Production failed after `good`; staging replays corrected events from there."""
     app.step_all()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "good")
     app.kafka.topics["corrected"] = [list(messages) for messages in app.kafka.topics["flights"]]
@@ -345,7 +345,7 @@ def test_a_clone_that_runs_is_not_taken_for_one_of_the_present(app: FlightsApp) 
 
 
 class Crash(BaseException):
-    """The machine went away."""
+    """Crash of the machine."""
 
 
 class CrashingStore(CountingStore):
@@ -363,7 +363,7 @@ class CrashingStore(CountingStore):
 
 
 class CrashingKafka(Kafka):
-    """Kafka, whose user dies after some copies were written."""
+    """A Kafka whose user dies after some copies were written."""
 
     copies_left = 0
 
@@ -378,7 +378,7 @@ class CrashingKafka(Kafka):
 
 
 def finished_after(app: FlightsApp, crash: object) -> FlightsApp:
-    """What the same call again makes of a clone that crashed."""
+    """Repeat the call after a crash; return the clone."""
     source, topics = app.store, app.kafka
     try:
         app.store, app.kafka = (crash, topics) if isinstance(crash, CrashingStore) else (source, crash)
@@ -413,7 +413,7 @@ def is_whole(store: ObjectStore, name: str = "staging") -> bool:
 
 
 def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
-    """A clone that crashed before its last stage."""
+    """Leave a clone that crashed before its last stage."""
     store = app.store
     app.store = CrashingStore(store, 6)
     with pytest.raises(Crash):
@@ -546,7 +546,7 @@ def test_a_clone_takes_the_same_requests_at_any_size_of_the_state() -> None:
 
 
 def test_a_clone_asks_the_store_six_times_a_stage_at_most(app: FlightsApp) -> None:
-    """Beside what it asks once, and what is on the way, whose versions it reads."""
+    """Not counted: requests per app, and the reads of versions with records in flight."""
     app.step_all()
     app.store = counting = Recording(app.store)
     make(app)
@@ -556,7 +556,7 @@ def test_a_clone_asks_the_store_six_times_a_stage_at_most(app: FlightsApp) -> No
 
 
 class Recording(CountingStore):
-    """A store that remembers what was asked for."""
+    """A store that records requests."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""A clone with everything of its own: the source may vanish, and nothing names it."""
+"""Deep clones: the source may be deleted, and nothing names it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ DEEP = CloneTerms(deep=True, owner="ada@host")
 
 
 def source_app(store: ObjectStore) -> FlightsApp:
-    """Eight SSTs, three of them of a merge, and rows on the way."""
+    """Return an app with eight SSTs, three of them merged, and rows in flight."""
     app = FlightsApp(store, Kafka())
     app.run(flights(30))
     app.compact("aircraft")
@@ -127,7 +127,7 @@ def test_a_copy_that_is_damaged_is_written_again_and_a_damaged_source_is_refused
 
 
 def test_an_app_of_the_sources_name_in_the_other_root_may_be_collected() -> None:
-    """Copies lie under the clone's own name, whoever else has the source's."""
+    """Copies are under the clone's name, whoever has the source's name."""
     app, other = source_app(AgingStore()), AgingStore()
     namesake = FlightsApp(other, Kafka(), clock=app.clock)
     namesake.run(flights(10))
@@ -142,7 +142,7 @@ def test_an_app_of_the_sources_name_in_the_other_root_may_be_collected() -> None
 
 
 class ReadOnly(StoreWrapper):
-    """A store whose user may read and nothing else."""
+    """A store whose user may only read."""
 
     def put(self, key: str, data: bytes) -> None:
         raise Forbidden(f"no right to put {key}")

@@ -1,4 +1,4 @@
-"""A clone without state: it reads its topics from the beginning, and keeps nothing of its source."""
+"""A clone without state reads its topics from the beginning, and keeps nothing of its source."""
 
 import pytest
 from slackwater.errors import Refused, Usage

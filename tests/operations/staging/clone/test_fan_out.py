@@ -1,4 +1,4 @@
-"""Clones of clones of an app in which several stages read one channel, each at a place of its own."""
+"""Clones of clones of an app in which several stages read one channel at different positions."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ NONE = (0,) * PARTITIONS
 
 
 class FanOut:
-    """`sender` writes the channel `out`; three stages read it. Each record sent has a number of its own."""
+    """`sender` writes the channel `out`; three stages read it. Each record has a unique number."""
 
     def __init__(self) -> None:
         self.store, self.kafka, self.name, self.sent = MemoryStore(), Kafka(), "app", 0
@@ -38,7 +38,7 @@ class FanOut:
         for reader in READERS:
             self.claim(reader, inputs={"out": Input(output.topic, NONE, "sender", 0, consumed=NONE)})
         self.unread: dict[str, list[set[str]]] = {reader: [set()] for reader in READERS}
-        """What each reader has still to read: the records of each of the sender's versions."""
+        """Unread records of each reader, by the sender's versions."""
 
     def claim(self, stage: str, **fields: object) -> None:
         build = lambda draft: replace(draft, **fields)  # noqa: E731
@@ -75,7 +75,7 @@ class FanOut:
             waiting.append({record.tail for record in records})
 
     def read(self, stage: str, versions: int) -> None:
-        """The stage reads so many of the sender's versions."""
+        """Let the stage read this many of the sender's versions."""
         draft = self.next(stage)
         source = draft.inputs["out"]
         later = list(history.iter_after(self.store, self.name, "sender", source.version))[:versions]
@@ -87,7 +87,7 @@ class FanOut:
             del self.unread[stage][: len(later)]
 
     def clone(self, source: str) -> None:
-        """Go on as the clone of this moment of the app. What is in flight counts as one version there."""
+        """Continue as a clone of this moment. Records in flight count as one version there."""
         name = f"app{self.name.removeprefix('app')}x"
         clone(self.store, source, name, topics={}, channels=self.kafka, by="test", now_ms=START_MS)
         self.name = name
@@ -97,7 +97,7 @@ class FanOut:
         return [(reader, [part for part in parts if part]) for reader, parts in self.unread.items()]
 
     def check(self) -> None:
-        """Everybody finds what it has to read in Kafka, once, and also where a snapshot keeps it."""
+        """Check that each reader finds its records in Kafka once, also if a snapshot keeps them."""
         expected = {reader: sorted(set().union(*parts)) for reader, parts in self.due() if parts}
         cut = resolve(self.store, self.name, now_ms=START_MS)
         found = {
@@ -130,7 +130,7 @@ STEPS = st.lists(
     max_size=20,
 )
 BEHIND = [("send", 2), ("a", 2), ("send", 3), ("b", 3), ("send", 1), *[("clone", 0)] * 3]
-"""The readers in the order of their names, from the last to the first; and another order below."""
+"""Readers in the order of their names, from the last to the first; another order below."""
 
 
 @given(steps=STEPS)

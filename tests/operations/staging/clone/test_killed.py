@@ -1,4 +1,4 @@
-"""A clone that is killed anywhere: it is there for nobody or whole, and the same call again finishes it."""
+"""A clone that is killed at any request: it is invisible or complete, and the same call finishes it."""
 
 import pytest
 from slackwater.errors import NotFound, Refused, SlackwaterError
@@ -18,7 +18,7 @@ LATER_MS = 2_000_000_000_000
 
 
 def source_app() -> FlightsApp:
-    """An app with rows on the way, at the same moment each time."""
+    """Return an app with rows in flight, at the same time on each call."""
     app = aging_app()
     app.run(flights(20))
     app.send(*flights(6))
@@ -39,7 +39,7 @@ def drop(app: FlightsApp) -> None:
 
 
 def all_points() -> int:
-    """How many requests a clone makes of the store."""
+    """Return the number of store requests of a clone."""
     app = source_app()
     with store_of(app).requests() as made:
         make(app)
@@ -47,7 +47,7 @@ def all_points() -> int:
 
 
 def seen(app: FlightsApp, born: int = 0) -> str:
-    """What others see of the clone, whose stage `legs` was `born` with this version: nothing, or all of it.
+    """Return how others see the clone whose stage `legs` begins with this version: missing or complete.
 
     Anything else fails.
     """
@@ -105,7 +105,7 @@ def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free()
 
 
 def test_a_runner_and_a_clone_that_take_one_name_at_the_same_moment_never_both_have_it() -> None:
-    """Whoever looks last sees the other: the one, the other or none of them has it, and the next call succeeds."""
+    """The later check sees the other: one of the two has the name, or neither, and the next call succeeds."""
     points, ended = all_points(), set()
     for point in crash_points(points - 1):
         app, other = source_app(), None

@@ -1,4 +1,4 @@
-"""The clones that there are: of what, whose, until when, and what each keeps."""
+"""The list of clones: source, owner, expiry and kept bytes."""
 
 from pathlib import Path
 

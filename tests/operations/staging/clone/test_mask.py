@@ -1,4 +1,4 @@
-"""A clone in which values are hidden: all but these columns is as in the source."""
+"""Masked clones: all columns except the masked ones equal the source's."""
 
 import re
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ PEOPLE = Table(
     state=upsert.upsert(by="at").stored,
 )
 Row = tuple[int, str | None, int | None, bytes | None, int, int]
-"""Key, values, and whether it is a tombstone."""
+"""Key, values, and a flag for tombstones."""
 
 
 def people(store: ObjectStore, batches: list[list[Row]], table: Table = PEOPLE) -> Manifest:
-    """An app of one stage, `people`, with an SST or two for each batch."""
+    """Write an app of one stage, `people`, with one or two SSTs per batch."""
     from slackwater.store.sst.hashing import hash_keys
 
     apps.create_app(store, AppInfo("crm", 1))
@@ -69,7 +69,7 @@ def masked(store: ObjectStore, cache: SstCache, masks: Mapping[str, str], name: 
 
 
 def rows_in(store: ObjectStore, app: str) -> list[list[dict[str, Any]]]:
-    """The rows of each SST of the newest version, as they are stored."""
+    """Return the rows of each SST of the newest version, as stored."""
     import pyarrow.parquet as pq
 
     head = history.head(store, app, "people")

@@ -1,4 +1,4 @@
-"""A clone, and at the same time the removal of the snapshot that it is made from."""
+"""Concurrent clone and removal of its snapshot."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.support.histories import FlightsApp, Kafka, flights
 
 
 class Racing(AgingStore):
-    """Two verbs at work. Each waits once, for so many seconds, before so many-th of its requests for snapshots."""
+    """Two concurrent verbs. Each waits once, for a given time, before a given one of its requests for snapshots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Racing(AgingStore):
     def race(
         self, verbs: dict[str, Callable[[], object]], waits: dict[str, tuple[int, float]]
     ) -> dict[str, SlackwaterError | None]:
-        """What each verb ended with."""
+        """Return the error of each verb, if any."""
         ended: dict[str, SlackwaterError | None] = {}
         running = ""
 
@@ -62,7 +62,7 @@ class Racing(AgingStore):
 
 
 def with_kept_records() -> tuple[FlightsApp, Racing]:
-    """An app with a snapshot `good` that keeps records in flight."""
+    """Return an app with a snapshot `good` that keeps records in flight."""
     store = Racing()
     app = FlightsApp(store, Kafka())
     app.run(flights(20))

@@ -1,4 +1,4 @@
-"""A clone is made anew under its name: the newest state, on the terms that it had."""
+"""Refreshing a clone: the newest state, with the clone's old terms."""
 
 from itertools import count
 
@@ -31,18 +31,18 @@ TERMS = CloneTerms(
 
 
 _LATER_MS = count(2_000_000_000_000, HOUR_MS)
-"""When nobody has committed anything for long."""
+"""Times long after the last commit."""
 
 
 def publish(app: FlightsApp) -> None:
-    """From here on its stage `legs` has a sink."""
+    """Give the app's stage `legs` a sink."""
     head = app.heads["legs"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="t", now_ms=app.clock.tick("legs"))
     app.commit(replace(draft, sinks={"alerts": Sink("internal", 5, since=2, sent=5)}))
 
 
 def cloned_app() -> FlightsApp:
-    """An app with a clone, which has run on; the app has gone on, too."""
+    """Return an app with a clone; both have continued."""
     app = aging_app()
     app.run(flights(20))
     publish(app)

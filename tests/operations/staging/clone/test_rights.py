@@ -1,4 +1,4 @@
-"""A clone cannot write to production: with the rights that the documents give to who has one, S3 refuses all else."""
+"""A clone cannot write to production: with the documented rights, S3 refuses all else."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PINS = (["s3:PutObject", "s3:DeleteObject"], "/state/*/snapshots/clone-*")
 
 
 class Buckets:
-    """Production's bucket, in which the user of staging may do what its policy says, and staging's own."""
+    """Production's bucket, in which the user of staging has the rights of a policy, and staging's bucket."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -38,7 +38,7 @@ class Buckets:
         return boto3.client("s3", endpoint_url=self.endpoint, **made)
 
     def policy(self, bucket: str, *allowed: tuple[str | list[str], str]) -> None:
-        """Let the user do such actions, on the bucket (nothing behind its name) or on objects (`/` and a pattern)."""
+        """Allow actions on the bucket (name only) or on objects (`/` and a pattern)."""
         said = [
             {
                 "Effect": "Allow",
@@ -54,7 +54,7 @@ class Buckets:
         return {each["Key"]: each["ETag"] for each in self.s3.list_objects_v2(Bucket=bucket).get("Contents", ())}
 
     def slackwater(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A verb, as the user of staging types it."""
+        """Run a verb as the user of staging."""
         mine = {
             "AWS_ACCESS_KEY_ID": USER,
             "AWS_SECRET_ACCESS_KEY": USERS_SECRET,

@@ -1,4 +1,4 @@
-"""Runners of apps with sinks, without Spark: what they claim, commit and publish is as a runner does it, step by step.
+"""Simulated runners of apps with sinks, without Spark, which claim, commit and publish step by step.
 
 An app has two stages: `numbers` passes the records of a topic on, through a channel, and `alerts` gives them to a sink,
 each as `FOLDER:NUMBER`. A step may be followed by any other one's, and by the end of the runner. With `timed`, `alerts`
@@ -47,7 +47,7 @@ _SHAPE = StageSchemas({}, {"passed": _ROWS}, (), None, None)
 
 
 def program(name: str, topic: str, out: str) -> sw.App:
-    """The app; its functions are never called."""
+    """Return the app; its functions are never called."""
     app = sw.App(name)
     passed = sw.repartition("passed", key=["body"], partitions=1)
     app.stage(reads=sw.topic(topic), writes=passed, name="numbers")(lambda raw: raw)
@@ -57,7 +57,7 @@ def program(name: str, topic: str, out: str) -> sw.App:
 
 @dataclass(slots=True)
 class _Published:
-    """The publisher of a sink, as its thread drives it."""
+    """The publisher of a sink, driven step by step."""
 
     book: SinkProgress
     publisher: Publisher
@@ -68,7 +68,7 @@ class _Published:
 
 @dataclass
 class Runner:
-    """One runner of an app. Its methods raise what ends a runner."""
+    """One runner of an app. Its methods raise the errors that end a runner."""
 
     store: ObjectStore
     kafka: Kafka
@@ -76,10 +76,10 @@ class Runner:
     chance: Random
     clock: Callable[[], float]
     ahead: int = 0
-    """As `max_unflushed`: so many versions may be acknowledged and not committed; then they are by another thread."""
+    """Maximum acknowledged, uncommitted versions, as `max_unflushed`; they are committed later."""
     timed: bool = False
     slow_s: float = 0.0
-    """How long a batch takes from its begin to its end, by `clock`."""
+    """Duration of a batch by `clock`."""
     folder: str = ""
     committers: dict[str, Committer] = field(default_factory=dict)
     _failures: list[BaseException] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Runner:
     _files: Path | None = None
 
     def start(self) -> Iterator[None]:
-        """Take the app over, in parts: between two of them anything may happen."""
+        """Claim the app's stages one by one; other steps may happen in between."""
         store, name = self.store, self.declared.name
         self.folder = apps.folder_of(store, name)
         declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
@@ -115,7 +115,7 @@ class Runner:
         self._info = info
 
     def give_sign_of_life(self) -> None:
-        """What a runner does every quarter of a minute. It is left behind by one that is killed."""
+        """Write a heartbeat. A killed runner leaves it behind."""
         heads = {stage: each.head for stage, each in self.committers.items()}
         writer, epochs = heads["numbers"].writer, {stage: head.epoch for stage, head in heads.items()}
         HEARTBEATS.put(self.store, Heartbeat(writer, f"runner:{self.folder}", epochs), self.folder)
@@ -126,7 +126,7 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is done."""
+        """Stop everything."""
         for committer in self.committers.values():
             committer.close()
         if self._files is not None:
@@ -134,11 +134,11 @@ class Runner:
 
     @property
     def held(self) -> bool:
-        """Whether the app is held at offsets."""
+        """True if the app is held at offsets."""
         return self._watch.is_held
 
     def look(self) -> None:
-        """Look for what is asked of it, and for what others committed; a stage that cannot commit ends it."""
+        """Poll for requests and other writers' commits; a stage that cannot commit ends the runner."""
         if self._failures:
             raise self._failures[0]
         if self._watch.poll(busy=True):
@@ -146,7 +146,7 @@ class Runner:
                 committer.adopt_newest()
 
     def begin(self, stage: str, most: int = 1_000) -> None:
-        """Compute a batch on what is there, unless one is computed."""
+        """Compute a batch on the current state, unless one is computed."""
         if stage in self._pending:
             return
         base = self.committers[stage].tip
@@ -157,7 +157,7 @@ class Runner:
             self._pending[stage] = PendingVersion(base, made, (), 0.0, lambda _done: None)
 
     def end(self, stage: str) -> None:
-        """Commit the batch that was computed."""
+        """Commit the computed batch."""
         if self.clock() - self._began.get(stage, 0.0) < self.slow_s:
             return
         if (change := self._pending.pop(stage, None)) is not None:
@@ -174,7 +174,7 @@ class Runner:
                 self.committers[stage].adopt_newest()
 
     def publish(self) -> bool:
-        """A step of the publisher, if the sink may be published; whether it did anything."""
+        """Run one publisher step if the sink may be published; return True if it did anything."""
         head = self.committers["alerts"].head
         for name, sink in head.sinks.items():
             one = self._published.get((name, sink.since)) or self._publisher(head, name)
@@ -199,7 +199,7 @@ class Runner:
         return False
 
     def step(self) -> None:
-        """Anything that a runner does."""
+        """Run any step of a runner."""
         what = self.chance.choice(("look", "begin", "end", "publish", "publish"))
         if what in ("begin", "end"):
             stage = self.chance.choice(STAGES)
@@ -267,7 +267,7 @@ class Runner:
         return replace(draft, inputs=read, sinks=sinks, event_time=event_time)
 
     def _waiting(self, head: Manifest) -> dict[bytes, int]:
-        """The rows of `alerts` that have not fallen due, with the time when they do; none waits as an app is cloned."""
+        """Return the rows of `alerts` that are not due yet with their due times; at a clone none is waiting."""
         kept: dict[bytes, int] = {}
         first = history.first_version(self.store, head.app, "alerts")
         at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
@@ -283,7 +283,7 @@ class Runner:
         return kept
 
     def _passed(self, app: str, at: Input, ends: tuple[int, ...]) -> list[bytes]:
-        """What `numbers` has sent up to these offsets since `alerts` stood there."""
+        """Return what `numbers` has sent up to these offsets since the position of `alerts`."""
         new = history.iter_after(self.store, app, "numbers", at.version)
         attempts = frozenset(one for each in new for one in each.outputs["passed"].attempts)
         parts = (part for _, part in self._read(at.topic, at.offsets[0], ends[0], attempts))
@@ -296,7 +296,7 @@ class Runner:
         return replace(sink, end=end, attempts=(attempt,), rows=len(rows), sent=sink.sent + len(rows))
 
     def _send(self, topic: str, rows: pa.Table) -> tuple[str, int]:
-        """Rows as a task's messages; its attempt, and the offset behind them."""
+        """Send rows as a task's messages; return the attempt and the end offset."""
         attempt, messages = str(ULID()), list(split_into_messages(rows, np.zeros(len(rows), np.int32)))
         return attempt, send_messages(self.kafka, topic, messages, attempt.encode(), patience_s=30)[0]
 
@@ -307,7 +307,7 @@ class Runner:
 
 
 def due_ms(row: bytes) -> int:
-    """When a row falls due: of some the time has passed as they come."""
+    """Return the due time of a row; for some rows it has passed at arrival."""
     return 700 * int(row) % 20_000
 
 
@@ -318,7 +318,7 @@ def _draft(base: Manifest) -> Manifest:
 
 
 def until_idle(runner: Runner, steps: int = 10_000) -> None:
-    """Let a runner do all that there is to do."""
+    """Run a runner until nothing is left to do."""
     for _ in range(steps):
         runner.look()
         before = {stage: each.head.version for stage, each in runner.committers.items()}
@@ -332,7 +332,7 @@ def until_idle(runner: Runner, steps: int = 10_000) -> None:
 
 
 def started(runner: Runner) -> Runner:
-    """A runner that was started without anything in between."""
+    """Start a runner without steps of others in between."""
     for _ in runner.start():
         pass
     return runner

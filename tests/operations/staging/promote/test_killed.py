@@ -1,4 +1,4 @@
-"""Promotions on a real broker while records come: either runner and the verb are killed, and each row is there once."""
+"""Promotions on a real broker while records arrive: runners and verb are killed, and each row is published once."""
 
 import json
 import os
@@ -32,7 +32,7 @@ PROGRAM = Path(__file__).parents[3] / "apps" / "promoting.py"
 
 
 class Pair:
-    """Production and its clone, each in a process of its own, and a feeder."""
+    """Production and its clone, each in its own process, and a feeder."""
 
     def __init__(self, folder: Path, broker: EmbeddedKafka, rate: int) -> None:
         self.store, self.broker, self.rate = folder / "store", broker, rate
@@ -45,7 +45,7 @@ class Pair:
         self.folders = [self.name, f"{self.name}-staging"]
 
     def start(self, folder: str) -> None:
-        """Run an app, under whatever name it has now; it ends as `kill` says, or as it is taken over."""
+        """Run an app under its current name until `kill` or a takeover ends it."""
         store = open_store(str(self.store))
         called = next(name for name in (folder, f"{folder}~1") if apps.folder_of(store, name) == folder)
         command = [sys.executable, str(PROGRAM), str(self.store), self.broker.bootstrap, called, self.topic, self.out]
@@ -63,7 +63,7 @@ class Pair:
         self.processes[folder].communicate()
 
     def keep_up(self) -> None:
-        """What systemd would do."""
+        """Restart ended runners, as systemd does."""
         time.sleep(0.2)
         for folder, process in list(self.processes.items()):
             if process.poll() is not None:
@@ -80,7 +80,7 @@ class Pair:
 
     @contextmanager
     def fed(self) -> Iterator[None]:
-        """Records come, so many a second."""
+        """Send this many records per second."""
         over = threading.Event()
 
         def feed() -> None:
@@ -102,7 +102,7 @@ class Pair:
             thread.join()
 
     def check(self) -> float:
-        """Each record is in the sink once; the longest time between two records of different apps, in seconds."""
+        """Check that each record is in the sink once; return the longest pause between records of different apps."""
         found = list(committed(self.kafka, self.out))
         counted = Counter(int((message.value() or b"").partition(b":")[2]) for message in found)
         missing = [number for number in range(self.sent) if number not in counted]
@@ -130,7 +130,7 @@ def pair(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Pair]:
 
 
 def finish(pair: Pair, staging: str) -> dict[str, object]:
-    """Promote until it is done, whoever died."""
+    """Promote until it is done, whichever process dies."""
     for _ in range(5):
         process = pair.promote(staging)
         while process.poll() is None:

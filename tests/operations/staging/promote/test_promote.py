@@ -1,4 +1,4 @@
-"""One app over another: whatever is killed, each row is in the sink once, and the same command finishes it."""
+"""One app over another: after any kill, each row is in the sink once, and the same command finishes."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A promotion of apps whose batches take long: the hold lasts as long as they need, within the timeout."""
+"""A promotion of apps with long batches: the hold lasts as long as they need, within the timeout."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ from tests.operations.staging.promote.world import World, promote_with
 
 
 def slow_world(slow_s: float) -> World:
-    """Two apps that read on, a record a second, and whose batches take so long."""
+    """Return two apps that read a record per second, with batches of this duration."""
     world = World(Random(1))
     world.start("s")
     until_idle(world.runners["s"])

@@ -1,4 +1,4 @@
-"""A world of runners, a promoter and Kafka, whose steps come in any order, and kills between any two requests."""
+"""Runners, a promoter and Kafka, whose steps come in any order, with kills between any two requests."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ TOPIC, OUT = "in", "out"
 
 
 class Interrupted(StoreWrapper):
-    """The store as the promoter has it: before and after each request anything may happen, also its end."""
+    """The promoter's store: before and after each request other steps may run, or the process may end."""
 
     def __init__(self, inner: ObjectStore, happens: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -41,7 +41,7 @@ class Interrupted(StoreWrapper):
 
 
 class World:
-    """Production `p`, its clone `s`, the topic that both read, and what happens to them."""
+    """Production `p`, its clone `s`, their topic, and random events."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class World:
         self.store: ObjectStore = store or MemoryStore()
         self.promoter = NumberedStore(self.store)
         self.files = files or {}
-        """The program of each app, where it is one in a file."""
+        """Program of each app, if it is a file."""
         self.kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
         self.kafka.create_topics({TOPIC: 2, OUT: 1})
         self.now_s = 0.0
@@ -86,17 +86,17 @@ class World:
         self.runners[folder] = started(self.runner(folder))
 
     def end(self, folder: str) -> None:
-        """`kill -9`."""
+        """End a runner as `kill -9` does."""
         self.starting.pop(folder, None)
         if (runner := self.runners.pop(folder, None)) is not None:
             runner.close()
 
     def stop(self, folder: str) -> None:
-        """SIGTERM."""
+        """End a runner as SIGTERM does."""
         self.runners.pop(folder).stop()
 
     def happens(self) -> None:
-        """At a request of the promoter."""
+        """Run random steps at a request of the promoter."""
         if self.chance.random() < 0.4:
             self.step()
         if self.chance.random() < 0.01:
@@ -110,7 +110,7 @@ class World:
             raise Killed
 
     def step(self) -> None:
-        """A runner goes on, dies, or is started; records come; time goes by."""
+        """Let a runner continue, die or start; send records; let time pass."""
         self.now_s += self.chance.choice((0, 0.1, 0.3))
         folder, what = self.chance.choice("ps"), self.chance.random()
         if what < 0.1:
@@ -156,7 +156,7 @@ class World:
         )
 
     def calmly(self) -> None:
-        """Both run, and nobody dies."""
+        """Run both apps without kills."""
         self.now_s += 0.1
         for folder in "ps":
             if folder not in self.runners:

@@ -1,4 +1,4 @@
-"""A trial that is killed anywhere: its clones are there for nobody or whole, and the same call again leaves nothing."""
+"""A trial that is killed at any request: its clones are invisible or complete, and the same call removes them."""
 
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -18,7 +18,7 @@ from tests.support.histories import FlightsApp, flights
 
 
 def began_app() -> tuple[FlightsApp, Cut]:
-    """An app that has read on since a moment at which rows were on the way, at the same times each time."""
+    """Return an app that has read on since a moment with rows in flight, at the same times on each call."""
     app = source_app()
     start = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     app.run(flights(10))
@@ -26,7 +26,7 @@ def began_app() -> tuple[FlightsApp, Cut]:
 
 
 def trial(began: tuple[FlightsApp, Cut]) -> None:
-    """What a trial does, with programs that need no Spark: the new one and the old work off what the app has read."""
+    """Run a trial with programs that need no Spark over the app's input."""
     app, start = began
     store = fresh(app.store)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What is wrong with a trial that can be told before Spark starts, and how much there is to read."""
+"""Errors of a trial that are found before Spark starts, and the amount of its input."""
 
 from pathlib import Path
 from typing import Any

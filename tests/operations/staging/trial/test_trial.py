@@ -1,4 +1,4 @@
-"""A release tried on an app's own input: what comes out different is named, exactly; the app is as it was."""
+"""A release tried on an app's input: exact differences, and an unchanged app."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def accounts(raw):
 
 @dataclass(frozen=True)
 class Till:
-    """An app that has read since its snapshot `monday`, its program, and one that doubles what two accounts paid."""
+    """An app that has read on since its snapshot `monday`, its program, and one that doubles two accounts' payments."""
 
     ledger: Ledger
     sink: str
@@ -59,7 +59,7 @@ class Till:
         return done.returncode, json.loads(done.stdout)
 
     def objects(self) -> list[str]:
-        """All of the app that is stored, with the log of what was done to it."""
+        """Return all stored objects of the app, with its log of operations."""
         return sorted(info.key for info in open_store(self.ledger.store).list("till/"))
 
 

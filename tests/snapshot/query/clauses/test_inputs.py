@@ -18,7 +18,7 @@ APP = "flights"
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """An app whose first stage has read 30 records, of which those from the fourth on are archived."""
+    """Return an app whose first stage has read 30 records, archived from the fourth on."""
     app = app_of(30)
     for partition, end in enumerate(ends(app)):
         if end > 3:

@@ -1,4 +1,4 @@
-"""What hides a word or a `;`: as DuckDB's own tokenizer sees it."""
+"""Quotes and comments that hide a word or a `;`, compared with DuckDB's tokenizer."""
 
 import duckdb
 import pytest

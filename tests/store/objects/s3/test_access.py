@@ -1,4 +1,4 @@
-"""How a process gets to S3 is handed to another that has nothing of it: the driver's tasks on other machines."""
+"""Access to S3, handed to another process without settings, as to tasks on other machines."""
 
 import json
 import os
@@ -28,7 +28,7 @@ OTHERS = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
     "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
 }
-"""What another machine may have: none of it is the driver's."""
+"""Settings of another machine, none of them the driver's."""
 
 _TASK = """
 import json, os, pickle, sys
@@ -45,7 +45,7 @@ for others in ({}, json.loads(sys.argv[1])):
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Nothing of AWS's but these."""
+    """Remove all of AWS's variables except these."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)

@@ -1,4 +1,4 @@
-"""What S3Store makes of servers that are slow, away, cut off, misconfigured, or lose answers."""
+"""S3Store with servers that are slow, unavailable, disconnected, misconfigured, or lose answers."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ SMALL_PARTS = S3Settings(multipart_bytes=5 << 20, part_bytes=5 << 20)
 
 @pytest.fixture
 def store(proxy: S3Proxy) -> S3Store:
-    """A store whose requests go through the proxy."""
+    """Return a store whose requests go through the proxy."""
     return S3Store(BUCKET, uuid4().hex, endpoint_url=proxy.endpoint, patience_s=20)
 
 
@@ -51,7 +51,7 @@ def test_a_request_is_repeated_until_it_is_answered(store: S3Store, proxy: S3Pro
 
 @pytest.fixture
 def small_pages(store: S3Store) -> Iterator[None]:
-    """Three entries a page instead of a thousand."""
+    """Let listings have three entries per page."""
 
     def three(params: dict[str, object], **_: object) -> dict[str, object]:
         return {**params, "MaxKeys": 3}

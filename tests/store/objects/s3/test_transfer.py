@@ -1,4 +1,4 @@
-"""Large objects in S3: moved in parts, whole or not at all, also when parts fail."""
+"""Large objects in S3: transferred in parts, completely or not at all, also when parts fail."""
 
 import random
 from uuid import uuid4
@@ -24,7 +24,7 @@ def store(proxy: S3Proxy) -> S3Store:
 
 
 def hasty(store: S3Store, proxy: S3Proxy) -> S3Store:
-    """The same store with less patience."""
+    """Return the same store with less patience."""
     prefix = store.url.rpartition("/")[2]
     return S3Store(BUCKET, prefix, endpoint_url=proxy.endpoint, patience_s=0.2, settings=SETTINGS)
 
