@@ -15,12 +15,12 @@ import pytest
 import urllib3
 from slackwater.client import Client
 from slackwater.client.remote import Server
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.serve.server import ListenOptions, ServeInstance
 from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
 
-from tests.conftest import free_port
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
 from tests.support.running import SLACKWATER
 
@@ -91,7 +91,7 @@ def serving_client(
     client: Client, listening: ListenOptions = HERE, options: ServeOptions = FAST, **how: Any
 ) -> Iterator[str]:
     """An instance over a client's store: its address."""
-    port = free_port()
+    port = choose_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
     instance = ServeInstance(client, listening, options, **how)
     thread = threading.Thread(target=instance.run)
@@ -109,7 +109,7 @@ def serving_apart(
     store: str, cache: Path, *words: str, program: Path = SLACKWATER
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An instance in a process of its own: its address, and the process."""
-    port = free_port()
+    port = choose_port()
     ask, env = Ask(f"http://127.0.0.1:{port}"), {**os.environ, "SLACKWATER_CACHE": str(cache)}
     words = (str(program), "serve", "--store", store, "--port", str(port), *words)
 
