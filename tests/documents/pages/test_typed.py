@@ -77,8 +77,8 @@ INSTEAD = {
     "/srv/lake/flights": "lake",
 }
 """Moments that a young app lacks, and places that a test lacks, with those that are typed instead."""
-ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant"}
-"""Verbs that run until Ctrl-C or wait for a running app, and the option with which they end."""
+ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant", "check": "--versions=1"}
+"""Verbs that run until Ctrl-C, wait for a running app or replay many versions, and the option with which they end."""
 FIRST = {
     ("docs/changing-a-program.md", "Go back"): ["slackwater migrate shop.py --rename largest=largest_cents"],
     ("docs/disaster-recovery.md", "Watch it"): ["slackwater replicate shop --to /data/elsewhere"],
