@@ -3,7 +3,6 @@
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +21,7 @@ from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
 
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
-from tests.support.running import SLACKWATER
+from tests.support.running import SLACKWATER, eventually
 
 # Most tests ask no SQL, and a process for it takes two seconds of processor to start.
 FAST = ServeOptions(poll_interval_s=0.02, prestart_sql=False)
@@ -97,7 +96,7 @@ def serving_client(
     thread = threading.Thread(target=instance.run)
     thread.start()
     try:
-        wait_until(lambda: instance.is_up)
+        eventually(lambda: instance.is_up, "it listens")
         yield f"{'http' if listening.certificate is None else 'https'}://127.0.0.1:{port}"
     finally:
         instance.stop()
@@ -120,17 +119,10 @@ def serving_apart(
 
     with subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(is_up, 120)
+            eventually(is_up, "it listens")
             yield ask.url, process
         finally:
             process.terminate()
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to hold"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")
