@@ -16,6 +16,8 @@ SPARKS := 4.0.5 4.1.4 4.2.1
 UNCLOSED := -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 # What stands in each file with tests that need Kafka or Spark: to collect the others takes each worker ten seconds.
 WITH_SERVERS := mark\.(kafka|spark)|any_kafka
+# What stands in each file of whose tests all need them: those that need neither need not collect it.
+ONLY_WITH_SERVERS := ^pytestmark = .*mark\.(kafka|spark)
 # Images of containers set it. Without what Python has compiled, each process compiles all of slackwater, and each of
 # pytest's workers rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -85,7 +87,8 @@ collect: $(READY)
 # what needs neither takes the rest of the machine meanwhile. Files begin in their order: left to itself, xdist begins those
 # with the fewest tests last, which here take the longest.
 test-without-servers: programs
-	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)" $(RECORD)
+	@nice -n 10 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m "not kafka and not spark and $(CHOSEN)" $(RECORD) \
+		$$(grep -rlE '$(ONLY_WITH_SERVERS)' tests --include='test_*.py' | sed 's/^/--ignore=/')
 
 test-with-servers: programs
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "($(SERVERS)) and $(CHOSEN)" $(RECORD) \

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -94,13 +93,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
             raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")
     yield  # -m deselects items
     longest_first(items)
-
-
-def free_port() -> int:
-    """Return a free TCP port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pyarrow as pa
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, commit
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
 
-from tests.conftest import free_port
 from tests.programs.go import path_of
 
 from ..multi_get import L0_ROWS, RUNS_L0, TABLE, _names
@@ -74,7 +74,7 @@ def serving(
     store: str, cache: Path, *words: str, is_one_of_several: bool = False, gives_way: bool = False
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An instance of `slackwater serve`: its address and its process; one that gives way to others of the machine."""
-    port = free_port()
+    port = choose_port()
     words = (*words, *(["--advertise", f"http://127.0.0.1:{port}"] if is_one_of_several else []))
     command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
     command = [*(_GIVES_WAY if gives_way else ()), *command]

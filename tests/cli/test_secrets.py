@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from slackwater.cli.main import app as cli
 from slackwater.errors import SlackwaterError, Unavailable
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.open import open_store
@@ -17,7 +18,6 @@ from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
 from typer.testing import CliRunner
 
-from tests.conftest import free_port
 from tests.support.histories import FlightsApp, Kafka, flights
 from tests.support.s3_proxy import ERRORS, S3Proxy, s3_proxy
 from tests.support.s3_servers import BUCKET
@@ -106,7 +106,7 @@ def test_no_secret_is_in_what_any_request_says_when_it_fails(
 def test_no_secret_is_said_of_a_server_that_is_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", with_password(f"http://127.0.0.1:{free_port()}"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", with_password(f"http://127.0.0.1:{choose_port()}"))
     with pytest.raises(SlackwaterError) as caught:
         S3Store(BUCKET, patience_s=0.1).get("a")
     tells_nothing(everything_said(caught.value), caplog.text)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -15,14 +14,14 @@ import pytest
 import urllib3
 from slackwater.client import Client
 from slackwater.client.remote import Server
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.serve.server import ListenOptions, ServeInstance
 from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
 
-from tests.conftest import free_port
 from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, flights
-from tests.support.running import SLACKWATER
+from tests.support.running import SLACKWATER, eventually
 
 # Most tests ask no SQL, and a process for it takes two seconds of processor to start.
 FAST = ServeOptions(poll_interval_s=0.02, prestart_sql=False)
@@ -90,14 +89,14 @@ def serving(
 def serving_client(
     client: Client, listening: ListenOptions = HERE, options: ServeOptions = FAST, **how: Any
 ) -> Iterator[str]:
-    """Start a server over a client's store; return its address."""
-    port = free_port()
+    """An instance over a client's store: its address."""
+    port = choose_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
     instance = ServeInstance(client, listening, options, **how)
     thread = threading.Thread(target=instance.run)
     thread.start()
     try:
-        wait_until(lambda: instance.is_up)
+        eventually(lambda: instance.is_up, "it listens")
         yield f"{'http' if listening.certificate is None else 'https'}://127.0.0.1:{port}"
     finally:
         instance.stop()
@@ -108,8 +107,8 @@ def serving_client(
 def serving_apart(
     store: str, cache: Path, *words: str, program: Path = SLACKWATER
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start a server process; return its address and the process."""
-    port = free_port()
+    """An instance in a process of its own: its address, and the process."""
+    port = choose_port()
     ask, env = Ask(f"http://127.0.0.1:{port}"), {**os.environ, "SLACKWATER_CACHE": str(cache)}
     words = (str(program), "serve", "--store", store, "--port", str(port), *words)
 
@@ -120,17 +119,10 @@ def serving_apart(
 
     with subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(is_up, 120)
+            eventually(is_up, "it listens")
             yield ask.url, process
         finally:
             process.terminate()
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to hold"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ import urllib3
 from slackwater.client import Client
 
 from tests.support.histories import FlightsApp
+from tests.support.running import eventually
 
-from .conftest import Ask, made, serving_apart, wait_until
+from .conftest import Ask, made, serving_apart
 from .test_sql import HOGS, QUERY
 
 CARRIERS = "/apps/flights/at/now/tables/carriers?key=C1"
@@ -72,7 +73,7 @@ def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int
     """
     hog, other = made(client, "hog", verbs=("sql",)), made(client, "other", verbs=("read", "sql"))
     ask = Ask(url)
-    wait_until(lambda: {ask.token(other, each).status for each in (CARRIERS, SMALL)} == {200}, 60)
+    eventually(lambda: {ask.token(other, each).status for each in (CARRIERS, SMALL)} == {200}, "it answers")
     alone, beside = Load(url, other, a_second), Load(url, other, a_second)
     over = threading.Event()
     over.set()

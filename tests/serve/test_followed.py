@@ -11,8 +11,9 @@ from slackwater.serve.service import Service
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.wrapper import StoreWrapper
 
-from tests.serve.conftest import FAST, Ask, serving_client, wait_until
+from tests.serve.conftest import FAST, Ask, serving_client
 from tests.snapshot.wide import client_over, first_version, many_apps, put_versions
+from tests.support.running import eventually
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def test_an_app_is_polled_while_its_commits_are_streamed_and_none_for_being_list
             assert ask(f"/apps/{name}").json["versions"] == {"stage": 1}
         stream = ask._pool.request("GET", f"{url}/apps/{names[0]}/commits", preload_content=False)
         store.requests.clear()
-        wait_until(lambda: store.requests[names[0]] > 50)
+        eventually(lambda: store.requests[names[0]] > 50, "the stream looks for commits")
         assert store.requests.keys() == {names[0]}
         stream.close()
 

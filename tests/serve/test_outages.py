@@ -16,10 +16,11 @@ from slackwater.settings import Settings
 from slackwater.store.objects.open import open_store
 
 from tests.support.histories import FlightsApp
+from tests.support.running import eventually
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_servers import BUCKET
 
-from .conftest import Ask, made, serving, wait_until
+from .conftest import Ask, made, serving
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = ListenOptions(needs_tokens=True)
@@ -69,8 +70,8 @@ def test_without_the_store_whoever_has_a_token_is_told_so_soon(guarded: tuple[As
     assert [ask(each).status for each in PROBES] == [200, 200, 503, 200]
     assert b"slackwater_serve_store_answers 0.0" in ask("/metrics").body
     behind.reset()
-    wait_until(lambda: ask("/readyz").status == 200)
-    wait_until(lambda: ask.token(token, CARRIERS, key="C1").status == 200)
+    eventually(lambda: ask("/readyz").status == 200, "it is ready again")
+    eventually(lambda: ask.token(token, CARRIERS, key="C1").status == 200, "it answers again")
 
 
 @pytest.mark.s3
@@ -96,7 +97,7 @@ def test_connections_that_ask_nothing_keep_nobody_out(
     host, port = ask.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
         for number in range(200):
-            opened = stack.enter_context(socket.create_connection((host, int(port)), 5))
+            opened = stack.enter_context(socket.create_connection((host, int(port)), 30))
             if number % 2:
                 opened.sendall(b"GET /apps HTTP/1.1\r\nHost: 127.0.0.1\r\nX-a: ")  # and never ends
         assert [ask(each, headers={"connection": "close"}).status for each in (*PROBES, "/apps")] == [200] * 5

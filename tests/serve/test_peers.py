@@ -12,8 +12,9 @@ from slackwater.serve.server import ListenOptions
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.support.histories import FlightsApp, flights
+from tests.support.running import eventually
 
-from .conftest import Ask, wait_until
+from .conftest import Ask
 
 AIRCRAFT = "/apps/flights/at/now/tables/aircraft"
 ONE_OF_SEVERAL = ListenOptions(advertise="http://here")
@@ -56,12 +57,13 @@ def two(own: Callable[..., Ask]) -> tuple[Ask, Ask]:
 
 def test_any_instance_answers_any_key_the_same(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
     tails = [*app.state["aircraft"], "none"]
-    wait_until(lambda: len(INSTANCES.listed(app.store)) == 2)
+    eventually(lambda: len(INSTANCES.listed(app.store)) == 2, "both are listed")
     for _ in range(5):
         app.run(flights(1))
         expected = [app.state["aircraft"][tail][0] if tail != "none" else None for tail in tails]
         for ask in two:
-            wait_until(lambda ask=ask: ask(AIRCRAFT, key="x").json["version"] == app.heads["aircraft"].version)
+            version = app.heads["aircraft"].version
+            eventually(lambda ask=ask, version=version: ask(AIRCRAFT, key="x").json["version"] == version, "it follows")
             found = ask(AIRCRAFT, key=tails, column="flights").json["rows"]
             assert [row and row["flights"] for row in found] == expected
 

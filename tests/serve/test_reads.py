@@ -15,8 +15,9 @@ from slackwater.store.versions import horizon, keys
 from slackwater.store.versions.horizon import Boundary
 
 from tests.support.histories import STAGES, Flight, FlightsApp, flights
+from tests.support.running import eventually
 
-from .conftest import Ask, client_of, wait_until
+from .conftest import Ask, client_of
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
 
@@ -201,7 +202,7 @@ def test_what_is_forgotten_is_in_no_answer_any_more(
     assert ask(CARRIERS, key="C1").json["rows"] != [None]
     with client_of(app) as client:
         client.app("flights").forget({"carriers": ["C1"]})
-    wait_until(lambda: ask(CARRIERS, key="C1").json["rows"] == [None])
+    eventually(lambda: ask(CARRIERS, key="C1").json["rows"] == [None], "the key is forgotten")
     first, second = ask(then, key=["C1", "C2"]).json["rows"]
     assert first is None
     assert second["carrier"] == "C2"

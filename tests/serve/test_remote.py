@@ -13,9 +13,9 @@ from slackwater.client.moment import Moment
 from slackwater.client.remote import Server
 from slackwater.client.show.shown import encode_json
 from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.serve.server import ListenOptions
 
-from tests.conftest import free_port
 from tests.support.histories import FlightsApp, flights
 from tests.support.running import eventually
 
@@ -122,7 +122,7 @@ def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: 
 
 
 def test_nobody_there_and_somebody_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(f"http://127.0.0.1:{free_port()}") as nobody, pytest.raises(Unavailable, match="does not answer"):
+    with Server(f"http://127.0.0.1:{choose_port()}") as nobody, pytest.raises(Unavailable, match="does not answer"):
         _ = nobody.apps
 
 

@@ -2,9 +2,7 @@
 
 import re
 import signal
-import subprocess
 import threading
-import time
 
 import pytest
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
@@ -12,6 +10,7 @@ from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import done, from_json, process, slackwater
 from tests.support.histories import FlightsApp
+from tests.support.running import eventually
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -93,11 +92,8 @@ def test_a_snapshot_without_a_name_is_named_after_the_time() -> None:
 @pytest.mark.usefixtures("app")
 def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: ObjectStore) -> None:
     with process("snapshot", "take", "flights", "never", "--timeout", "600") as take:
-        deadline = time.monotonic() + 60
-        while not open_requests(store, "flights"):
-            assert time.monotonic() < deadline
-            with pytest.raises(subprocess.TimeoutExpired):  # it goes on waiting
-                take.wait(0.05)
+        eventually(lambda: bool(open_requests(store, "flights")), "a snapshot is requested")
+        assert take.poll() is None, "it goes on waiting"
         take.send_signal(signal.SIGINT)
         told = (
             "flights is not running: waiting up to 10m for its next run to take the snapshot, then withdrawing the "

@@ -76,9 +76,9 @@ INSTEAD = {
     "s3://archive/slackwater": "archive",
     "/srv/lake/flights": "lake",
 }
-"""Replacements for moments and places that a test lacks."""
-ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant"}
-"""Options that end verbs which would run until Ctrl-C or wait for a running app."""
+"""Moments that a young app lacks, and places that a test lacks, with those that are typed instead."""
+ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant", "check": "--versions=1"}
+"""Verbs that run until Ctrl-C, wait for a running app or replay many versions, and the option with which they end."""
 FIRST = {
     ("docs/changing-a-program.md", "Go back"): ["slackwater migrate shop.py --rename largest=largest_cents"],
     ("docs/disaster-recovery.md", "Watch it"): ["slackwater replicate shop --to /data/elsewhere"],

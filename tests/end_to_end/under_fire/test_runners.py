@@ -6,13 +6,13 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
-from tests.conftest import free_port
 from tests.support.running import TWO_STAGES, Ledger, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
@@ -66,7 +66,7 @@ def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_ends_a_busy_one_in
 
 @pytest.mark.ci  # pipeline/run/test_health.py shows all else that hangs
 def test_a_runner_whose_jvm_hangs_fails_its_probe_until_that_goes_on(ledger: Ledger) -> None:
-    port = free_port()
+    port = choose_port()
 
     def ask(probe: str) -> str:
         try:

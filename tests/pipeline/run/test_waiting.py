@@ -12,7 +12,7 @@ from slackwater.pipeline.run.waiting import LongWaits, find_wait, input_behind, 
 from slackwater.snapshot.status.overview import InputLag, StageLag
 from slackwater.store.versions.manifest import EventTime, Input, Manifest
 
-PATIENCE_S = 60.0
+from tests.support.running import PATIENCE_S, eventually
 
 
 def stage(*records: int | None, upstream: str = "") -> StageLag:
@@ -105,18 +105,13 @@ def test_a_group_of_jobs_is_queued_while_those_of_others_have_the_cores(spark: S
         context.parallelize(range(4), 4).map(work).count()
 
     def await_queued(expected: set[str]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while set(queued_job_groups(spark)) != expected:
-            assert time.monotonic() < deadline, queued_job_groups(spark)
-            time.sleep(0.05)
+        eventually(lambda: set(queued_job_groups(spark)) == expected, f"queued: {expected}")
 
     assert queued_job_groups(spark) == ()
     one, other = (InheritableThread(target=run, args=(group,)) for group in ("one", "other"))
     try:
         one.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(info.numActiveTasks for info in active(spark)):
-            assert time.monotonic() < deadline
+        eventually(lambda: any(info.numActiveTasks for info in active(spark)), "it has the cores")
         other.start()
         await_queued({"other"})
     finally:

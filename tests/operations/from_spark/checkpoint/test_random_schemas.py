@@ -24,8 +24,8 @@ from tests.support.running import UNCOMPILED
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
-OPERATORS = 10 if SEARCHES else 5
-"""Operators per query, each with its own schema."""
+OPERATORS = 10 if SEARCHES else 3
+"""Of one query, each with a schema of its own."""
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 KINDS = ["aggregate", "aggregate", "distinct", "join-2", *(["join-3"] if SPARK >= (4, 1) else [])]
 DEFAULT = [("join-3" if "join-3" in KINDS else "join-2", "changelog", 1)]

@@ -9,12 +9,12 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit
 
-from tests.conftest import free_port
 from tests.support.manifests import manifest
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_servers import BUCKET
@@ -125,7 +125,7 @@ def test_what_is_absent_stays_absent_after_an_outage(store: S3Store, proxy: S3Pr
 
 
 def test_a_server_that_stays_away_is_named_without_credentials(s3_server: str) -> None:
-    port = free_port()
+    port = choose_port()
     store = S3Store(BUCKET, endpoint_url=f"http://user:word@127.0.0.1:{port}", patience_s=0.2)
     with pytest.raises(Unavailable) as caught:
         store.get("a")
