@@ -6,6 +6,7 @@ been killed; nothing is left but what gc takes.
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from slackwater.store.versions import apps
 from tests.cli.verbs.test_who_did_what import CHANGES, CHANGES_ELSEWHERE
 from tests.crash.points import killed_at_each_call
 from tests.crash.verbs import CASES, app_of, check_consistent, check_no_litter, command_line, described, slackwater
-from tests.support.collecting import keys_of, store_of
+from tests.support.collecting import copied_world, keys_of, store_of
 from tests.support.histories import FlightsApp
 
 pytestmark = pytest.mark.usefixtures("isolated")
@@ -53,7 +54,9 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
             slackwater(*case.words)  # it may have been told that storage is away, and say so
 
     expected = None
-    for app, _ in killed_at_each_call(verb, case.build, first, store_of):
+    begin = cache(case.build)
+    first(copied_world(begin()))  # what this one reads, the process knows in all that follow
+    for app, _ in killed_at_each_call(verb, lambda: copied_world(begin()), first, store_of):
         if expected is None:
             expected = described(app, case.varies)
         else:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -89,7 +89,9 @@ def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     patch.setenv("SLACKWATER_STORE", "memory")
     patch.setenv("SLACKWATER_KAFKA", "memory:1")
-    yield
+    with TemporaryDirectory() as cache:  # a copy of this app has the same SSTs, and reads them, too
+        patch.setenv("SLACKWATER_CACHE", cache)
+        yield
 
 
 def slackwater(*words: str) -> Result:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, TypeVar, cast
 
 from slackwater.snapshot.gc.collect import Collected, collect
@@ -62,6 +64,13 @@ class AgingStore(MemoryStore):
     def list_folders(self, prefix: str) -> Iterator[str]:
         return self._call("list_folders", prefix, lambda: MemoryStore.list_folders(self, prefix))
 
+    def copied(self) -> "AgingStore":
+        """A store of the same URL, which its objects may hold, with the same clock and objects."""
+        other = AgingStore()
+        other._url, other.clock_ms = self._url, self.clock_ms
+        other._objects, other._keys, other._written_ms = dict(self._objects), list(self._keys), dict(self._written_ms)
+        return other
+
     def once(self, verb: str, part: str, do: Callable[[], object]) -> None:
         """Run `do` before the next request of this verb whose key contains `part`."""
 
@@ -107,6 +116,12 @@ def aging_app(name: str = "flights", *, step_ms: int = 60_000, store: AgingStore
     """Return an app in an aging store, with one commit per minute."""
     store = store or AgingStore()
     return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms))
+
+
+def copied_world(app: FlightsApp) -> FlightsApp:
+    """An app in a store that ages as it is now, with a clock, a store and a Kafka of its own."""
+    store = store_of(app).copied()
+    return deepcopy(app, {id(app.store): store, id(attempts := app.kafka._attempts): count(next(attempts))})
 
 
 def fresh(store: ObjectStore) -> ObjectStore:

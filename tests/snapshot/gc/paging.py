@@ -52,10 +52,7 @@ def replace_by_foreign_page(store: AgingStore, key: str) -> None:
 
 def collect_with_and_without(store: AgingStore, app: str, retention: Retention, **options: Any) -> Collected:
     """Collect an app, after a check on a copy of the store that its pages change nothing."""
-    plain = AgingStore()
-    plain.clock_ms = store.clock_ms
-    plain._objects, plain._keys = dict(store._objects), list(store._keys)
-    plain._written_ms = dict(store._written_ms)
+    plain = store.copied()
     for key in keys_of(plain):
         if census.object_kind_of(key) is census.PAGE or key == keys.snapshot_pack(app):
             plain.delete(key)
