@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults crashpoints mutants clean
+.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak chaos faults crashpoints mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ soak: programs ## for hours: real apps whose stages are killed, 100,000 schedule
 	@$(BIN)/python -m pytest -q -m soak
 	@SLACKWATER_SCHEDULES=128 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/models/test_state_model.py tests/models/test_gc_model.py tests/models/test_hostile_stores.py
+
+chaos: programs ## kill a real app's processes for MINUTES=10, by SEED: is anything lost, doubled or damaged?
+	@OPENBLAS_NUM_THREADS=1 nice -n 10 $(BIN)/python -m tests.chaos.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(TABLE),--table $(TABLE))
 
 faults: $(READY) ## plant faults of each class in apps by chance: is each told for what it is? (SEEDS=20, CLASSES=deploy,join)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.faults.run --seeds $(or $(SEEDS),20) --classes "$(CLASSES)"

@@ -111,9 +111,12 @@ def skip_user_code_setup() -> None:
 def exit_without_teardown(code: int | str | None) -> None:
     """End the process without the interpreter's teardown (a fifth of a `get`'s time), if no user code ran in it.
 
-    First joins threads, runs `atexit` functions, and flushes both streams. If user code may have run, only returns.
+    First joins threads, runs `atexit` functions, and flushes both streams. If user code may have run, only returns,
+    unless a daemon thread still runs: before Python 3.14, teardown unwinds the stack of such a thread as soon as it
+    needs the interpreter, and native code in it, such as that of a sink's function, may crash.
     """
-    if not _skips_teardown or isinstance(code, str):
+    daemons = _runs_one_verb and any(thread.daemon for thread in threading.enumerate())
+    if isinstance(code, str) or not (_skips_teardown or daemons):
         return
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -65,8 +65,9 @@ def spark_session(
         master = "local[*]"
     is_local = master is not None and _is_local(master)
     python_setting = chosen.get("spark.pyspark.python", "")
+    on_this_machine = is_local or (master or "").startswith("local-cluster[")
     with (
-        python_interpreter(on_this_machine=is_local, configured=python_setting, starts_session=running is None),
+        python_interpreter(on_this_machine=on_this_machine, configured=python_setting, starts_session=running is None),
         silence_error_logs(),
     ):
         spark = _start_session(_settings(app, master, chosen), java.environment if java else {}, running)

@@ -15,12 +15,15 @@ import pyarrow as pa
 import slackwater as sw
 from deltalake import CommitProperties, DeltaTable, Transaction
 from msgspec.structs import replace
+from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.pipeline.publish.sinks import claim_sinks, create_internal_topics
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import amend, apps, commit
 from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
 from ulid import ULID
@@ -87,8 +90,20 @@ def main() -> None:
     publishers = Publishers(
         store, apps.read_app(store, APP), kafka, (stage,), {stage.name: head}, accept_loss=False, patience_s=60
     )
+    try:
+        commit_batches(store, kafka, stage, head, publishers)
+    finally:
+        # As a runner does: a thread that is amid a write to Delta when Python ends would crash the process.
+        publishers.close()
+    publishers.check()
+    assert kafka.offset_bounds(TOPIC)
+    assert Path(SQLITE).exists()
+
+
+def commit_batches(store: ObjectStore, kafka: Kafka, stage: Stage, head: Manifest, publishers: Publishers) -> None:
+    """Commit batches until all rows are sent, and wait until all are published."""
     publishers.start()
-    attempt = 0
+    attempt, writer = 0, head.writer
     while (sent := head.sinks[TOPIC].sent) < int(ROWS):
         rows = pa.table({"n": np.arange(sent, sent + BATCH), "k": [f"k{n % 7}" for n in range(sent, sent + BATCH)]})
         rows = rows.append_column("h", pa.array([f"b{head.version}"] * BATCH))
@@ -112,10 +127,6 @@ def main() -> None:
     while not publishers.is_done:
         publishers.check()
         time.sleep(0.02)
-    publishers.close()
-    publishers.check()
-    assert kafka.offset_bounds(TOPIC)
-    assert Path(SQLITE).exists()
 
 
 if __name__ == "__main__":

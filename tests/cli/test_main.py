@@ -137,3 +137,25 @@ def test_ctrl_c_exits_with_130_and_says_nothing(failing: Callable[[BaseException
     failing(KeyboardInterrupt())
     result = CliRunner().invoke(main.app, ["status"])
     assert (result.exit_code, result.output) == (130, "")
+
+
+def test_a_daemon_thread_amid_native_code_does_not_crash_the_end_of_a_verb(tmp_path: Path) -> None:
+    """As of a run that ends by an error while a sink's function writes to Delta; without the rule, it crashed."""
+    script = (
+        "import sys, threading\n"
+        "from deltalake import DeltaTable, write_deltalake\n"
+        "import pyarrow as pa\n"
+        "from slackwater.cli import quick\n"
+        "quick.tune_for_one_verb()\n"
+        "write_deltalake(sys.argv[1], pa.table({'n': [1]}))\n"
+        "started = threading.Event()\n"
+        "def read():\n"
+        "    while True:\n"
+        "        DeltaTable(sys.argv[1])\n"
+        "        started.set()\n"
+        "threading.Thread(target=read, daemon=True).start()\n"
+        "started.wait()\n"
+        "quick.exit_without_teardown(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "delta")], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (3, b"")

@@ -1,12 +1,17 @@
-"""A proxy in front of a real S3 server that injects faults on demand."""
+"""An S3 server with accidents: a proxy in front of a real one that spoils the next answers as it is told.
+
+`python -m tests.support.s3_proxy ENDPOINT PORT SEED RATE` serves until it is killed; accidents come by chance.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +28,7 @@ ERRORS = {
     "NoSuchPage": 404,
     "PreconditionFailed": 412,
 }
+BY_CHANCE = ("SlowDown", "InternalError", "drop", "lose", "cut")
 
 
 class S3Proxy(ThreadingHTTPServer):
@@ -37,13 +43,16 @@ class S3Proxy(ThreadingHTTPServer):
     - "" or none left: it is forwarded.
 
     With `overloaded` set, every request meets SlowDown, and with `silent` it hangs. Every request takes `delay_s`
-    longer, as if the server were far away.
+    longer, as if the server were far away. With `chance`, that share `rate` of the requests meets one of `BY_CHANCE`,
+    and delays vary.
     """
 
     daemon_threads = True
+    chance: Random | None = None
+    rate = 0.0
 
-    def __init__(self, endpoint: str, delay_s: float = 0.0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, endpoint: str, delay_s: float = 0.0, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.behind = urlsplit(endpoint).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.delay_s = delay_s
@@ -67,17 +76,28 @@ class S3Proxy(ThreadingHTTPServer):
         """Return the number of requests."""
         return len(self.seen)
 
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing of a client that has hung up."""
+
+    def accident_by_chance(self) -> tuple[str, float]:
+        """Return the accident of the next request, and its delay in seconds."""
+        if self.chance is None:
+            return "", self.delay_s
+        accident = self.chance.choice(BY_CHANCE) if self.chance.random() < self.rate else ""
+        return accident, min(self.chance.expovariate(1 / self.delay_s), 2.0) if self.delay_s else 0.0
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: S3Proxy
 
     def _handle(self) -> None:
-        time.sleep(self.server.delay_s)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.server.lock:
             self.server.seen.append(f"{self.command} {self.path}")
-            accident = self.server.accidents.pop(0) if self.server.accidents else ""
+            accident, delay_s = self.server.accident_by_chance()
+            accident = self.server.accidents.pop(0) if self.server.accidents else accident
+        time.sleep(delay_s)
         accident = "SlowDown" if self.server.overloaded else "hang" if self.server.silent else accident
         self.close_connection = accident in ("drop", "lose", "cut", "drip", "hang")
         if accident == "hang":
@@ -95,6 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
             behind.request(self.command, self.path, body, dict(self.headers))
             answer = behind.getresponse()
             data = answer.read()
+        except (OSError, HTTPException):  # the server behind is away, which its clients see as a cut connection
+            self.close_connection = True
+            return
         finally:
             behind.close()
         listing = "list-type=" in self.path
@@ -142,3 +165,9 @@ def s3_proxy(endpoint: str, *, delay_s: float = 0.0) -> Iterator[S3Proxy]:
             proxy.ended.set()
             proxy.shutdown()
             thread.join()
+
+
+if __name__ == "__main__":
+    with S3Proxy(sys.argv[1], 0.003, int(sys.argv[2])) as served:
+        served.chance, served.rate = Random(int(sys.argv[3])), float(sys.argv[4])
+        served.serve_forever()

@@ -1,41 +1,18 @@
 """What the app needs is away, or gone for good: waited for, refused by name, or passed over if so told."""
 
 import json
-from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, Refused
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.dev.s3 import EmbeddedS3
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.open import open_store
 
-from tests.support.running import Ledger, eventually
+from tests.support.running import Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
-
-
-@pytest.mark.soak
-def test_a_store_that_comes_back_is_waited_for(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with EmbeddedS3(tmp_path / "s3") as bucket:
-        for name, value in bucket.environment.items():
-            monkeypatch.setenv(name, value)
-        ledger = Ledger(kafka.bootstrap, tmp_path, store=bucket.store_root)
-        ledger.send(6_000)
-        with ledger.running("--max-records", "500") as app:
-            app.await_commit("branches")
-            bucket.kill()
-            eventually(lambda: bucket.endpoint in app.errors.read_text(), "the runner says that the store is away")
-            bucket.start()
-            ledger.send(1_000)
-            app.await_commit("branches")
-            eventually(ledger.has_caught_up, "every stage has read everything")
-        ledger.check_tables()
 
 
 def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:

@@ -95,28 +95,6 @@ def test_a_runner_whose_jvm_hangs_fails_its_probe_until_that_goes_on(ledger: Led
     ledger.check_tables()
 
 
-@pytest.mark.soak  # what it shows of a chain, test_snapshots_under_fire shows of a diamond
-def test_a_snapshot_of_a_running_app_holds_the_same_entries_in_every_stage(ledger: Ledger) -> None:
-    names = ("first", "second")
-    with ledger.fed(), ledger.running("--max-records", "2000") as app:
-        app.await_commit("branches")
-        for name in names:
-            ledger.slackwater("snapshot", "take", ledger.app, name)
-    store = open_store(ledger.store)
-    assert not list(store.list(f"{ledger.app}/requests/"))
-    seen = 0
-    for name in names:
-        ref = f"{ledger.app}@{name}"
-        in_accounts = sum(ledger.table("accounts", ref)["n"].to_pylist())
-        in_branches = sum(ledger.table("branches", ref)["n"].to_pylist())
-        # All of the entries up to the offsets of the first stage, and none after.
-        version = read_snapshot(store, ledger.app, name).stages["entries"]
-        sent = sum(history.read(store, ledger.app, "entries", version).inputs[ledger.topic].offsets)
-        assert in_accounts == in_branches == sent
-        assert sent > seen
-        seen = sent
-
-
 @pytest.mark.ci  # each part is tested without servers: cli/verbs/test_retire.py
 def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_retired(ledger: Ledger) -> None:
     ledger.send(500)

@@ -1,9 +1,7 @@
 """Results leave a real app exactly once, to a topic and to functions, and its clones publish nothing."""
 
 import json
-import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +29,9 @@ from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.publish.reader import committed
-from tests.support.running import APPS, Ledger, eventually
+from tests.support.running import Ledger
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-
-PUBLISHING = APPS / "publishing.py"
 
 
 def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Table], None], *more: str) -> sw.App:
@@ -182,31 +178,6 @@ def test_json_is_what_spark_writes() -> None:
     written = [row.json for row in rows.select(F.to_json(F.struct("*")).alias("json")).collect()]
     ours = [text.decode() for text in encode_objects(rows.toArrow()).to_pylist()]
     assert ours == written
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7_200)
-def test_a_million_records_thirty_kills_of_the_runner_and_five_of_the_broker(
-    kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
-    os.environ["ALERTS_TOPIC"] = alerts = f"alerts-{uuid4().hex[:6]}"
-    ledger = Ledger(kafka.bootstrap, tmp_path, program=PUBLISHING)
-    ledger.kafka.create_topics({alerts: 3})
-    ledger.send(1_000_000)
-    chance = random.Random(3)
-    for number in range(30):
-        with ledger.running("--max-records", "4000", "--trigger", "100ms") as running:
-            for _ in range(chance.randint(1, 4)):
-                running.await_commit()
-            if number % 6 == 3:
-                kafka.kill()
-                time.sleep(chance.random())
-                kafka.start()
-            time.sleep(chance.random())
-    with ledger.running("--max-records", "100000", "--until-caught-up") as running:
-        eventually(lambda: running.process.poll() is not None, "the last run ends", 1_800)
-        assert running.process.returncode == 0, running.errors.read_text()
-    assert sorted(value["seq"] for value in published(ledger, alerts)) == list(range(1_000_000))  # type: ignore[type-var]
 
 
 @pytest.mark.usefixtures("one_spark")
