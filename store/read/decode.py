@@ -73,10 +73,10 @@ class Block:
         at = np.searchsorted(self.sparse, hashes) * _SPARSE_STEP
         step = _SPARSE_STEP // 2
         while step:
-            further = np.minimum(at + step, len(self.hashes) - 1)
-            at = np.where(self.hashes[further] < hashes, further, at)
+            at += (self.hashes.take(at + step, mode="clip") < hashes) * step
             step //= 2
-        return at + (self.hashes[at] < hashes)
+        at += self.hashes.take(at, mode="clip") < hashes
+        return np.minimum(at, len(self.hashes))
 
     def match(
         self,
@@ -91,24 +91,38 @@ class Block:
         this hash, `columns` of these rows, and a mask of the rows that have the key. After a hash collision, the key is
         yielded again with the next row of the hash, if there is one.
         """
-        if not self.hashes.size:
-            return
+        positions, at = self.locate(hashes, positions)
+        while positions.size:
+            rows = self.take(at, columns)
+            same = same_keys(keys.take(pa.array(positions)), rows, keys.schema.names)
+            yield positions, at, rows, same
+            # After a collision, the next row may have the same hash.
+            positions, at = positions[~same], at[~same] + 1
+            more = self._has_hashes(at, hashes[positions])
+            positions, at = positions[more], at[more]
+
+    def locate(
+        self, hashes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return those of the `positions` of `hashes` whose hash is in the block, and the first row of each hash.
+
+        The hashes are ascending.
+        """
         hashes = hashes[positions]
+        if not self.hashes.size:
+            return positions[:0], positions[:0]
         if hashes.size > _SMALL_SEARCH:
             low = hashes.searchsorted(self.hashes[0])
             high = hashes.searchsorted(self.hashes[-1], side="right")
             positions, hashes = positions[low:high], hashes[low:high]
         at = self.find(hashes)
-        while positions.size:
-            # A hash above the block's, or a collision, may lead past its last row.
-            candidates = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
-            if not candidates.any():
-                return
-            positions, hashes, at = positions[candidates], hashes[candidates], at[candidates]
-            rows = self.take(at, columns)
-            same = same_keys(keys.take(pa.array(positions)), rows, keys.schema.names)
-            yield positions, at, rows, same
-            positions, hashes, at = positions[~same], hashes[~same], at[~same] + 1
+        present = self._has_hashes(at, hashes)
+        return positions[present], at[present]
+
+    def _has_hashes(self, at: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        # A hash above the block's, or a collision, may lead past its last row.
+        present: npt.NDArray[np.bool_] = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
+        return present
 
 
 def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> ColumnConversion | None:

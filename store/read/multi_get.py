@@ -2,9 +2,9 @@
 
 SSTs are searched one by one, newest first, each for the keys that are still missing. The SST's hash range rules keys
 out; if the SST is not on this machine, its Bloom filter and page index rule out more (`remote_sst`). A binary search
-over the hashes finds candidates, and comparison of the keys decides (`decode.Block.match`). A tombstone or an expired
-row ends the search for its key. All steps are vectorised; the cost depends on the number of keys, not on the size of
-the state.
+over the hashes finds candidates. Their keys are compared at the end, at once for all SSTs; keys that only share a hash
+are searched again, and compared block by block (`decode.Block.match`). A tombstone or an expired row ends the search
+for its key. All steps are vectorised; the cost depends on the number of keys, not on the size of the state.
 
 Rows that fall due have a time (`_due_at`) in a span, and are found without reading other rows. In a cached SST, the
 column of times is scanned in place. Of another SST, only pages are read that may have such times, by the footer and the
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..sst.hashing import normalise_keys
+from ..sst.hashing import normalise_keys, same_keys
 from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ..sst.sorted_runs import overlapping
 from ..versions.entries.ssts import Sst
@@ -203,19 +203,21 @@ def multi_get(
         with_seqs=seqs is not None,
         with_expires=expires is not None,
     )
-    search.search_blocks(newer, np.arange(len(hashes)))
+    newer, cold = tuple(newer), None
     ssts = overlapping(ssts, int(hashes.min()), int(hashes.max())) if len(hashes) else ()
-    cold = None
-    for sst, positions in search.iter_ssts(ssts):
-        mapped = cache.cached_rows(sst, table) if cache is not None else None
-        search.reads.searched += positions.size
-        search.reads.cache_hits += mapped is not None
-        search.reads.cache_misses += mapped is None
-        if mapped is not None:
-            search.search_blocks(mapped.blocks, positions)
-            continue
-        cold = cold or _UncachedReader(store, cache, ssts, search, read_ahead)
-        search.search_blocks(cold.read(sst, positions), positions)
+    while search.missing.size:
+        search.search_blocks(newer, search.missing)
+        for sst, positions in search.iter_ssts(ssts):
+            mapped = cache.cached_rows(sst, table) if cache is not None else None
+            search.reads.searched += positions.size
+            search.reads.cache_hits += mapped is not None
+            search.reads.cache_misses += mapped is None
+            if mapped is not None:
+                search.search_blocks(mapped.blocks, positions, with_tombstones=sst.tombstones > 0)
+                continue
+            cold = cold or _UncachedReader(store, cache, ssts, search, read_ahead)
+            search.search_blocks(cold.read(sst, positions), positions)
+        search.compare_keys()
     if seqs is not None:
         seqs[search.order] = search.seqs
     if expires is not None:
@@ -319,8 +321,8 @@ class _Search:
         self.table, self.reads, self._clock_ms = table, reads, clock_ms
         reads.keys += len(hashes)
         key_schema, self._schema = arrow_schema(table.key), arrow_schema(table.values)
-        self._taken_columns = [*key_schema.names, *self._schema.names, OP, *([SEQ] if with_seqs else [])]
-        self.columns = [HASH, *self._taken_columns, EXPIRES]
+        self._taken_columns = [*key_schema.names, *self._schema.names, *([SEQ] if with_seqs else [])]
+        self.columns = [HASH, *self._taken_columns, OP, EXPIRES]
         self.order = np.argsort(hashes)
         self.hashes = hashes[self.order]
         keys = keys.select(key_schema.names).cast(key_schema)
@@ -328,10 +330,18 @@ class _Search:
         self.seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
         self._missing = np.ones(len(hashes), np.bool_)
         self._with_expires = with_expires
-        self.expires: list[tuple[npt.NDArray[np.int64], pa.Array]] = []
+        self.expires: list[tuple[npt.NDArray[np.int64], pa.Array | pa.ChunkedArray]] = []
         """Expiry times of found rows, with the positions of their keys."""
-        self._found_rows: list[pa.RecordBatch] = []
+        self._compares_at_once = False
+        self._located: dict[tuple[str, ...], list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]] = {}
+        """Positions of keys and rows with their hashes, not compared yet, by the rows' columns."""
+        self._found_rows: list[pa.Table] = []
         self._found_positions: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Positions of the keys to search."""
+        return self._missing.nonzero()[0]
 
     def iter_ssts(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
         """Yield the SSTs to search, newest first, each with the positions of the missing keys that it may have.
@@ -346,22 +356,47 @@ class _Search:
             if low < high and (positions := low + self._missing[low:high].nonzero()[0]).size:
                 yield sst, positions
 
-    def search_blocks(self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64]) -> None:
+    def search_blocks(
+        self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64], *, with_tombstones: bool = True
+    ) -> None:
         for block in blocks:
             expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
-            for positions, _, rows, same in block.match(
-                self.hashes, self._keys, candidates, self._taken_columns + expires
-            ):
-                self._keep_rows(rows, positions, same)
+            names = [*self._taken_columns, *([OP] if with_tombstones else []), *expires]
+            if self._compares_at_once:
+                for positions, _, rows, same in block.match(self.hashes, self._keys, candidates, names):
+                    self._keep_rows(pa.Table.from_batches([rows]), positions, same)
+                continue
+            positions, at = block.locate(self.hashes, candidates)
+            if positions.size:
+                self._missing[positions] = False
+                self._located.setdefault(tuple(names), []).append((positions, block.take(at, names)))
 
-    def _keep_rows(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
+    def compare_keys(self) -> None:
+        """Compare the keys of all located rows with the searched ones, at once.
+
+        A key that shares its hash with another key is missing afterwards, and all others are not. It needs a second
+        search of all SSTs, which compares keys block by block.
+        """
+        collided = [self.missing[:0]]
+        for names, located in self._located.items():
+            positions = np.concatenate([part for part, _ in located])
+            rows = pa.table({name: pa.chunked_array([part.column(name) for _, part in located]) for name in names})
+            same = same_keys(self._keys.take(pa.array(positions)), rows, self._keys.schema.names)
+            self._keep_rows(rows, positions, same)
+            collided.append(positions[~same])
+        self._located.clear()
+        self._compares_at_once = True
+        self._missing[:] = False
+        self._missing[np.concatenate(collided)] = True
+
+    def _keep_rows(self, rows: pa.Table, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
             self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]
-        live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
+        live = same & (np.asarray(rows.column(OP)) != TOMBSTONE) if OP in rows.schema.names else same
         gone = expired_mask(rows, self._clock_ms)
         if gone is not None:
-            live &= ~gone
+            live = live & ~gone
         if self._with_expires and EXPIRES in rows.schema.names and live.any():
             self.expires.append((positions[live], rows.column(EXPIRES).filter(pa.array(live))))
         values = rows.select(self._schema.names)
@@ -378,5 +413,5 @@ class _Search:
             taken_for = self.order[np.concatenate(self._found_positions)]
             source[taken_for] = np.arange(len(taken_for))
         present = source >= 0
-        rows = pa.Table.from_batches(self._found_rows, self._schema).combine_chunks()
+        rows = pa.concat_tables([self._schema.empty_table(), *self._found_rows]).combine_chunks()
         return rows.take(pa.array(source, mask=~present)), present

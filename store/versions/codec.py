@@ -75,6 +75,9 @@ def register_type(kind: Kind) -> Kind:
     return kind
 
 
+register_type(stored.StoredSsts)  # what `_decode_custom` converts to
+
+
 @cache
 def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     return msgspec.json.Decoder(register_type(kind), dec_hook=_decode_custom)

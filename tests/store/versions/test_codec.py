@@ -12,9 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store.versions import codec
-from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Table
+from slackwater.store.versions import codec, keys
+from slackwater.store.versions.entries.ssts import Sst, Ssts
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Policy, Table
 
 from tests.models.profiles import scaled
 from tests.support.hostile import checked, sealed
@@ -175,3 +177,27 @@ for number in range(300):
 def test_threads_that_read_a_type_for_the_first_time_do_not_end_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", _AT_ONCE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_FIRST_READS = """
+import sys, threading
+from slackwater.store.versions import codec
+from slackwater.store.versions.manifest import Manifest
+data, ready = sys.stdin.buffer.read(), threading.Barrier(8)
+codec.register_type(Manifest)
+sys.setswitchinterval(1e-6)
+def read():
+    ready.wait()
+    codec.decode(data, Manifest, key="k")
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_the_first_manifests_of_a_process_may_be_read_by_several_threads_at_once() -> None:
+    sst = Sst(keys.sst("app", "stage", "0" * 26), 0, 0, 5, 900, "0a" * 16, 1, 9, 1, 1, 8, "ff" * 16, 4)
+    table = Table((Column("k", "int64"),), (Column("v", "int64"),), 4)
+    data = codec.encode(replace(manifest(3), table=table, ssts=Ssts([sst])))
+    for _ in range(4):  # without registration, one in eight crashed
+        subprocess.run([sys.executable, "-c", _FIRST_READS], input=data, check=True)
