@@ -114,6 +114,9 @@ soak: programs ## for hours: real apps whose stages are killed, 100,000 schedule
 faults: $(READY) ## plant faults of each class in apps by chance: is each told for what it is? (SEEDS=20, CLASSES=deploy,join)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.faults.run --seeds $(or $(SEEDS),20) --classes "$(CLASSES)"
 
+simulate: $(READY) ## whole apps on one seed each, under faults of storage, Kafka, machines and people (SEEDS=0:10000, JOBS=2)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulation "$(or $(SEEDS),0:200)" --jobs $(or $(JOBS),1)
+
 mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)
 	@$(BIN)/python -m tests.mutation.run $(GROUPS)
 

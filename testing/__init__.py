@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from .common import runtime
-from .common.extras import require_extras
-from .errors import NotFound, Usage
-from .pipeline.kafka.memory import MemoryKafka
-from .pipeline.kafka.protocol import Record
+from ..common import runtime
+from ..common.extras import require_extras
+from ..errors import NotFound, Usage
+from ..pipeline.kafka.memory import MemoryKafka
+from ..pipeline.kafka.protocol import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .client.app import StoredApp
-    from .client.moment import Moment
-    from .operations.debugging.replay.compare import Comparison
-    from .pipeline.api.app import App
+    from ..client.app import StoredApp
+    from ..client.moment import Moment
+    from ..operations.debugging.replay.compare import Comparison
+    from ..pipeline.api.app import App
 
 __all__ = ["MemoryKafka", "Ran", "Record", "Replayed", "replayed", "run"]
 
@@ -80,10 +80,10 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
         Refused: The file is no bundle; or the program does not run, or cannot replay the batch.
     """
     require_extras("spark", "a replay")
-    from .operations.debugging.replay.bundle import read
-    from .operations.debugging.replay.bundled import open_bundle
-    from .operations.debugging.replay.compare import compare
-    from .operations.debugging.replay.expectation import sorted_rows, with_canonical_nan
+    from ..operations.debugging.replay.bundle import read
+    from ..operations.debugging.replay.bundled import open_bundle
+    from ..operations.debugging.replay.compare import compare
+    from ..operations.debugging.replay.expectation import sorted_rows, with_canonical_nan
 
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
         comparison = compare(*opened)
@@ -188,12 +188,12 @@ def run(
         Refused: The app does not run, or a stage failed; with `after`, the program does not fit the stored app.
     """
     require_extras("spark", "running an app")
-    from .client.client import Client
-    from .pipeline.api.app import App
-    from .pipeline.listener import Listener
-    from .pipeline.run.options import Options
-    from .pipeline.run.program import run_app
-    from .settings import Settings
+    from ..client.client import Client
+    from ..pipeline.api.app import App
+    from ..pipeline.listener import Listener
+    from ..pipeline.run.options import Options
+    from ..pipeline.run.program import run_app
+    from ..settings import Settings
 
     if not isinstance(app, App):
         raise Usage(
@@ -236,7 +236,7 @@ _spark = ExitStack()
 
 
 def _start_spark(conf: Mapping[str, str]) -> None:
-    from .pipeline.spark.session import running_session, spark_session
+    from ..pipeline.spark.session import running_session, spark_session
 
     if running_session() is None:
         quiet = {"spark.ui.enabled": "false", **conf}
