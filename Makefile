@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak chaos faults crashpoints mutants clean
+.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak chaos faults simulate crashpoints mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ faults: $(READY) ## plant faults of each class in apps by chance: is each told f
 crashpoints: $(READY) ## kill each verb at each of its calls to store and broker, and print what was hit (an hour)
 	@SLACKWATER_PROFILE=ci OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --timeout 0 --crash-points -m "not soak" \
 		$$(grep -rl killed_at_each_call tests --include='test_*.py') -k "killed or given_up"
+
+simulate: $(READY) ## whole apps on one seed each, under faults of storage, Kafka, machines and people (SEEDS=0:10000, JOBS=2)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulation "$(or $(SEEDS),0:200)" --jobs $(or $(JOBS),1)
 
 mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)
 	@$(BIN)/python -m tests.mutation.run $(GROUPS)

@@ -83,8 +83,10 @@ class Service:
         self._pool = runtime.executor(options.threads, name="serve")
         self.peers = Peers(client.store, advertise, self.in_thread, self._rewarm) if advertise else None
         self._pollers: dict[str, AppPoller] = {}
-        self._moments: TTLCache[tuple[str, str, str], CachedMoment] = TTLCache(1_024, _MOMENT_CACHE_S)
-        self._shared: TTLCache[Hashable, asyncio.Task[Any]] = TTLCache(256, _SHARED_S)
+        self._moments: TTLCache[tuple[str, str, str], CachedMoment] = TTLCache(
+            1_024, _MOMENT_CACHE_S, runtime.monotonic
+        )
+        self._shared: TTLCache[Hashable, asyncio.Task[Any]] = TTLCache(256, _SHARED_S, runtime.monotonic)
         self.look_ups = SharedLookUps(self.in_thread)
         self.store_watch = StoreWatch(client.store)
         self.metrics = ServeMetrics()

@@ -4,12 +4,12 @@ The user's functions are applied to empty streams once, upstream first. Rows tha
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from msgspec import structs
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from ...common.whole_file import temporary_folder
@@ -19,7 +19,7 @@ from ...state.fits import check_default
 from ...state.kinds.due import window_of
 from ...state.kinds.kind import BoundState, DueBy, Kind, key_of_table, with_input_metadata
 from ...state.multi_input import tagged_name
-from ...store.sst.arrow_types import from_arrow, to_arrow
+from ...store.sst.arrow_types import from_arrow, schema_from_ddl, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.sst.schema import HASH
 from ...store.versions import keys
@@ -30,7 +30,6 @@ from ..api.sink import Sink
 from ..api.stage import Stage
 from ..api.table import check_ttl
 from ..api.topic import Repartition, Topic
-from ..api.update import parse_ddl
 from ..messages import outgoing
 from ..messages.registry import clear_latest_schemas
 from ..source.data_source import TOPIC_SCHEMA, TOPIC_SCHEMA_WITH_HEADERS
@@ -90,51 +89,65 @@ class StageSchemas:
 
 
 def derive_schemas(app: App, spark: SparkSession) -> dict[str, StageSchemas]:
+    """Return the schemas of all stages of an app, by name, upstream first, as `schemas_of`."""
+    with temporary_folder() as empty:
+
+        def apply(stage: Stage, inputs: Mapping[str, StructType]) -> AppliedFunction:
+            # An empty folder is the cheapest stream: it needs no process and is never started.
+            read = spark.readStream
+            streams = {name: read.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()}
+            applied = apply_to_streams(stage, streams)
+            topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
+            return replace(applied, lineages=tuple(trace_sources(frame, streams, topics) for frame in applied.frames))
+
+        return schemas_of(app, apply)
+
+
+def schemas_of(
+    app: App, apply: Callable[[Stage, Mapping[str, StructType]], AppliedFunction]
+) -> dict[str, StageSchemas]:
     """Return the schemas of all stages of an app, by name, upstream first.
+
+    `apply` calls a stage's function on empty inputs with the given schemas.
 
     Raises `NotFound` if a key or a state names a column that the function does not return; `Refused` if a function
     fails, returns no DataFrame, or keeps state in Spark; and `Usage` if a key column has different types in the inputs.
     """
     result: dict[str, StageSchemas] = {}
     clear_latest_schemas()
-    with temporary_folder() as empty:
-        for stage in app.stages_in_order():
-            inputs = {
-                name: parse_ddl(TOPIC_SCHEMA_WITH_HEADERS if source.include_headers else TOPIC_SCHEMA)
-                if isinstance(source, Topic)
-                else result[app.writer_of(source).name].emits[source]
-                for name, source in stage.inputs.items()
-            }
-            # An empty folder is the cheapest stream: it needs no process and is never started.
-            read = spark.readStream
-            streams = {name: read.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()}
-            applied = apply_to_streams(stage, streams)
-            key = app.key_of(stage) if stage.state is not None else ()
-            watermarks = _watermarks(stage, key, applied)
-            shape = replace(_derive_stage_schemas(stage, key, inputs, applied), watermarks=watermarks)
-            timed = shape.inputs_with_declared_watermark | {
-                name for name in stage.channels if result[app.writer_of(name).name].inputs_with_watermark
-            }
-            late_by: tuple[str, ...] = ()
-            if timed and stage.event_time.late != "keep" and shape.table is not None and shape.bound is not None:
-                columns = pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key])
-                late_by = shape.bound.lateness_columns(window_of(columns))
-            shape = replace(shape, inputs_with_watermark=timed, lateness_columns=late_by)
-            if shape.due_by == "watermark" and not timed:
-                raise Refused(
-                    f"stage {stage.name!r} has rows that fall due at the watermark, but no watermark",
-                    hint='call withWatermark where the topic is read, or use update(..., due_by="clock")',
-                )
-            shape = _add_late_output(stage, shape, applied)
-            result[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied, streams))
+    for stage in app.stages_in_order():
+        inputs = {
+            name: spark_schema_of(
+                schema_from_ddl(TOPIC_SCHEMA_WITH_HEADERS if source.include_headers else TOPIC_SCHEMA)
+            )
+            if isinstance(source, Topic)
+            else result[app.writer_of(source).name].emits[source]
+            for name, source in stage.inputs.items()
+        }
+        applied = apply(stage, inputs)
+        key = app.key_of(stage) if stage.state is not None else ()
+        watermarks = _watermarks(stage, key, applied)
+        shape = replace(_derive_stage_schemas(stage, key, inputs, applied), watermarks=watermarks)
+        timed = shape.inputs_with_declared_watermark | {
+            name for name in stage.channels if result[app.writer_of(name).name].inputs_with_watermark
+        }
+        late_by: tuple[str, ...] = ()
+        if timed and stage.event_time.late != "keep" and shape.table is not None and shape.bound is not None:
+            columns = pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key])
+            late_by = shape.bound.lateness_columns(window_of(columns))
+        shape = replace(shape, inputs_with_watermark=timed, lateness_columns=late_by)
+        if shape.due_by == "watermark" and not timed:
+            raise Refused(
+                f"stage {stage.name!r} has rows that fall due at the watermark, but no watermark",
+                hint='call withWatermark where the topic is read, or use update(..., due_by="clock")',
+            )
+        shape = _add_late_output(stage, shape, applied)
+        result[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied))
     return result
 
 
-def _lineage(
-    stage: Stage, shape: StageSchemas, applied: AppliedFunction, streams: Mapping[str, DataFrame]
-) -> dict[str, Lineage]:
-    topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
-    lineages = [trace_sources(frame, streams, topics) for frame in applied.frames]
+def _lineage(stage: Stage, shape: StageSchemas, applied: AppliedFunction) -> dict[str, Lineage]:
+    lineages = applied.lineages
     rows = merge_lineages(lineages)
     channels = [channel.name for channel in stage.repartitions]
     if stage.state is None:

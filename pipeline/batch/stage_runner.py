@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants, runtime
 from ...errors import SlackwaterError, Unavailable
@@ -37,7 +36,7 @@ from ..upkeep.executors import Executors, MergeSlots
 from ..upkeep.pages import PageWriter
 from ..upkeep.upkeep import Upkeep
 from .committer import CommittedVersion, Committer, OutdatedBatch, PendingVersion, StageMeter, batch_report
-from .job import Batch, StageConfig, StageJob, start_query
+from .job import Batch, Engine, Query, StageConfig, StageJob
 from .snapshot_events import compute_outcome
 
 
@@ -57,6 +56,7 @@ class StageRunner:
         config: StageConfig,
         claimed: Manifest,
         *,
+        engine: Engine,
         store: ObjectStore,
         meter: StageMeter,
         access: Callable[[], S3Access | None] = lambda: None,
@@ -65,7 +65,7 @@ class StageRunner:
         on_move: Callable[[Manifest, Manifest], None] = lambda _head, _newest: None,
     ) -> None:
         self.stage = config.stage
-        self._config, self._meter = config, meter
+        self._config, self._engine, self._meter = config, engine, meter
         self._on_commit, self._on_move = on_commit, on_move
         self._batch_lock = runtime.lock()
         self._stopping = self._drained = False
@@ -92,7 +92,7 @@ class StageRunner:
             on_failure=self._fail,
         )
         self._job = StageJob(
-            config, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query
+            config, engine, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query
         )
         self._pages = PageWriter(store, claimed.version)
         self._upkeep: Upkeep | None = None
@@ -134,9 +134,9 @@ class StageRunner:
     def is_busy(self) -> bool:
         return self._batch_lock.locked()
 
-    def start(self, spark: SparkSession) -> StreamingQuery:
+    def start(self) -> Query:
         self._schedule_wake_up(self.head)
-        started = start_query(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
+        started = self._engine.start_query(self._config, self.head, self._on_batch, self._meter.folder)
         self._query.set_result(started)
         self.job_group = str(started.runId)
         return started
@@ -165,7 +165,7 @@ class StageRunner:
         if self._homes is not None:
             self._homes.close()
 
-    def _on_batch(self, rows: DataFrame, batch: int) -> None:
+    def _on_batch(self, rows: Any, batch: int) -> None:
         with self._batch_lock:
             if self._stopping:
                 return
@@ -193,7 +193,7 @@ class StageRunner:
         if not self._drained:
             self.error = self.error or error
 
-    def _run(self, rows: DataFrame, batch: int) -> None:
+    def _run(self, rows: Any, batch: int) -> None:
         checkpoint = self._config.checkpoint
         starts, ends = checkpoint.read_positions(batch - 1), checkpoint.read_positions(batch)
         tip = self.tip
@@ -224,7 +224,7 @@ class StageRunner:
 
     def _compute(
         self,
-        rows: DataFrame,
+        rows: Any,
         starts: Mapping[str, Position],
         ends: Mapping[str, Position],
         stall_seconds: float,

@@ -4,9 +4,11 @@ The output of a task counts once the driver commits a manifest that names the ta
 attempts (retried, speculative) is ignored.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
+from ...common import runtime
 from ...errors import BadRecord, TooMuch
 from ...state.event_time import EventTimeScan
 from ...state.failing import StateFailed
@@ -87,7 +90,7 @@ def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mappi
 
 _MAX_PUBLISHED_BYTES = MAX_RECORD_BYTES - (64 << 10)
 _LIMIT_S = 60.0
-_limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
+_limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S, runtime.monotonic)
 
 
 def separate_too_large(
@@ -152,15 +155,17 @@ class Task(ABC):
             configure_worker()
             context = TaskContext.get()
             assert context is not None  # noqa: S101  only Spark's workers call this
-            # Unique for ever: messages in a topic that outlived a removed app must not count for a new app of its name.
-            attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
-            rows = pa.Table.from_batches(filled)
-            try:
-                result = replace(self._run(rows, attempt), seen=self.times.scan(rows), partials=num_partials(rows))
-            except StateFailed as error:
-                result = TaskReport(attempt, num_rows(rows), failed=error.reported)
-            report = msgspec.msgpack.encode(result)
+            report = msgspec.msgpack.encode(self.run(pa.Table.from_batches(filled), context.taskAttemptId()))
             yield pa.RecordBatch.from_pydict({"result": pa.array([report], pa.binary())})
+
+    def run(self, rows: pa.Table, number: int) -> TaskReport:
+        """Run one attempt of the task. Attempts of a run have different numbers."""
+        # Unique for ever: messages in a topic that outlived a removed app must not count for a new app of its name.
+        attempt = f"{self.writer}.{self.version}.{number}"
+        try:
+            return replace(self._run(rows, attempt), seen=self.times.scan(rows), partials=num_partials(rows))
+        except StateFailed as error:
+            return TaskReport(attempt, num_rows(rows), failed=error.reported)
 
     @abstractmethod
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport: ...
@@ -249,6 +254,11 @@ class StateTask(Task):
     dry_run: bool = False
     late_output: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""
+
+    def with_tasks(self, count: int) -> Self:
+        return dataclasses.replace(
+            self, step=dataclasses.replace(self.step, table=replace(self.step.table, tasks=count))
+        )
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         marked: frozenset[int] = frozenset()

@@ -19,7 +19,7 @@ from ...errors import Refused
 from ...state.event_time import EventTimeScan
 from ...state.failing import RECORD
 from ...state.multi_input import INPUT_COLUMN, tagged_name
-from ...store.versions.column_types import quote_for_spark
+from ...store.versions.column_types import Lineage, quote_for_spark
 from ..api.stage import Stage
 from ..api.topic import Topic
 from ..messages.decode import default_topics
@@ -51,11 +51,13 @@ class DeclaredWatermark:
 class AppliedFunction:
     """DataFrames that a stage's function returned, and the watermark that each DataFrame declares."""
 
-    frames: tuple[DataFrame, ...]
+    frames: tuple[Any, ...]
     """Returned DataFrames. With state: one, or one for each input. Without state: one, or one for each output."""
     sources: tuple[str, ...]
     """Names of the inputs, in the order in which Spark numbers the query's sources."""
     watermarks: tuple[DeclaredWatermark | None, ...] = ()
+    lineages: tuple[Lineage, ...] = ()
+    """Source fields of each DataFrame's columns, if they were traced."""
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from ...state.records import TopicState, explain_recreated_topic
 from ...store.versions.manifest import Input
 from .protocol import Kafka, Offsets, kafka_patience
 
+simulated_clusters: dict[str, Kafka] = {}
+"""Clusters of the simulation that runs in this process, by address."""
+
 
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
@@ -19,6 +22,8 @@ def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     Makes no request: call `wait_until_available` to see whether the brokers answer.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
+    if (simulated := simulated_clusters.get(properties["bootstrap.servers"])) is not None:
+        return simulated
     if is_in_memory(properties):
         from .memory_server import open_memory_kafka
 

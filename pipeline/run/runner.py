@@ -1,12 +1,10 @@
 """`run`: checks an app's program, claims its stages, builds their runners, and supervises them."""
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 from ...common import instants, runtime
 from ...common.whole_file import locked_folder, remove_dead_folders, temporary_folder
@@ -20,8 +18,9 @@ from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
 from ..api.stage import Stage
 from ..batch.committer import StageMeter, spool_root
-from ..batch.job import StageConfig
-from ..batch.schemas import StageSchemas, derive_schemas
+from ..batch.job import Engine, StageConfig
+from ..batch.schemas import StageSchemas
+from ..batch.spark_engine import SparkEngine
 from ..batch.stage_runner import StageRunner
 from ..batch.turns import Turns
 from ..kafka.channels import GroupOffsetCommitter, KafkaChannels
@@ -49,6 +48,9 @@ from .waiting import Wait, find_wait, input_behind
 _MAX_DRAIN_S = 10.0
 """Maximum seconds for archiving the last records when a run ends. The next run archives the rest."""
 
+OpenEngine = Callable[[str, Options, StopEvent], AbstractContextManager[Engine]]
+"""Function that opens an engine, given the app's name, the options of the run and its stop event."""
+
 _BATCHES_PER_CORE = 2
 """Maximum number of batches at the same time per core: while one waits for the store, another has the core."""
 
@@ -59,12 +61,14 @@ def run(
     listener: Listener,
     *,
     stop: StopEvent | None = None,
+    engine: OpenEngine | None = None,
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, with `until_caught_up`, until it has caught up.
 
     `listener` gets the events of the run. The run ends when the event `stop` is set; with None, this function handles
-    the signals itself. Raises `StopRequested` if a given `stop` is set before the first batch, `Fenced` if a newer
-    runner took a stage over, and another `SlackwaterError` for any other error. Committed versions are never lost.
+    the signals itself. `engine` opens the engine; None for Spark. Raises `StopRequested` if a given `stop` is set
+    before the first batch, `Fenced` if a newer runner took a stage over, and another `SlackwaterError` for any other
+    error. Committed versions are never lost.
     """
     with ExitStack() as stack:
         stack.enter_context(running_app(app.name))
@@ -75,30 +79,35 @@ def run(
             start = preflight(app, options, listener)
             listener.on_activity(f"starting Spark ({options.master or 'master of its configuration'})")
             is_cold = running_session() is None
-            session = spark_session(
-                f"slackwater {app.name}",
-                master=options.master,
-                conf=options.spark_conf,
-                py_files=options.py_files,
-                hurry=stop.immediate,
-            )
-            spark = stack.enter_context(session)
+            opened = stack.enter_context((engine or _open_spark)(app.name, options, stop))
         stack.callback(listener.on_activity, "waiting for Spark to end")
         with stop.uninterrupted():
             listener.on_activity("checking the program")
-            check_unflushed(start.limits, spark.sparkContext.master or "")
-            check_kafka_reachable(options.kafka, spark.sparkContext.master or "")
-            if is_cold:
-                warm_up(spark)
-            stage_shapes = derive_schemas(app, spark)
+            check_unflushed(start.limits, opened.master)
+            check_kafka_reachable(options.kafka, opened.master)
+            if is_cold and isinstance(opened, SparkEngine):
+                warm_up(opened.spark)
+            stage_shapes = opened.derive_schemas(app)
         with stop.interruptible():
-            claimed = _claim_stages(start, stage_shapes, listener, cores=spark.sparkContext.defaultParallelism)
+            claimed = _claim_stages(start, stage_shapes, listener, cores=opened.cores)
             parts = _RunComponents(
-                options, start, stage_shapes, claimed, spark, stack, stop, options.retention(app.name), listener
+                options, start, stage_shapes, claimed, opened, stack, stop, options.retention(app.name), listener
             )
         supervisor = parts.start_supervision()
         with stop.uninterrupted():
             supervisor.run()
+
+
+@contextmanager
+def _open_spark(app: str, options: Options, stop: StopEvent) -> Iterator[Engine]:
+    with spark_session(
+        f"slackwater {app}",
+        master=options.master,
+        conf=options.spark_conf,
+        py_files=options.py_files,
+        hurry=stop.immediate,
+    ) as spark:
+        yield SparkEngine(spark)
 
 
 def _claim_stages(
@@ -135,7 +144,7 @@ class _RunComponents:
     start: PreflightResult
     shapes: Mapping[str, StageSchemas]
     claimed: Mapping[str, Manifest]
-    spark: SparkSession
+    engine: Engine
     stack: ExitStack
     stop: StopEvent
     retention: Retention
@@ -184,7 +193,8 @@ class _RunComponents:
             self._in_background("collector", collector.run)
         topics = TopicWatch(claimer.kafka, self._app, self.runners)
         self._in_background("topic-watch", topics.run)
-        self._in_background("health", partial(poll_spark, self.spark, listener, queued))
+        if isinstance(self.engine, SparkEngine):
+            self._in_background("health", partial(poll_spark, self.engine.spark, listener, queued))
         triggers = {stage: limits.trigger_ms / 1_000 for stage, limits in self.start.limits.items()}
         listener.on_running(
             triggers,
@@ -193,7 +203,6 @@ class _RunComponents:
         )
         channels = KafkaChannels(claimer.kafka, patience_s=self.options.patience_s)
         return Supervisor(
-            self.spark,
             self.runners,
             self.turns,
             watch,
@@ -213,7 +222,7 @@ class _RunComponents:
 
     @property
     def _is_local(self) -> bool:
-        return (self.spark.sparkContext.master or "").startswith("local")
+        return self.engine.master.startswith("local")
 
     def _in_background(self, name: str, work: Callable[[runtime.Event], None]) -> None:
         self.stack.enter_context(background_thread(name, work))
@@ -228,7 +237,7 @@ class _RunComponents:
             for channel in stage.channels:
                 readers.setdefault(writer_of(channel).name, set()).add(stage.name)
         # On a cluster, the driver has few of the cores.
-        at_once = _BATCHES_PER_CORE * self.spark.sparkContext.defaultParallelism if self._is_local else len(stages)
+        at_once = _BATCHES_PER_CORE * self.engine.cores if self._is_local else len(stages)
         return Turns(at_once, readers)
 
     def _new_publishers(self) -> Publishers:
@@ -266,7 +275,9 @@ class _RunComponents:
         def published(head: Manifest) -> Mapping[str, str]:
             return apps.published_sinks(store, apps.read_app(store, head.app), head.promotion) or {}
 
-        where = DatasetNames(self.options.store, self.options.kafka["bootstrap.servers"], self.spark.version, published)
+        where = DatasetNames(
+            self.options.store, self.options.kafka["bootstrap.servers"], self.engine.version, published
+        )
         if (lineage := configured_lineage(self.claimed, where)) is not None:
             self.stack.push(partial(self._end_lineage, lineage))
         return lineage
@@ -311,7 +322,9 @@ class _RunComponents:
         remove_dead_folders(spools)
         runs_ahead = any(limits.max_unflushed for limits in self.start.limits.values())
         spool = self.stack.enter_context(locked_folder(spools, self.start.claimer.writer)) if runs_ahead else None
-        merge_slots = None if self._is_local else MergeSlots(partial(count_slots, self.spark.sparkContext))
+        merge_slots = None
+        if isinstance(self.engine, SparkEngine) and not self._is_local:
+            merge_slots = MergeSlots(partial(count_slots, self.engine.spark.sparkContext))
         if (tracing := configured_tracing()) is not None:
             self.stack.callback(tracing.close)
         for stage in self.start.stages:
@@ -321,6 +334,7 @@ class _RunComponents:
             runner = StageRunner(
                 self._config_of(stage, spool, tracing),
                 self.claimed[stage.name],
+                engine=self.engine,
                 store=store,
                 meter=StageMeter(self.run_folder / "counts" / stage.name, store, *shared),
                 access=self.start.access,
@@ -350,9 +364,9 @@ class _RunComponents:
             s3_settings=options.s3,
         )
         rejecter, published = None, self.start.claimer.publishes or {}
-        if stage.can_reject:
+        if stage.can_reject and isinstance(self.engine, SparkEngine):
             topic = "" if self.start.is_clone else stage.rejects
-            rejecter = BatchRejecter(self.spark, stage, shape, resources, topic, published)
+            rejecter = BatchRejecter(self.engine.spark, stage, shape, resources, topic, published)
         return StageConfig(
             stage,
             shape,

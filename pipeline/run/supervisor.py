@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-
 from ...common import runtime
 from ...common.runtime import Executor, Future
 from ...errors import AnotherTopic, Corruption, NotFound, Refused, SlackwaterError, Unavailable
@@ -32,6 +29,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import rejected_counts
+from ..batch.job import Query
 from ..batch.stage_runner import StageRunner
 from ..batch.turns import Turns
 from ..kafka.channels import GroupOffsetCommitter
@@ -214,7 +212,6 @@ _STARTING_STATUSES = ("Initializing", "Getting offsets", "Starting")
 class Supervisor:
     """Supervises the queries of one runner until `stop` is set or they have caught up."""
 
-    spark: SparkSession
     runners: tuple[StageRunner, ...]
     turns: Turns
     watch: RequestWatch
@@ -226,7 +223,7 @@ class Supervisor:
     listener: Listener
     publishers: Publishers
     topic_watch: TopicWatch
-    _queries: list[StreamingQuery] = field(default_factory=list)
+    _queries: list[Query] = field(default_factory=list)
     _has_open_requests: bool = False
 
     def run(self) -> None:
@@ -264,7 +261,7 @@ class Supervisor:
                         break
             if self.stop.is_set():
                 return
-            self._queries.append(runner.start(self.spark))
+            self._queries.append(runner.start())
         self.turns.open()
 
     def _watch_queries(self) -> None:

@@ -66,3 +66,9 @@ def _open(
 def _open_counted(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
     opened, cache = _open(*storage)
     return CountingStore(opened), cache
+
+
+def forget_connections() -> None:
+    """Close no connection, but open new ones from now on. For simulations, of which a process runs several."""
+    _open.cache_clear()
+    _open_counted.cache_clear()

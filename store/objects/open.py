@@ -15,6 +15,9 @@ from .wrapper import BaseStore
 
 PATIENCE_S = 60.0
 
+simulated_stores: dict[str, Callable[[], ObjectStore]] = {}
+"""Functions that open the stores of the simulation that runs in this process, by root."""
+
 _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _WINDOWS = re.compile(r"[A-Za-z]:\\")
@@ -58,6 +61,8 @@ def open_store(
 
     Raises `Usage` if the root or an S3 setting of the environment is invalid, or the kind of storage is not supported.
     """
+    if url in simulated_stores:
+        return simulated_stores[url]()
     open_other = partial(open_store, patience_s=patience_s, settings=settings, client_config=client_config)
     scheme = _SCHEME.match(url)
     if scheme is None:

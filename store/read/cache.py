@@ -153,13 +153,13 @@ class SstCache:
         self._lock = runtime.rlock()
         # Keyed by the SST's file name.
         self._mapped: LRUCache[str, MappedSst] = LRUCache(_MAX_OPEN)
-        self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
+        self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S, runtime.monotonic)
         self._in_memory: LRUCache[str, MappedSst] = LRUCache(
             _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
         self._dropped_s = runtime.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
-        self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _RETRY_REFUSED_S)
+        self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _RETRY_REFUSED_S, runtime.monotonic)
 
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> MappedSst:
         """Return the rows of an SST, from the local cache or the store.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.errors import BadRecord
-from slackwater.pipeline.batch.job import QUERY_SETTINGS, run_state_task
 from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, can_pre_aggregate, pre_aggregate
+from slackwater.pipeline.batch.spark_engine import QUERY_SETTINGS, run_state_task
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.plans import to_list
 from slackwater.pipeline.spark.session import with_settings

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 from uuid import uuid4
 
 import numpy as np
@@ -16,7 +17,7 @@ from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.committer import StageMeter
-from slackwater.pipeline.batch.job import BatchLimits, StageConfig, StageJob
+from slackwater.pipeline.batch.job import BatchLimits, Engine, StageConfig, StageJob
 from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
@@ -42,6 +43,7 @@ from tests.support.manifests import claim
 
 ROWS = StructType([StructField("n", LongType())])
 SNAPSHOT = "s1"
+NO_ENGINE = cast("Engine", None)
 
 
 class Looped(StageJob):
@@ -51,7 +53,7 @@ class Looped(StageJob):
     """
 
     def __init__(self, config: StageConfig, store: ObjectStore, cache: SstCache) -> None:
-        super().__init__(config, store, cache, homes=None, access=lambda: None, stopping=lambda: False)
+        super().__init__(config, NO_ENGINE, store, cache, homes=None, access=lambda: None, stopping=lambda: False)
         self.stage, self.kafka = config.stage, open_kafka(config.resources.kafka)
         self.jobs = 0
         self.clocks: list[int] = []
@@ -126,6 +128,7 @@ class Running:
         self.runner = StageRunner(
             config,
             claimed,
+            engine=NO_ENGINE,
             store=self.store,
             meter=StageMeter(folder / "counts", self.store),
             on_commit=self.told.append,
@@ -141,7 +144,7 @@ class Running:
         self.batch += 1
         lines = "\n".join(json.dumps(position.to_json()) for position in self.at.values())
         (self.scratch / "offsets" / str(self.batch)).write_text(f"v1\n{{}}\n{lines}")
-        self.runner._on_batch(rows, self.batch)  # type: ignore[arg-type]
+        self.runner._on_batch(rows, self.batch)
         head = history.head(self.store, "a", "s")
         assert head is not None
         assert head == self.runner.head

@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, NumberFormatException, PySparkExce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
-from slackwater.pipeline.batch.job import run_write_task
+from slackwater.pipeline.batch.spark_engine import run_write_task
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.reject.blame import record_failure
 from slackwater.pipeline.reject.records import NumberedRangeReader

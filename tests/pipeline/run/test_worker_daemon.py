@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from slackwater.pipeline.batch.job import without_interrupts
+from slackwater.pipeline.batch.spark_engine import without_interrupts
 from slackwater.pipeline.batch.worker_daemon import ignore_hang_up
 
 from tests.support.running import eventually

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.pipeline.api.update import parse_ddl
-from slackwater.pipeline.batch.job import run_state_task
+from slackwater.pipeline.batch.spark_engine import run_state_task
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.source.spark_types import arrow_schema_of
 from slackwater.pipeline.spark.worker_resources import WorkerResources

@@ -25,7 +25,7 @@ KINDS = {
     "binary": BinaryType(),
     "string": StringType(),
     "int": IntegerType(),
-    "long": LongType(),
+    "bigint": LongType(),
     "timestamp": TimestampType(),
 }
 COLUMNS = StructType([StructField(name, KINDS[kind]) for name, kind in map(str.split, TOPIC_SCHEMA.split(", "))])

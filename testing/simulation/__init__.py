@@ -1,0 +1,11 @@
+"""Simulation of whole apps: one process, one seed, faults of storage, Kafka, machines and people.
+
+The product's own code runs, except Spark, whose place a small engine takes. Functions of stages get and
+return Arrow tables.
+"""
+
+from .app import Simulation
+from .scheduler import Killed, Process, Stuck
+from .world import Faults
+
+__all__ = ["Faults", "Killed", "Process", "Simulation", "Stuck"]
