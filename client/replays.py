@@ -66,7 +66,6 @@ def explain_verdict(
         if lacks := _missing_for_replay(client, verdict, codes):
             return TracedCause(unknown_cause(lacks) if cause.kind == "unknown" else cause)
         _note_forgotten(client, (verdict.bad.stages[verdict.stage],))
-        progress(STARTING)
         return _find_cause_traced(client, verdict, codes, progress)
     except Exception as error:
         # The commit is already found, and must be reported.
@@ -147,6 +146,7 @@ def _find_cause_by_replay(
         progress(f"{hop.stage} v{hop.version}: one of {hop.records:,} records, with {hop.replays:,} replays")
 
     require_extras("spark", "a replay")
+    progress(STARTING)
     # Importing PySpark takes a second or two.
     if verdict.bad.stages[verdict.stage].attached is not None:
         from ..operations.debugging.causes.window import cause_in_window
@@ -171,8 +171,7 @@ def records_of_changes(
     file = client.program_path(
         key_history.app, code, "to replay the batches with (--why)", "FILE, the program that ran"
     )
-    progress(STARTING)
-    with _open_program(client, key_history.app, file) as program:
+    with _open_program(client, key_history.app, file, progress) as program:
         from ..operations.debugging.replay.record import find_record_of_key
 
         def record_of(change: RowChange) -> RecordPath | None:
@@ -243,8 +242,7 @@ def check_determinism(
     versions = options["versions"]
     if versions < 1:
         raise Usage(f"check: versions is {versions}; expected 1 or more")
-    progress(STARTING)
-    with _open_program(client, app, code) as program:
+    with _open_program(client, app, code, progress) as program:
         from ..operations.debugging.check.check import check as check_versions
         from ..pipeline.spark.session import has_own_workers
         from .show.programs import check_result
@@ -277,13 +275,16 @@ def check_determinism(
         return check_result(str(code), program.app.name, outcomes, show_values=options["show_values"])
 
 
-def _open_program(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
+def _open_program(
+    client: Backends, app: str | None, code: str | Path, progress: Callable[[str], None] = lambda _doing: None
+) -> "AbstractContextManager[LoadedProgram]":
     """Load the program of a file for replays. If `app` is None, the program names the app.
 
     Raises the errors of `load_app` and `open_program`.
     """
     require_extras("spark", "a replay")
     kafka = client.require_channels("to read the records to replay").kafka
+    progress(STARTING)
     # Importing PySpark takes a second or two.
     from ..operations.debugging.replay.program import open_program
     from ..pipeline.run.program import load_app

@@ -401,6 +401,9 @@ def choose(words: str) -> list[int]:
 def main(acts: Annotated[str, typer.Argument(help="Acts to tell, by number: 2,5. Default: all.")] = "") -> None:
     """Tell the story, or the chosen acts of it and those that they need."""
     began, chosen = time.monotonic(), choose(acts)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(ending, lambda number, _frame: sys.exit(128 + number))  # so that its programs end as well
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # For the query of plain Spark, which knows nothing of slackwater.
     os.environ.update(find_java("the demo").environment)

@@ -44,7 +44,13 @@ _NO_MEMORY, _TOO_LITTLE_MEMORY = 41, 42
 _OOM = "Out of Memory Error"
 """Text of DuckDB's out-of-memory error, as Arrow passes it on while streaming rows."""
 # Preload pandas: Arrow imports it for the first value that it converts, which takes as long as some ten statements.
-_PRELOADED = ["duckdb", "pandas", "pyarrow.parquet", "slackwater.client.app", "slackwater.serve.acting.searching"]
+_PRELOADED = [
+    "duckdb",
+    "pandas",
+    "pyarrow.parquet",
+    "slackwater.client.app",
+    *(f"slackwater.serve.acting.{name}" for name in ("searching", "fork_server")),
+]
 
 
 @dataclass(frozen=True, slots=True)

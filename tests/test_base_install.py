@@ -210,7 +210,7 @@ def test_the_other_verbs_need_no_spark(base: Install) -> None:
 def test_a_verb_that_needs_spark_says_what_to_install(base: Install) -> None:
     verbs = [[*words, *(NOWHERE if words[0] != "attach" else ())] for words in words_of(WITH_SPARK)]
     for words, answer in zip(verbs, base.answers(verbs), strict=True):
-        *_, first, second = answer.err.strip().splitlines()
+        first, second = answer.err.strip().splitlines()
         assert (answer.code, answer.out) == (1, ""), words
         assert first.startswith("error: "), words
         assert LINE in first, words
@@ -271,6 +271,27 @@ def test_python_names_what_needs_spark(base: Install) -> None:
         "decode needs pyspark, pandas, datafusion, ptars and grpc_tools, which are not installed",
         *("running an app", "running an app", "a replay", "a migration", "a trial", "a replay"),
     ]
+
+
+DF = """
+import slackwater as sw
+rows = sw.open().app("flights").query("SELECT count(*) AS n FROM carriers")
+print(rows.arrow().read_all().to_pydict(), rows.filter("n > 0").fetchall(), len(rows))
+for name in ("df", "to_df", "fetchdf"):
+    try:
+        getattr(rows, name)()
+    except sw.errors.Refused as error:
+        print(error.message, "-", error.hint)
+"""
+
+
+def test_rows_become_no_dataframe_without_pandas(base: Install) -> None:
+    answer, *refusals = base.python(DF).splitlines()
+    assert answer == "{'n': [3]} [(3,)] 1"
+    assert set(refusals) == {
+        "df() needs pandas, which is not installed - pip install 'pandas<3', or call .arrow() or .fetchall()"
+    }
+    assert len(refusals) == 3
 
 
 def test_a_server_answers_without_spark(base: Install) -> None:

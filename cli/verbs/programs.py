@@ -184,6 +184,7 @@ def attach(
     if once and dry_run:
         raise Usage("--once and --dry-run exclude each other")
 
+    require_extras("spark", "reading a checkpoint")
     opening = attaching.open_tail(
         session.client,
         checkpoint,
@@ -316,6 +317,7 @@ def init(
     app, _ = session.stage(stage)
     program = session.client.program_path(app.name, code, "that declares the table")
     last_s, is_sorted = 0.0, False
+    require_extras("spark", "reading the program's columns")
     with session.progress() as progress:
         progress("starting Spark, which knows the program's columns")
 

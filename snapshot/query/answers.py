@@ -7,18 +7,19 @@ Channels of a cut are tables of its in-flight records. Each has the channel's co
 the archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
 """
 
+import importlib.util
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import duckdb
 import pyarrow as pa
 
 from ...common import instants
-from ...errors import Corruption, NotFound, SlackwaterError, Usage
+from ...errors import Corruption, NotFound, Refused, SlackwaterError, Usage
 from ...state.records import is_kafka_id
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, Extents, intersect, subtract, union
@@ -303,4 +304,20 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
     (`arrow_types.make_sql_safe`).
     """
     con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
-    return con.from_arrow(make_sql_safe(rows))
+    relation = con.from_arrow(make_sql_safe(rows))
+    if importlib.util.find_spec("pandas") is None:
+        relation.__class__ = _RelationWithoutPandas
+    return relation
+
+
+class _RelationWithoutPandas(duckdb.DuckDBPyRelation):
+    """Relation in an environment without pandas: names the next step where DuckDB only names pandas."""
+
+    __slots__ = ()
+
+    def df(self, *_arguments: object, **_options: object) -> NoReturn:
+        raise Refused(
+            "df() needs pandas, which is not installed", hint="pip install 'pandas<3', or call .arrow() or .fetchall()"
+        )
+
+    to_df = fetchdf = fetch_df = fetch_df_chunk = df

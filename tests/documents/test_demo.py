@@ -1,8 +1,14 @@
 """Selected acts of the demo, with the acts that they need."""
 
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 from tests.support.static import ROOT
@@ -32,3 +38,28 @@ def test_a_chosen_act_brings_those_that_it_needs(demo: ModuleType, chosen: str, 
 def test_a_wrong_act_is_refused_with_a_list_of_the_acts(demo: ModuleType, wrong: str) -> None:
     with pytest.raises(SystemExit, match=r"is no act; the acts are 1 \(servers\), 2 \(app\)"):
         demo.choose(wrong)
+
+
+_WAITING = """
+import signal, sys
+import demo
+def act(story):
+    running = story.app.enter_context(demo.background("sleep", "600", log=demo.Path("log")))
+    print(f"runs: {running.pid}", flush=True)
+    signal.pause()
+demo.ACTS = {1: (act, ())}
+demo.main("1")
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_programs_in_the_background_end_with_the_demo(ending: signal.Signals, tmp_path: Path) -> None:
+    how = {"PYTHONPATH": str(ROOT / "examples")} | {name: os.environ[name] for name in ("HOME", "PATH")}
+    command = [sys.executable, "-c", _WAITING]
+    with subprocess.Popen(command, cwd=tmp_path, env=how, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        pid = next(int(line.split()[1]) for line in demo.stdout if line.startswith("runs: "))
+        assert psutil.pid_exists(pid)
+        demo.send_signal(ending)
+        demo.communicate(timeout=60)
+    assert (demo.returncode, psutil.pid_exists(pid)) == (128 + ending, False)

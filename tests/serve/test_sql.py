@@ -3,6 +3,8 @@
 import logging
 import select
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -213,3 +215,24 @@ def test_a_line_for_the_audit_has_who_and_what_and_no_values(
 def test_a_statement_without_its_values() -> None:
     sql = "SELECT $$x$$, e'y', 'it''s', 1.5 FROM \"my table\" WHERE a = 'open"
     assert redact_sql(sql) == 'SELECT ? , ? , ? , ? FROM "my table" WHERE a = ?'
+
+
+_LATE = """
+import _multiprocessing, os
+from multiprocessing import get_context
+from slackwater.serve.sql import _PRELOADED
+context = get_context("forkserver")
+context.set_forkserver_preload(_PRELOADED)
+lock = context.Lock()
+process = context.Process(target=print, args=(lock,))
+_multiprocessing.sem_unlink(lock._semlock.name)
+process.start()
+process.join()
+print(process.exitcode, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_process_that_starts_after_its_server_has_gone_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=True)
+    assert (done.stdout, "Traceback" in done.stderr) == ("1\n", False), done.stderr

@@ -1,15 +1,21 @@
 """Tokens, and queries to a server, on the command line."""
 
+import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slackwater.operations.maintenance.tokens import digest
 from slackwater.store.objects.local import LocalStore
 
 from tests.cli.verbs.calling import done, from_json, slackwater
+from tests.conftest import free_port
 from tests.serve.conftest import client_of, serving
 from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.running import SLACKWATER
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -87,3 +93,19 @@ def test_whoever_serves_others_without_tls_is_warned(app: FlightsApp, monkeypatc
     monkeypatch.setattr("slackwater.serve.server.ServeInstance.run", lambda _instance: None)
     assert "without TLS" in slackwater("serve", "--host", "0.0.0.0").stderr  # noqa: S104
     assert "TLS" not in slackwater("serve", "--tokens").stderr
+
+
+@pytest.mark.parametrize(
+    ("verbose", "line", "code"), [("1", "import 'slackwater.cli.groups'", -signal.SIGINT), ("", "serving ", 130)]
+)
+def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(
+    verbose: str, line: str, code: int, app: FlightsApp
+) -> None:
+    words = (SLACKWATER, "serve", "--store", app.store.url, "--port", str(free_port()))
+    how: Any = {"env": os.environ | {"PYTHONVERBOSE": verbose}, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, start_new_session=True, **how) as server:
+        assert server.stderr is not None
+        assert any(said.startswith(line) for said in server.stderr)
+        os.killpg(server.pid, signal.SIGINT)
+        rest = server.stderr.read()
+    assert (server.returncode, "Traceback" in rest) == (code, False), rest

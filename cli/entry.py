@@ -1,0 +1,13 @@
+"""Entry point of the `slackwater` command: Ctrl-C while the modules load ends it without a traceback."""
+
+import signal
+
+
+def main() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # else ignored, as in a shell's background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .main import main as run
+
+    signal.signal(signal.SIGINT, handler)
+    run()
