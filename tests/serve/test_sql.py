@@ -5,7 +5,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -83,12 +82,11 @@ def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> N
     ],
 )
 def test_what_takes_too_long_is_stopped(own: Callable[..., Ask], sql: str) -> None:
-    hasty, began_s = own(options=HASTY), time.monotonic()
+    hasty = own(options=HASTY)
     answer = hasty(QUERY, sql=sql)
     assert (answer.status, answer.json["error"]) == (413, "TooMuch")
     assert "more than 1 s" in answer.json["message"]
-    assert time.monotonic() - began_s < 20
-    eventually(lambda: hasty(QUERY, sql="SELECT 1").status == 200, "SQL after a statement that took too long", 20)
+    eventually(lambda: hasty(QUERY, sql="SELECT 1").status == 200, "SQL after a statement that took too long")
 
 
 @pytest.mark.parametrize(

@@ -148,5 +148,5 @@ def test_a_runner_that_stops_during_a_merge_on_an_executor_ends_at_once_and_leav
     merging: Callable[[str], Outcome],
 ) -> None:
     outcome = merging("stopped")
-    assert outcome.stop_s < 10
+    assert outcome.stop_s < 30  # the merge would last a minute
     assert outcome.progress != "under way"
