@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
+from ...common.ids import new_id
 from ...errors import Corruption, NotFound, ObjectNotFound, Refused
 from ...state.records import difference
 from ...store.objects.protocol import ObjectInfo, ObjectStore
@@ -47,7 +47,7 @@ SNAPSHOT_REQUESTS = JsonFolder(SnapshotRequest, keys.requests, lambda request: r
 
 
 def notify_runners(store: ObjectStore, app: str) -> None:
-    codec.put(store, keys.request_signal(app), Notice(str(ULID())))
+    codec.put(store, keys.request_signal(app), Notice(new_id()))
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:

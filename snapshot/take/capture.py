@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
-from ulid import ULID
 
+from ...common.ids import new_id
 from ...errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import read_whole
@@ -91,7 +91,7 @@ def delete_captured(store: ObjectStore, captured: Iterable[Captured]) -> None:
 
 
 def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> CapturedObject:
-    sink, key = BytesIO(), keys.captured_records(app, name, str(ULID()))
+    sink, key = BytesIO(), keys.captured_records(app, name, new_id())
     # Light compression, to capture records at least as fast as they are produced.
     pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
     data = sink.getvalue()

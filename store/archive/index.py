@@ -15,8 +15,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
-from ulid import ULID
 
+from ...common.ids import new_id
 from ...errors import CommitConflict, Corruption
 from ..objects.protocol import ObjectInfo, ObjectStore
 from ..versions import checks, horizon, keys, limits
@@ -137,12 +137,12 @@ def _(value: ArchiveIndex) -> Iterator[Violation]:
 
 
 def new_object_key(index: ArchiveIndex, ulid: str = "") -> str:
-    return keys.archive_object(index.app, index.folder, ulid or str(ULID()))
+    return keys.archive_object(index.app, index.folder, ulid or new_id())
 
 
 def empty_index(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
     """Return an empty index, from which an archive's first change starts. It has number 0, and is not stored."""
-    return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
+    return ArchiveIndex(app, topic, incarnation, 0, new_id(), "", 0, "", topic_id=topic_id)
 
 
 def newest(
@@ -215,7 +215,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
         content = replace(
             content,
             number=head.number + 1,
-            id=str(ULID()),
+            id=new_id(),
             follows=head.id if head.number else "",
             time_ms=now_ms,
             by=by,

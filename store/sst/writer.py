@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
-from ulid import ULID
 
+from ...common.ids import new_id
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
@@ -159,7 +159,7 @@ class SstWriter:
         self._writer.close()
         data, filter_bytes, footer_bytes = _with_checksums(self._sink.getvalue())
         sst = Sst(
-            object=keys.sst(app, stage, ulid or str(ULID())),
+            object=keys.sst(app, stage, ulid or new_id()),
             partition=partition,
             level=level,
             rows=self.num_rows,

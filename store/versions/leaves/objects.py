@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from cachetools import LRUCache
 from msgspec import Struct
 from msgspec.structs import replace
-from ulid import ULID
 
+from ....common.ids import new_id
 from ....errors import Corruption, ObjectExists, ObjectNotFound
 from ...objects.many import map_concurrently
 from ...objects.protocol import ObjectStore
@@ -76,7 +76,7 @@ def write_leaf(
 
     `slot` is the number of the leaf's slot and the number of slots, `bounds` the lowest and the highest hash.
     """
-    content = LeafContent(app, stage, str(ULID()), Ssts(ssts))
+    content = LeafContent(app, stage, new_id(), Ssts(ssts))
     key = keys.leaf(app, stage, content.id)
     # Not `put`: a spool would keep the leaf on this machine, and the version that names it may be committed elsewhere.
     with suppress(ObjectExists):  # this call's own put, whose answer was lost: nobody else knows the name
