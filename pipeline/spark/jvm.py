@@ -35,6 +35,7 @@ from . import planner_server
 
 _NOISE = (
     b"WARNING: Using incubator modules",
+    b"WARNING: package sun.security.action not in",
     b"WARNING: A terminally deprecated method",
     b"WARNING: sun.misc.Unsafe",
     b"WARNING: Please consider reporting this",

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from ...common import runtime
 from ...errors import Refused
-from ..dev.java import find_java
+from ..dev.java import check_spark_runs_on, find_java
 from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS, check_master, check_not_connect, ship_slackwater
@@ -31,6 +31,12 @@ _POOLS = {
     "spark.scheduler.mode": "FAIR",
     "spark.scheduler.allocation.file": f"file:{resources.files(__package__) / 'pools.xml'}",
 }
+_IDLE_TIMEOUT = "spark.dynamicAllocation.executorIdleTimeout"
+# By default, Spark never removes an executor that has cached rows, as each has (`placement.Homes`), or shuffled ones.
+_IDLE_TIMEOUTS = (
+    "spark.dynamicAllocation.cachedExecutorIdleTimeout",
+    "spark.dynamicAllocation.shuffleTracking.timeout",
+)
 _FAST_START_OPTIONS = (
     # Spark fills the JVM's initial metaspace about ten times at its start, with a collection each time.
     "-XX:MetaspaceSize=256m "
@@ -61,6 +67,8 @@ def spark_session(
     check_can_start(master, chosen)
     running, has_gateway = running_session(), "PYSPARK_GATEWAY_PORT" in os.environ
     java = find_java("Spark") if running is None and not has_gateway else None
+    if java is not None:
+        check_spark_runs_on(java, __version__)
     if master is None and not has_gateway:
         master = "local[*]"
     is_local = master is not None and _is_local(master)
@@ -119,7 +127,7 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
             # Daemons on other machines may not see slackwater when it is shipped with the job (--py-files).
             settings[_DAEMON] = _OUR_DAEMON
         else:
-            settings |= _POOLS
+            settings |= _POOLS | dict.fromkeys(_IDLE_TIMEOUTS, chosen.get(_IDLE_TIMEOUT, "60s"))
     java_options = settings[_JAVA_OPTIONS]
     settings |= chosen
     if options := chosen.get(_JAVA_OPTIONS):

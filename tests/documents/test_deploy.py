@@ -9,14 +9,20 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
+from kubeflow_spark_api.models.spark_v1beta2_spark_application import SparkV1beta2SparkApplication
 from slackwater import settings
 from slackwater.cli.main import app
+from slackwater.pipeline.kafka.channels import consumer_group
 from slackwater.pipeline.run.monitoring import Metrics
+from slackwater.pipeline.spark.conf import check_settings
 from typer.main import get_command
 
 from tests.programs.go import built
@@ -27,6 +33,7 @@ DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "slackwater@.service"
 DOCKERFILE = DEPLOY / "Dockerfile"
 CHART = DEPLOY / "helm" / "slackwater"
+KUBERNETES = DEPLOY / "kubernetes"
 TEMPLATES = sorted((CHART / "templates").iterdir())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 OWN = """\
@@ -40,6 +47,40 @@ runners:
   - {name: totals, stages: [countries, customers]}
 serviceAccount: {annotations: {eks.amazonaws.com/role-arn: arn}}
 """
+
+_COUNT, _TEXT = {"type": "integer", "minimum": 0}, {"type": "string"}
+
+
+def _fields(required: str, **types: Any) -> dict[str, Any]:
+    """The JSON schema of an object that has no other fields."""
+    return {"type": "object", "properties": types, "required": required.split(), "additionalProperties": False}
+
+
+_KAFKA_TRIGGER = _fields(
+    "bootstrapServers consumerGroup topic",
+    **dict.fromkeys(("bootstrapServers", "consumerGroup", "topic"), _TEXT),
+    activationLagThreshold={"type": "string", "pattern": r"^\d+$"},
+    offsetResetPolicy={"enum": ["latest", "earliest"]},
+    scaleToZeroOnInvalidOffset={"enum": ["true", "false"]},
+)
+SCALED_OBJECT = _fields(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "keda.sh/v1alpha1"},
+    kind={"const": "ScaledObject"},
+    metadata=_fields("name", name=_TEXT),
+    spec=_fields(
+        "scaleTargetRef triggers",
+        scaleTargetRef=_fields("name", apiVersion=_TEXT, kind=_TEXT, name=_TEXT),
+        **dict.fromkeys(("minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod"), _COUNT),
+        triggers={
+            "type": "array",
+            "minItems": 1,
+            "items": _fields("type metadata", type={"const": "kafka"}, metadata=_KAFKA_TRIGGER),
+        },
+    ),
+)
+"""What the file has of keda.sh/docs/2.20, pages `reference/scaledobject-spec` and `scalers/apache-kafka`: KEDA's own
+resource definition leaves a trigger's metadata open, and no package that fits the tests has it."""
 
 PROBES = ("/livez", "/readyz")
 LONGEST_END_S = 20
@@ -239,6 +280,45 @@ def test_the_chart_makes_a_deployment_a_runner_with_words_that_are_understood(tm
         # Only these can be written to.
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert {"work", "tmp", "cache"} <= mounted
+
+
+@pytest.mark.parametrize("kubernetes", ["1.30", "1.37"])
+@pytest.mark.parametrize("values", ["", OWN], ids=["default", "two runners"])
+def test_kubernetes_knows_every_field_of_the_chart(tmp_path: Path, values: str, kubernetes: str) -> None:
+    done = rendered(tmp_path, values)
+    assert done.returncode == 0, done.stderr
+    made = [each for each in yaml.safe_load_all(done.stdout) if each]
+    assert {each["kind"] for each in made} >= {"ConfigMap", "Deployment", "ServiceAccount"}
+    for each in made:
+        kubernetes_validate.validate(each, kubernetes, strict=True)
+
+
+def test_the_spark_operator_knows_every_field_of_the_application() -> None:
+    said = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text(encoding="utf-8"))
+    known = SparkV1beta2SparkApplication.from_dict(said)
+    assert known is not None
+    assert known.to_dict() == said
+
+
+def test_the_application_is_run_by_words_and_settings_that_are_understood() -> None:
+    spec = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text(encoding="utf-8"))["spec"]
+    said = understood(spec["arguments"])
+    assert said["metrics"] == spec["driver"]["ports"][0]["containerPort"]
+    assert spec["sparkVersion"] == version("pyspark")
+    assert spec["driver"]["terminationGracePeriodSeconds"] > LONGEST_END_S
+    assert check_settings(spec["sparkConf"], "--conf") == spec["sparkConf"]
+    # The executors keep no secret.
+    assert "envFrom" not in spec["executor"]
+
+
+def test_keda_knows_every_field_of_the_scaled_object_and_wakes_at_most_one_runner() -> None:
+    said = yaml.safe_load((KUBERNETES / "scaled-object.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(said, SCALED_OBJECT)
+    spec = said["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (0, 1)
+    assert spec["scaleTargetRef"]["name"] == f"shop-{VALUES['runners'][0]['name']}"
+    (trigger,) = (each["metadata"] for each in spec["triggers"])
+    assert trigger["consumerGroup"] == consumer_group("shop", trigger["topic"])
 
 
 @pytest.mark.parametrize("wrong", ["program: shop", "runners: []", "runners: [{name: A_B}]", "app: Shop"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.dev.java import MissingTool, find_java
+from slackwater.pipeline.dev.java import Java, MissingTool, check_spark_runs_on, find_java
 
 _SESSION = """
 from slackwater.pipeline.spark.session import spark_session
@@ -102,6 +102,15 @@ def test_without_one_the_package_has_a_java_that_takes_what_spark_asks_for(
     told = subprocess.run((java.path, *asked), env={}, capture_output=True, text=True, check=True).stderr
     assert "name = two words" in told
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [Path(java.path)]
+
+
+@pytest.mark.parametrize(("spark", "newest"), [("4.0.5", 23), ("4.1.4", 23), ("4.2.1", 99), ("4.3.0", 99)])
+def test_a_java_that_is_too_new_for_a_spark_is_named(spark: str, newest: int) -> None:
+    check_spark_runs_on(Java("/jdk/bin/java", newest, "PATH"), spark)
+    if newest < 99:
+        with pytest.raises(MissingTool, match=rf"Spark {spark} does not run on Java 24 \(/jdk") as raised:
+            check_spark_runs_on(Java("/jdk/bin/java", 24, "PATH"), spark)
+        assert "JAVA_HOME" in raised.value.hint
 
 
 @pytest.mark.spark
