@@ -88,11 +88,11 @@ class Shop:
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    # Where there is no Java, Spark cannot start unnoticed.
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     real = request.node.get_closest_marker("kafka") is not None
     kafka = open_kafka(request.getfixturevalue("broker") if real else f"memory://{uuid4().hex}")
+    # Where there is no Java, Spark cannot start unnoticed. The broker, which needs one, has started by now.
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     made = Shop(kafka, LocalStore(tmp_path / "store"), f"a{uuid4().hex[:8]}")
     made.kafka.create_topics({made.topic: 1})
     return made
