@@ -122,7 +122,7 @@ class Install(NamedTuple):
         return kept | {"SLACKWATER_STORE": str(self.work / "store"), "SLACKWATER_CACHE": str(self.work / "cache")}
 
     def link(self, packages: Iterable[Distribution]) -> None:
-        """Add packages of this environment: pip would take twenty seconds of processor to resolve and unpack them."""
+        """Add packages of this environment, which pip takes twelve seconds of processor to resolve and unpack."""
         (site,) = self.folder.glob("lib/python*/site-packages")
         for package in packages:
             for entry in {file.parts[0] for file in package.files or ()} - {".."}:

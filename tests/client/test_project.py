@@ -1,8 +1,6 @@
 """`slackwater new`: its files, its refusals, and that the project runs."""
 
-import json
 import keyword
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,7 +17,7 @@ from slackwater.client.project.write import module_of, write_project
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
-from tests.cli.verbs.calling import MODULE, done, from_json, slackwater
+from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
 from tests.documents.pages.blocks import blocks
 
 FILES = ["shop.py", "test_shop.py", "feed.py", "slackwater.toml", "requirements.txt", ".github/workflows/ci.yml"]
@@ -128,24 +126,23 @@ def test_the_test_of_a_project_passes_without_kafka(tmp_path: Path) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_the_program_of_a_project_counts_what_its_feeder_sends(broker: str, tmp_path: Path) -> None:
-    folder, topic = tmp_path / "shop", f"orders-{uuid4().hex}"
+@pytest.mark.usefixtures("one_spark")
+def test_the_program_of_a_project_counts_what_its_feeder_sends(
+    broker: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, topic = here / "shop", f"orders-{uuid4().hex}"
     write_project("shop", folder)
+    monkeypatch.chdir(folder)
     program = folder / "shop.py"
     program.write_text(program.read_text().replace('topic("orders")', f'topic("{topic}")'))
-    environment = {**os.environ, "SLACKWATER_KAFKA": broker}
-
-    def run(*words: str) -> str:
-        ran = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
-
-    assert run(sys.executable, "feed.py", topic, "0", "300") == f"300 orders are in {topic}\n"
+    monkeypatch.setenv("SLACKWATER_KAFKA", broker)
+    words = [sys.executable, "feed.py", topic, "0", "300"]
+    fed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert fed.stdout == f"300 orders are in {topic}\n", fed.stderr
     assert sum(end_offsets(open_kafka(broker), topic) or ()) == 300
-    run(*MODULE, "run", "shop.py", "--until-caught-up", "--max-records", "100")
-    rows = json.loads(run(*MODULE, "query", "shop", "FROM countries", "--json"))["rows"]
-    commits = json.loads(run(*MODULE, "log", "shop", "--json"))
-    assert len(commits) > 3
+    done("run", "shop.py", "--until-caught-up", "--max-records", "100")
+    rows = rows_of("shop", "FROM countries")
+    assert len(from_json("log", "shop")) > 3
     expected: dict[str, list[int]] = defaultdict(list)
     for order in map(feeder(folder).order, range(300)):
         expected[order["country"]].append(order["cents"])

@@ -1,6 +1,5 @@
 """Whole apps on a real broker, Spark and store, checked against SQL over the raw input."""
 
-import json
 import os
 from collections import Counter
 from dataclasses import replace
@@ -169,53 +168,3 @@ def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> N
         booked.catch_up(variant="crashes")
     booked.catch_up()
     booked.check_tables()
-
-
-@pytest.mark.ci  # test_snapshots_under_fire.py rescales an app, too
-def test_a_stopped_app_is_rescaled_and_goes_on_with_the_new_numbers(booked: Ledger) -> None:
-    for stage, partitions in (("accounts", 5), ("branches", 1)):
-        booked.slackwater("rescale", f"{booked.app}/{stage}", "--partitions", str(partitions))
-    booked.send(1_500)
-    booked.catch_up(max_records=500)
-    booked.check_tables()
-    store = open_store(booked.store)
-    for stage, partitions in (("accounts", 5), ("branches", 1), ("latest", 2)):
-        found = history.head(store, booked.app, stage)
-        assert found is not None
-        assert found.table is not None
-        assert found.table.partitions == partitions
-
-
-@pytest.mark.ci  # replay/test_planted_faults.py bisects, test_apps_with_sinks.py clones
-def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: Ledger) -> None:
-    ledger.send(2_000)
-    ledger.catch_up(max_records=500)
-    ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
-    bad = {"seq": 10**6, "account": "a1", "branch": 1, "amount": 10**9}
-    start = ledger.kafka.offset_bounds(ledger.topic)[1][0]
-    ledger.send(700, raw=(json.dumps(bad).encode(),))
-    ledger.send(1_500)
-    ledger.catch_up(max_records=500)
-    found = ledger.slackwater(
-        "bisect",
-        ledger.app,
-        "--where",
-        "SELECT branch, total FROM branches WHERE total > 500000000",
-        "--json",
-    )
-    verdict = json.loads(found.stdout)
-    windows = json.dumps(verdict)
-    assert '"branches"' in windows
-    assert ledger.topic in windows
-    at = ledger.kafka.offset_bounds(ledger.topic)[1][0]
-    assert start < at
-    repaired = Ledger(ledger.bootstrap, ledger.folder, store=ledger.store, app=f"{ledger.app}-staging")
-    for count in (2_000, 700, 1_500):
-        repaired.send(count)
-    ledger.slackwater("clone", f"{ledger.app}@good", repaired.app, "--topic", f"{ledger.topic}={repaired.topic}")
-    # The same program, whose topic the clone knows under another name.
-    topic, repaired.topic = repaired.topic, ledger.topic
-    repaired.catch_up()
-    repaired.topic = topic
-    repaired.check_tables()
-    assert max(ledger.table("branches")["total"].to_pylist()) > 500_000_000

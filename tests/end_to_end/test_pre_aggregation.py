@@ -11,7 +11,7 @@ import slackwater as sw
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from slackwater.pipeline.batch import job, pre_aggregation
+from slackwater.pipeline.batch import pre_aggregation, spark_engine
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
@@ -47,7 +47,7 @@ def test_batches_are_added_up_while_they_have_few_keys_and_the_table_does_not_sh
         added_up.append(task.version)
         return pre_aggregation.pre_aggregate(rows, task)
 
-    monkeypatch.setattr(job, "pre_aggregate", noted)
+    monkeypatch.setattr(spark_engine, "pre_aggregate", noted)
     monkeypatch.setattr(pre_aggregation, "_MIN_ROWS", BATCH // 2)
     app = sw.App(name)
     state = sw.aggregate(n=sw.count(), total=sw.sum("v"), newest=sw.last("v", by="v"))

@@ -43,7 +43,7 @@ class Ask:
 
     def __init__(self, url: str, **more: Any) -> None:
         self.url = url
-        self._pool = urllib3.PoolManager(retries=False, timeout=30, **more)
+        self._pool = urllib3.PoolManager(retries=False, timeout=120, **more)
 
     def __call__(
         self, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, **asked: Any

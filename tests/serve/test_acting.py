@@ -22,7 +22,7 @@ MANY = "SELECT carrier FROM carriers WHERE flights >= 9"
 
 def events(ask: Ask, body: object, path: str = BISECT, **headers: str) -> list[tuple[str, Any]]:
     """Return the events of a POST; for a refused one, its document as `refused`."""
-    pool = urllib3.PoolManager(retries=False, timeout=30)
+    pool = urllib3.PoolManager(retries=False, timeout=120)
     found = pool.request("POST", ask.url + path, body=msgspec.json.encode(body), headers=headers)
     if found.headers["content-type"] != "text/event-stream; charset=utf-8":
         return [(str(found.status), found.json())]
@@ -37,7 +37,7 @@ def parsed(text: str) -> Iterator[tuple[str, Any]]:
 
 def post(ask: Ask, path: str, body: object, token: str = "") -> tuple[int, Any]:
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    found = urllib3.PoolManager(retries=False, timeout=30).request(
+    found = urllib3.PoolManager(retries=False, timeout=120).request(
         "POST", ask.url + path, body=msgspec.json.encode(body), headers=headers
     )
     return found.status, found.json()
@@ -110,7 +110,7 @@ def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[.
     ask = own(options=replace(FAST, sql_timeout_s=60, sql_processes=1, max_long_operations=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     body = msgspec.json.encode({"where": endless})
-    pool = urllib3.PoolManager(retries=False, timeout=30)
+    pool = urllib3.PoolManager(retries=False, timeout=120)
     with pool.request("POST", ask.url + BISECT, body=body, preload_content=False) as begun:
         assert begun.status == 200
         assert events(ask, {"where": MANY})[0][0] == "429"

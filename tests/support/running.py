@@ -6,7 +6,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,12 +48,6 @@ TWO_STAGES = ("--stage", "entries", "--stage", "accounts")
 PATIENCE_S = 120.0
 UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Spark settings for a few rows: compiling a query takes longer than interpreting it."""
-SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
-"""JVM options for half a minute: the second compiler does not pay off. The JVM ignores TMPDIR.
-
-An archive of Spark's classes saves each of them five to fourteen seconds of processor, and 46 to write it: as much as
-the seven or eight of `make test` have of it.
-"""
 
 EXPECTED = {
     LEDGER: {
@@ -182,7 +175,6 @@ class Ledger:
             **os.environ,
             "LEDGER_TOPIC": self.topic,
             "LEDGER_VARIANT": self.variant,
-            "JDK_JAVA_OPTIONS": SHORT_LIVED,
             "SLACKWATER_STORE": self.store,
             "SLACKWATER_KAFKA": self.bootstrap,
             "SLACKWATER_CACHE": str(self.folder / "cache"),

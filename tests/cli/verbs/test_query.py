@@ -1,8 +1,6 @@
 """`slackwater query` on the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import duckdb
@@ -99,23 +97,6 @@ def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Parser Error" in result.stderr
     assert "SELEKT 1" in result.stderr
-
-
-@pytest.mark.ci  # test_every_verb.py shows it, too
-@pytest.mark.usefixtures("app")
-def test_a_query_of_a_local_store_loads_nothing_that_it_does_not_use() -> None:
-    program = (
-        "import sys; from slackwater.cli.main import main\n"
-        "sys.argv[1:] = ['query', 'flights', 'FROM carriers']\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "heavy = {'boto3', 'botocore', 'confluent_kafka', 'pyspark'} & sys.modules.keys()\n"
-        "print(*sorted(heavy), file=sys.stderr)"
-    )
-    # How long it takes is measured by `make bench`; what it must not wait for is this.
-    asked = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert "carrier" in asked.stdout
-    assert asked.stderr.strip() == ""
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -12,7 +12,7 @@ import pytest
 from slackwater.pipeline.dev.jars import cache_folder
 
 from tests.documents.pages.blocks import Command, blocks, commands
-from tests.support.running import SHORT_LIVED, SLACKWATER, eventually
+from tests.support.running import SLACKWATER, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -43,7 +43,7 @@ class User:
         path = f"{SLACKWATER.parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLACKWATER_", "AWS_"))}
         cache = {"XDG_CACHE_HOME": str(cache_folder().parent)}
-        return {**kept, **cache, "HOME": str(self.home), "PATH": path, "JDK_JAVA_OPTIONS": SHORT_LIVED}
+        return {**kept, **cache, "HOME": str(self.home), "PATH": path}
 
     def types(self, words: str) -> str:
         """Run a command to its end; return its output."""

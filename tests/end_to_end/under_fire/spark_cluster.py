@@ -16,12 +16,10 @@ import pyspark
 from slackwater.pipeline.dev.java import find_java
 from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_log_lines
 
-from tests.support.running import SHORT_LIVED
-
 _START_PATIENCE_S = 60.0
 _STOP_PATIENCE_S = 10.0
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-_KEPT = ("PATH", "JAVA_HOME", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")
+_KEPT = ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")
 """All that a worker is told of this process's environment."""
 
 
@@ -100,7 +98,6 @@ def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None
     environment = {
         **{name: os.environ[name] for name in _KEPT if name in os.environ},
         "HOME": str(folder),
-        "JDK_JAVA_OPTIONS": SHORT_LIVED,
         "SPARK_HOME": str(home),
         # As Spark's own scripts say it.
         "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].partition("-")[0],

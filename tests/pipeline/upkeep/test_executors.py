@@ -20,7 +20,6 @@ from slackwater.store.objects.counting import Stats
 
 from tests.pipeline.upkeep.on_cluster import BATCHES, Outcome
 from tests.store.compaction.runs import compaction_of, runs_of
-from tests.support.running import SHORT_LIVED
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,7 +82,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         # Spark's executors write into a folder of its home.
         (home / entry.name).symlink_to(entry)
     scala = next(installed.glob("jars/spark-core_*.jar")).name.split("_")[1].partition("-")[0]
-    environment = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": scala, "JDK_JAVA_OPTIONS": SHORT_LIVED}
+    environment = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": scala}
     command = [sys.executable, "-m", "tests.pipeline.upkeep.on_cluster", str(folder)]
     with subprocess.Popen(
         command, cwd=ROOT, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -17,7 +17,7 @@ from tests.serve.page import story
 from tests.serve.page.browser import FLAGS, chromium
 from tests.support.histories import FlightsApp
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 Open = Callable[..., Page]
 expect.set_options(timeout=WAIT_MS)
 

@@ -53,7 +53,7 @@ def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: 
     sort(page, "cents")
     # The first statement of a server starts a process for SQL.
     heading = page.get_by_role("columnheader", name="cents")
-    expect(heading).to_have_attribute("aria-sort", "descending", timeout=4 * WAIT_MS)
+    expect(heading).to_have_attribute("aria-sort", "descending", timeout=2 * WAIT_MS)
     last = 6
     cents = sorted(order * 7 % LARGE_KEYS + last % 2 + JUMP for order in range(LARGE_KEYS))
     assert column(page, 3) == cents[::-1][:PAGE]
@@ -155,7 +155,7 @@ def test_the_bisect_of_a_key_asks_for_the_column_that_jumped(look: Open) -> None
     assert before <= int(found[1]) < after
     page.get_by_role("button", name="Start a bisect").click()
     expect(page.get_by_role("heading", name=f"{FILLED} v{JUMP_FROM} is the first bad commit")).to_be_visible(
-        timeout=4 * WAIT_MS
+        timeout=2 * WAIT_MS
     )
 
 

@@ -1,7 +1,6 @@
 """`slackwater attach` beside a live plain Spark query in its own process."""
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from slackwater.store.sst.arrow_types import python_rows
 from tests.cli.verbs.calling import MODULE, done, from_json
 from tests.models.profiles import SEARCHES
 from tests.operations.from_spark.attach.following import rows_at
-from tests.support.running import SHORT_LIVED, eventually
+from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated")]
 
@@ -36,7 +35,6 @@ def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes
     with subprocess.Popen(
         [sys.executable, str(QUERY), str(checkpoint), *size, *words],
         stdout=subprocess.PIPE,
-        env=os.environ | {"JDK_JAVA_OPTIONS": SHORT_LIVED},
     ) as query:
         try:
             begun = lambda: (checkpoint / "commits" / "2").exists() or query.poll() is not None  # noqa: E731

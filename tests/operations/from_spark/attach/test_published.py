@@ -32,7 +32,7 @@ from slackwater.store.versions.side_tables import table_name
 from tests.operations.from_spark.attach.following import rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS
-from tests.support.running import SHORT_LIVED, eventually
+from tests.support.running import eventually
 from tests.support.static import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
@@ -203,10 +203,7 @@ class OfKafka:
             **PROVIDERS["changelog"],
         }
         words = " ".join(f"--conf {name}={value}" for name, value in conf.items())
-        environment = os.environ | {
-            "PYSPARK_SUBMIT_ARGS": f"--master local[2] --jars {jars} {words} pyspark-shell",
-            "JDK_JAVA_OPTIONS": SHORT_LIVED,
-        }
+        environment = os.environ | {"PYSPARK_SUBMIT_ARGS": f"--master local[2] --jars {jars} {words} pyspark-shell"}
         example = EXAMPLES / "structured_kafka_wordcount.py"
         self._process = subprocess.Popen(
             [sys.executable, str(example), self.broker, "subscribe", "published-words"],
