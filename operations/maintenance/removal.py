@@ -54,10 +54,14 @@ def protection_of(store: ObjectStore, app: str) -> Protection | None:
 
     Makes one request. If the folder's name is not protected, also makes the requests of `apps.find_promoted_name`.
     """
-    protection = codec.find(store, keys.protected(app), Protection)
+    protection = _find_protection(store, app)
     if protection is None and (name := apps.find_promoted_name(store, app)):
-        protection = codec.find(store, keys.protected(name), Protection)
+        protection = _find_protection(store, name)
     return protection
+
+
+def _find_protection(store: ObjectStore, name: str) -> Protection | None:
+    return codec.find(store, keys.protected(name), Protection, key_of=lambda note: keys.protected(note.app))
 
 
 def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
@@ -193,7 +197,7 @@ def remove_app(
     """
     keys.check_name("app", app)
     check_serves_no_name(store, app)
-    begun = codec.find(store, keys.removal_journal(app), Removal)
+    begun = _find_journal(store, app)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
         return _removed_earlier(store, app, remove_topics, dry_run=dry_run)
     whole = exists(store, keys.app_info(app))
@@ -285,7 +289,7 @@ def _delete_objects(store: ObjectStore, app: str, removal: Removal) -> None:
     for infos in _in_deletion_order(store, app, removal):
         for begin in range(0, len(infos), _BATCH):
             # Another process may have finished the removal, and a new app may have the name now.
-            if codec.find(store, keys.removal_journal(app), Removal) != removal:
+            if _find_journal(store, app) != removal:
                 break
             for_each_concurrently(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
 
@@ -301,7 +305,7 @@ def delete_temporary_app(
     objects = list(store.list(f"{app}/"))
     if not objects:
         return
-    removal = codec.find(store, keys.removal_journal(app), Removal)
+    removal = _find_journal(store, app)
     if removal is None:
         cloning = apps.find_clone_journal(store, app)
         heads = heads_of(store, app, _list_stages(store, app, cloning))
@@ -338,7 +342,12 @@ def check_serves_no_name(store: ObjectStore, app: str) -> None:
 
 def removal_of(store: ObjectStore, app: str) -> Removal | None:
     """Return the newest record of the removal of an app with this name; None if there is none. Makes one request."""
-    return codec.find(store, keys.removed(app), Removal)
+    return codec.find(store, keys.removed(app), Removal, key_of=lambda removal: keys.removed(removal.app))
+
+
+def _find_journal(store: ObjectStore, app: str) -> Removal | None:
+    key = keys.removal_journal
+    return codec.find(store, key(app), Removal, key_of=lambda removal: key(removal.app))
 
 
 def _list_stages(store: ObjectStore, app: str, cloning: apps.CloneJournal | None) -> tuple[str, ...]:

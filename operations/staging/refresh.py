@@ -121,8 +121,7 @@ def refresh(
 
 
 def _find_unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> RefreshJournal | None:
-    key = keys.refresh_journal(name)
-    if (journal := codec.find(store, key, RefreshJournal)) is None:
+    if (journal := _find_journal(store, name)) is None:
         return None
     if dry_run:
         raise Refused(
@@ -133,13 +132,18 @@ def _find_unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refresh
     is_new = existing is not None and existing != journal.before and apps.find_clone_journal(store, name) is None
     if existing is None or not is_new or not has_run(store, existing):
         return journal
-    store.delete(key)
+    store.delete(keys.refresh_journal(name))
     return None
+
+
+def _find_journal(store: ObjectStore, name: str) -> RefreshJournal | None:
+    key = keys.refresh_journal
+    return codec.find(store, key(name), RefreshJournal, key_of=lambda journal: key(journal.before.name))
 
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
     """Return the origin of a clone, also while the clone is refreshed. Raises `NotFound` and `Refused`."""
-    journal = codec.find(store, keys.refresh_journal(keys.check_name("app", name)), RefreshJournal)
+    journal = _find_journal(store, keys.check_name("app", name))
     return _require_origin(journal.before if journal is not None else apps.read_app(store, name))
 
 

@@ -15,7 +15,7 @@ from ...common import instants, runtime
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import history, keys
+from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import retired_error
 from ...store.versions.manifest import Edit, Manifest
@@ -133,9 +133,9 @@ def newest_active_cut(store: ObjectStore, app: str, stage: str, head: Manifest |
 def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
     if not request.rows:
         return Change(request.sql)
-    data = store.get(keys.edit_rows(app, request.id))
+    data = store.get(key := keys.edit_rows(app, request.id))
     if xxh3_128_hexdigest(data) != request.rows:
-        raise Refused("the stored rows of the edit are damaged: their checksum differs")
+        raise codec.corruption_error(key, f"does not match the checksum {request.rows} of edit {request.id}")
     with pa.ipc.open_stream(data) as stream:
         return Change(rows=stream.read_all())
 

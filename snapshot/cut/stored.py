@@ -248,7 +248,8 @@ def _find_pack(store: ObjectStore, app: str, listed: Sequence[ObjectInfo]) -> di
     if len(listed) < _MIN_PACKED:
         return {}
     with suppress(Corruption):  # it is written again
-        pack = codec.find(store, keys.snapshot_pack(app), SnapshotPack) or SnapshotPack(app)
+        own = lambda pack: keys.snapshot_pack(pack.app)  # noqa: E731
+        pack = codec.find(store, keys.snapshot_pack(app), SnapshotPack, key_of=own) or SnapshotPack(app)
         return {
             ObjectInfo(SNAPSHOTS.key(entry.snapshot), entry.bytes, entry.modified_ms): entry.snapshot
             for entry in pack.snapshots

@@ -256,21 +256,20 @@ def _why_not_reread(entry: LedgerEntry) -> str:
 
 
 def _uncovered_parts(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
-    """Yield the parts that the verification does not cover, one line each. Makes two requests.
-
-    Unreadable objects are ignored.
-    """
+    """Yield the parts that the verification does not cover, one line each. Makes two requests."""
     if not deep:
         yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
     yield "objects that only other versions and snapshots use"
     if sinks := sorted({name for manifest in cut.stages.values() for name in manifest.sinks}):
         yield f"rows published by the sinks {', '.join(sinks)}"
-    with suppress(Corruption, Refused):
+    try:
         info = apps.find_app(store, cut.app)
         if info is not None and info.origin is not None and not info.origin.is_deep:
             yield f"the input archive of {info.origin.app}, which replays of this clone read"
         for replica in REPLICAS.all(store, cut.app):
             yield f"the replica in {replica.root}: slackwater verify {cut.app} --store {replica.root}"
+    except (Corruption, Refused) as error:
+        yield f"replicas and the source of a clone: {error.message}"
 
 
 def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[CheckOutcome]) -> tuple[Cut, Snapshot | None]:

@@ -1,0 +1,37 @@
+"""Objects of every kind, corrupted: readers answer as before, or fail with one sentence that names the object."""
+
+from itertools import islice
+
+import pytest
+from slackwater.store.versions import keys
+
+from tests.crash.corruption import ID, UNREAD, Corruption, corruptions, kind_of, places, wrong
+from tests.crash.points import SEED
+from tests.models.profiles import SEARCHES
+
+
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("part", range(10 if SEARCHES else 1))
+def test_whatever_object_is_corrupt_a_reader_answers_as_before_or_names_it(part: int) -> None:
+    kinds = set()
+    for corruption, readers in corruptions(500 if SEARCHES else 200, f"{SEED}.{part}"):
+        for reader in readers if SEARCHES else islice(readers, 1):
+            assert wrong(corruption, reader) is None, (corruption, reader)
+        kinds.add(kind_of(corruption.key))
+    assert kinds == places().keys() - UNREAD
+
+
+@pytest.mark.parametrize(
+    ("key", "damage", "reader"),
+    [
+        *((key("flights"), "swapped", "notes") for key in (keys.protected, keys.removed)),
+        (keys.removal_journal("flights"), "swapped", "app rm"),
+        (keys.app_info("flights"), "cut", "verify"),
+        (keys.edit_rows("flights", ID), "bit", "notes"),
+    ],
+)
+def test_what_once_was_not_named_is(key: str, damage: str, reader: str) -> None:
+    note = "" if key == keys.app_info("flights") else key
+    corruption = Corruption(note, 0, key, damage, 1)
+    assert corruption.is_read_by(reader)
+    assert wrong(corruption, reader) is None
