@@ -196,10 +196,13 @@ class SstCache:
         return mapped
 
     def prefetch(self, store: ObjectStore, sst: Sst, table: Table) -> None:
+        """Fetch an SST into the folder, decoding it in the caller's thread, which may have a low priority."""
         if not self.has(sst):
-            self._fetch_into_folder(store, sst, table, ReadCounters())
+            self._fetch_into_folder(store, sst, table, ReadCounters(), use_threads=False)
 
-    def _fetch_into_folder(self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters) -> bytes | None:
+    def _fetch_into_folder(
+        self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters, *, use_threads: bool = True
+    ) -> bytes | None:
         if sst.bytes > _MAX_WHOLE_FETCH_BYTES:
             ranged = RangedSst(store, sst, table, reads)
             parts = ranged.find_values(HASH, sst.hash_min, sst.hash_max)
@@ -209,7 +212,7 @@ class SstCache:
         reads.requests += 1
         reads.round_trips += 1
         reads.bytes += len(data)
-        self.add_encoded(sst, table, data)
+        self._write(sst, decode(data, sst, table, use_threads=use_threads))
         return data
 
     def cached_rows(self, sst: Sst, table: Table) -> MappedSst | None:

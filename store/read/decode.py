@@ -140,9 +140,10 @@ def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Colum
     return conversion
 
 
-def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
+def decode(data: bytes, sst: Sst, table: Table, *, use_threads: bool = True) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a whole SST, in order and with the SST's columns, a block at a time.
 
+    Without `use_threads`, all work is done in the caller's thread, at its priority. Arrow's threads have the process's.
     Raises `Corruption` if the bytes are not Parquet, or if the table never had the SST's columns.
     """
     try:
@@ -151,7 +152,7 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
         groups = range(file.num_row_groups)
         num_bytes = sum(file.metadata.row_group(group).total_byte_size for group in groups)
         block_rows = int(_BLOCK_BYTES * sst.rows / max(num_bytes, 1))
-        yield from file.iter_batches(batch_size=max(1, min(BLOCK_ROWS, block_rows)))
+        yield from file.iter_batches(batch_size=max(1, min(BLOCK_ROWS, block_rows)), use_threads=use_threads)
     except (pa.ArrowException, OSError) as error:
         raise corruption_error(sst, f"it cannot be decoded ({error})") from error
 

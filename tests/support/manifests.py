@@ -27,7 +27,7 @@ from slackwater.store.versions.manifest import (
     Table,
 )
 
-SMALL_LEAVES = {"_MAX_INLINE_BYTES": 500, "_ENTRIES_PER_RANGE": 0, "_SSTS_PER_LEAF": 2, "_TOLERANCE": 1}
+SMALL_LEAVES = {"_MAX_INLINE_BYTES": 500, "_ENTRIES_PER_RUN": 0, "_SSTS_PER_LEAF": 2, "_TOLERANCE": 1}
 """Limits of `leaves.fold` with which tables of a few SSTs have leaves."""
 
 

@@ -14,7 +14,7 @@ from statistics import mean
 from msgspec.structs import replace
 from slackwater.store.compaction.picker import Picker
 from slackwater.store.compaction.plan import Compaction, CompactionResult, Finished, apply_results
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Prices, Stats, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.commit import commit, successor
@@ -22,15 +22,16 @@ from slackwater.store.versions.entries.hash_ranges import hash_bounds
 from slackwater.store.versions.entries.ssts import Sst, Ssts
 from slackwater.store.versions.leaves.fold import fold_before_commit, fold_ssts, needs_fold
 from slackwater.store.versions.leaves.objects import MAX_LEAVES
-from slackwater.store.versions.manifest import Column, Manifest, Table
+from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 
 from ...support.row import Row
 
-FLUSHED_BYTES = 64 << 10
-"""Bytes of the SST that a batch puts for a hash range."""
+FLUSHED_BYTES = 256 << 10
+"""Bytes of the SST that a batch puts for a hash range: 20,000 rows of 12 bytes."""
 LIMIT_BYTES, ENTRY_BYTES = 64 << 10, 165
 SIZES = ((1024, 16, 1024 * 64), (2048, 32, 2048 * 64), (10_000, 16, 16_000))
 """State partitions, tasks, and SSTs."""
+_DEFAULT = Policy()
 _HEX = "0123456789abcdef" * 2
 
 
@@ -52,8 +53,9 @@ class Measured:
 class _Table:
     """A table whose SSTs have no rows."""
 
-    def __init__(self, partitions: int, tasks: int, ssts: int) -> None:
-        self.table = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions, tasks=tasks)
+    def __init__(self, partitions: int, tasks: int, ssts: int, policy: Policy) -> None:
+        columns = (Column("k", "int64"),), (Column("v", "int64"),)
+        self.table = Table(*columns, partitions, tasks=tasks, compaction=policy)
         self.numbers = count(1)
         self.memory = MemoryStore()
         self.store = CountingStore(self.memory)
@@ -110,9 +112,11 @@ class _Table:
         return size, self.store.take_stats().puts, merged, commit_ms, pick_ms
 
 
-def measure(partitions: int, tasks: int, ssts: int, batches: int, batch_tasks: int = 0) -> Measured:
+def measure(
+    partitions: int, tasks: int, ssts: int, batches: int, batch_tasks: int = 0, policy: Policy = _DEFAULT
+) -> Measured:
     """Commit batches on a table of `tasks` hash ranges. `batch_tasks` is the number of tasks of a batch; 0 for all."""
-    table = _Table(partitions, tasks, ssts)
+    table = _Table(partitions, tasks, ssts, policy)
     sizes, puts, merged, commits, picks = zip(*(table.batch(batch_tasks or tasks) for _ in range(batches)), strict=True)
 
     def opened(low: int, high: int) -> tuple[int, int]:
@@ -159,7 +163,18 @@ def simulated_rows(quick: bool) -> list[Row]:
                 1 + MAX_LEAVES,
             ),
         ]
-    return measured
+    return [*measured, _cost(1_500 if not quick else 30)]
+
+
+def _cost(batches: int) -> Row:
+    """Puts of a month, at a batch of 16 tasks a second: SSTs, leaves, merges and the manifest."""
+    cost = measure(1024, 16, 1_600, batches, policy=Policy(l0_trigger=16))
+    steady = slice(batches // 4, None)
+    puts = 16 + 1 + mean(cost.leaf_puts[steady]) + mean(cost.merge_puts[steady])
+    hourly = Stats(puts=round(puts * 3600))
+    return _row(
+        "USD a month for puts, l0_trigger=16, 16 tasks a second, 100 GB", monthly_cost(hourly, 0, Prices()).total, 250
+    )
 
 
 def _row(name: str, value: float, limit: float) -> Row:

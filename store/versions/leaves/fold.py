@@ -23,8 +23,8 @@ _ENTRY_BYTES, _NAME_BYTES = 165, 29
 """Approximate JSON size of an entry, and of the name of a removed SST."""
 _MAX_INLINE_BYTES = 48 << 10
 _MAX_REMOVED_BYTES = 8 << 10
-_ENTRIES_PER_RANGE = 12
-"""Number of a hash range's entries that stay inline: level 0 and small runs, which the next merges replace."""
+_ENTRIES_PER_RUN = 1.5
+"""Number of entries that stay inline for each run that a hash range may have, since the next merges replace them."""
 _SSTS_PER_LEAF = 256
 _TOLERANCE = 2
 """Factor by which a manifest may exceed its limits before its commit folds it. Runners fold beside their batches."""
@@ -166,7 +166,8 @@ def _is_worn(leaf: Leaf, excess: int = 1) -> bool:
 
 
 def _max_inline_bytes(table: Table) -> int:
-    return max(_MAX_INLINE_BYTES, _ENTRIES_PER_RANGE * table.ranges * _ENTRY_BYTES)
+    entries = _ENTRIES_PER_RUN * table.compaction.l0_trigger * table.ranges
+    return max(_MAX_INLINE_BYTES, int(entries) * _ENTRY_BYTES)
 
 
 def _slots_for(ssts: int, per_leaf: int) -> int:

@@ -45,7 +45,7 @@ class Slow(MemoryStore):
 @pytest.fixture(autouse=True)
 def few_inline_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "_MAX_INLINE_BYTES", 1000)
-    monkeypatch.setattr(fold, "_ENTRIES_PER_RANGE", 0)
+    monkeypatch.setattr(fold, "_ENTRIES_PER_RUN", 0)
     monkeypatch.setattr(fold, "_TOLERANCE", 100)
 
 

@@ -24,6 +24,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder
 from slackwater.store.sst import writer
 from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, state_rows, write_version
@@ -374,3 +375,22 @@ def test_ssts_of_one_name_in_two_roots_are_told_apart(folder: Path) -> None:
     cache = SstCache(folder, LARGE)
     assert cache.open(mine, a, ROUTES).stored == expected_rows(0)
     assert cache.open(theirs, same_name, ROUTES).stored == expected_rows(1)
+
+
+def test_a_prefetch_works_in_the_callers_thread_whose_priority_may_be_low(tmp_path: Path) -> None:
+    store, table = MemoryStore(), Table((Column("k", "int64"),), (Column("v", "int64"),), 1)
+    numbers = np.arange(400_000)
+    rows = {
+        "_hash": numbers,
+        "k": numbers,
+        "v": numbers * 7 % 1_000_003,
+        "_seq": numbers,
+        "_op": np.zeros_like(numbers),
+    }
+    sst = writer.write_sst(store, None, app="app", stage="stage", table=table, partition=0, rows=pa.table(rows))
+    cache = SstCache(tmp_path, 1 << 30)
+    own_s, all_s = time.thread_time(), time.process_time()
+    cache.prefetch(store, sst, table)
+    own_s, all_s = time.thread_time() - own_s, time.process_time() - all_s
+    assert cache.has(sst)
+    assert own_s > 0.8 * all_s
