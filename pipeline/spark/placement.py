@@ -16,6 +16,8 @@ from itertools import count as count_from
 from operator import itemgetter
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from cachetools import cached
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -31,7 +33,7 @@ MERGE_POOL = "slackwater-merges"
 """Spark's scheduler pool of jobs beside the batches. `pools.xml` gives it a low weight."""
 
 
-def address_column(spark: SparkSession, partition: Column, count: int) -> Column:
+def address_column(partition: Column, count: int) -> Column:
     """Return the column of partition addresses that `repartition_by_address` takes.
 
     The address is the number in `partition`, an int from 0 to `count` - 1, never null; on Spark 4.0, it is a number
@@ -39,7 +41,7 @@ def address_column(spark: SparkSession, partition: Column, count: int) -> Column
     """
     if _HAS_REPARTITION_BY_ID:
         return partition
-    return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
+    return F.element_at(F.array(*map(F.lit, _preimages(count))), partition + 1)
 
 
 def repartition_by_address(frame: DataFrame, address: Column, count: int) -> DataFrame:
@@ -49,17 +51,34 @@ def repartition_by_address(frame: DataFrame, address: Column, count: int) -> Dat
 
 def repartition_by_number(frame: DataFrame, partition: Column, count: int) -> DataFrame:
     """Return the rows in `count` partitions, each row in the partition whose number is in `partition`."""
-    return repartition_by_address(frame, address_column(frame.sparkSession, partition, count), count)
+    return repartition_by_address(frame, address_column(partition, count), count)
 
 
-@cached({}, key=lambda _spark, count: count)
-def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
-    jvm: Any = spark._jvm
-    hashed, numbers, number = jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt, dict[int, int](), 0
-    while len(numbers) < count:
-        numbers.setdefault(hashed(number, _SEED) % count, number)
-        number += 1
-    return tuple(numbers[partition] for partition in range(count))
+@cached({})
+def _preimages(count: int) -> tuple[int, ...]:
+    """Return the least number that Spark's hash partitioning puts into each of `count` partitions."""
+    numbers = np.empty(count, np.int64)
+    missing, start, at_once = np.ones(count, np.bool_), 0, 16 * count
+    while missing.any():
+        partitions, first = np.unique(_hash_int(np.arange(start, start + at_once)) % count, return_index=True)
+        is_new = missing[partitions]
+        numbers[partitions[is_new]] = first[is_new] + start
+        missing[partitions], start = False, start + at_once
+    return tuple(numbers.tolist())
+
+
+def _hash_int(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Hash ints as Spark does: Murmur3 (Austin Appleby, MurmurHash3_x86_32) of four bytes, with seed 42."""
+
+    def rotated(bits: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
+        return bits << np.uint32(by) | bits >> np.uint32(32 - by)
+
+    mixed = rotated(numbers.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    mixed = rotated(mixed ^ np.uint32(_SEED), 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    mixed ^= np.uint32(4)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        mixed = (mixed ^ mixed >> np.uint32(shift)) * np.uint32(factor)
+    return mixed.view(np.int32)
 
 
 _HOME = "_home"
@@ -87,7 +106,7 @@ class Homes:
         `partition` is the number of a row's partition, an int from 0 to `count` - 1 that is never null. `count` divides
         the number of homes. A partition with several homes is placed at the first of them.
         """
-        address = address_column(rows.sparkSession, partition * (self._count // count), self._count)
+        address = address_column(partition * (self._count // count), self._count)
         at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), self._count)
         context: Any = rows.sparkSession.sparkContext._jsc.sc()
         executors = len(context.statusTracker().getExecutorInfos()) - 1  # without the driver
@@ -170,7 +189,7 @@ def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, i
     first = next(_range_starts)
     number = (F.col("id") - first).cast("int")
     homes = spark.range(first, first + count).select(
-        number.alias(_PARTITION), address_column(spark, number, count).alias(_HOME)
+        number.alias(_PARTITION), address_column(number, count).alias(_HOME)
     )
     homes = repartition_by_address(homes, F.col(_HOME), count)
     if wait_ms:

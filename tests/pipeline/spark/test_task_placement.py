@@ -1,12 +1,22 @@
 """Rows of a batch reach their state partitions, which stay on their executors."""
 
+import numpy as np
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.spark.placement import Homes, _cached
+from slackwater.pipeline.spark.placement import Homes, _cached, _hash_int, _preimages
 
 pytestmark = pytest.mark.spark
+
+
+def test_numbers_are_hashed_as_spark_hashes_them_and_one_leads_to_each_partition(spark: SparkSession) -> None:
+    numbers = np.array([*range(300), 2**31 - 1])
+    rows = spark.createDataFrame([(number,) for number in numbers.tolist()], "id int").select(F.hash("id")).collect()
+    assert _hash_int(numbers).tolist() == [row[0] for row in rows]
+    for count in (1, 2, 7, 512):
+        assert (_hash_int(np.array(_preimages(count))) % count).tolist() == list(range(count))
+    assert _preimages(2) == (2, 0)
 
 
 def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: None) -> None:
