@@ -140,9 +140,9 @@ def forget(
     deleted, unnamed = delete_replaced(work, cache)
     mask_texts(work)
     _check_readable(searches)
-    snapshots = tuple(chain.from_iterable(map(_edited_snapshots, searches)))
-    removed = _read_journal(searches[0]).taken
-    _record(searches, requested, versions, by)
+    snapshots = tuple(chain.from_iterable(_edited_snapshots(work, search) for search in searches))
+    removed = _read_journal(work, searches[0]).taken
+    _record(work, versions)
     result = replace(
         result,
         rows=sum(sum(removal.fields.values()) for removal in removed.values()),
@@ -191,23 +191,21 @@ def _remove_keys_first(work: Erasure, app: str, store: ObjectStore) -> None:
         raise
 
 
-def _edited_snapshots(search: KeySearch) -> Iterator[tuple[str, str]]:
-    member, since_ms = search.member, _read_journal(search).time_ms
+def _edited_snapshots(work: Erasure, search: KeySearch) -> Iterator[tuple[str, str]]:
+    member, since_ms = search.member, _read_journal(work, search).time_ms
     for name, at_ms in forgotten.cached_index(member.store, member.app).snapshots.items():
         if at_ms >= since_ms:
             yield member.app, name
 
 
-def _record(
-    searches: Sequence[KeySearch], requested: RequestedKeys, versions: Iterable[tuple[str, str, int]], by: str
-) -> None:
-    message = operation_message() or _read_journal(searches[0]).message
-    tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
-    for search in searches:
-        name, since_ms = search.member.app, _read_journal(search).time_ms
+def _record(work: Erasure, versions: Iterable[tuple[str, str, int]]) -> None:
+    message = operation_message() or _read_journal(work, work.searches[0]).message
+    tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(work.requested.tables.items()))
+    for search in work.searches:
+        name, since_ms = search.member.app, _read_journal(work, search).time_ms
         by_stage = {stage: (version - 1, version) for owner, stage, version in versions if owner == name}
         record_operation_once(
-            search.member.store, name, "forget", tables, by, by_stage, since_ms=since_ms, message=message
+            search.member.store, name, "forget", tables, work.by, by_stage, since_ms=since_ms, message=message
         )
 
 
@@ -372,9 +370,13 @@ def _check_readable(searches: Sequence[KeySearch]) -> None:
             raise error
 
 
-def _read_journal(search: KeySearch) -> ForgetJournal:
+def _read_journal(work: Erasure, search: KeySearch) -> ForgetJournal:
     note = forgotten.find_journal(search.member.store, search.member.app)
-    assert note is not None  # noqa: S101  it goes at the end
+    if note is None or note.id not in work.journals:
+        raise Refused(
+            f"another process ended this forget of {search.member.app}, which it had begun as well",
+            hint=f"all keys were forgotten: slackwater log {search.member.app} --operations",
+        )
     return note
 
 
@@ -385,11 +387,13 @@ def _begin(work: Erasure) -> bool:
     new = ForgetJournal(str(ulid), first.app, work.by, ulid.milliseconds, salt, digest, message=operation_message())
     for search in work.searches:
         existing = forgotten.begin_journal(search.member.store, search.member.app, new)
+        if existing.digest == work.requested.digest(existing.salt):
+            work.journals.add(existing.id)
         if existing.id == new.id:
             continue
         if existing.digest != work.requested.digest(existing.salt):
             if fresh and search is not work.searches[0]:
-                _end(work, only=new.id)
+                _end(work)
             check_exclusion(search.member.store, search.member.app, Intent.FORGET, AppCondition.FORGETTING)
         fresh, new = False, existing
     for search in work.searches:
@@ -398,10 +402,11 @@ def _begin(work: Erasure) -> bool:
     return fresh
 
 
-def _end(work: Erasure, only: str = "") -> None:
+def _end(work: Erasure) -> None:
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        if not only or ((note := forgotten.find_journal(store, app)) is not None and note.id == only):
+        # Another process may have ended this forget, and begun another one.
+        if (note := forgotten.find_journal(store, app)) is not None and note.id in work.journals:
             forgotten.delete_journal(store, app)
 
 

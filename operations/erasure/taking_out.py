@@ -99,6 +99,8 @@ class Erasure:
     now_ms: Callable[[], int]
     on_progress: Progress
     rewriter: Rewriter = field(default_factory=Rewriter)
+    journals: set[str] = field(default_factory=set)
+    """Ids of the journals of this forget, which another call of it may have begun."""
 
     def update_journal(self) -> None:
         """Add the rewritten objects to the erasure's journal, so that a resumed call can report them."""

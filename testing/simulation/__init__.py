@@ -6,6 +6,6 @@ return Arrow tables.
 
 from .app import Simulation
 from .scheduler import Killed, Process, Stuck
-from .world import Faults
+from .world import Faults, World
 
-__all__ = ["Faults", "Killed", "Process", "Simulation", "Stuck"]
+__all__ = ["Faults", "Killed", "Process", "Simulation", "Stuck", "World"]

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -108,7 +109,8 @@ class World:
         """Called before each request with the process, `store` or `kafka`, the method, and the key or topic."""
         self.on_event: Callable[[str], None] = lambda _name: None
         """Called with the name of a rare event."""
-        self.objects = MemoryStore()
+        self.objects, self.replica = MemoryStore(), MemoryStore()
+        """Stores of the app, and of another place."""
         self.kafka = SimulatedKafka(self, f"simulated://{next(_numbers)}")
 
     @contextmanager
@@ -123,17 +125,15 @@ class World:
             stack.callback(worker_resources.forget_connections)
             stack.enter_context(runtime.use(self.scheduler))
             # Created again, with locks of the simulation.
-            self.objects = MemoryStore()
+            self.objects, self.replica = MemoryStore(), MemoryStore()
             self.kafka = SimulatedKafka(self, self.kafka.address)
-            simulated_stores[self.objects.url] = self.open_store
+            for objects in (self.objects, self.replica):
+                simulated_stores[objects.url] = partial(SimulatedStore, self, objects)
+                stack.callback(simulated_stores.pop, objects.url)
             simulated_clusters[self.kafka.address] = self.kafka
-            stack.callback(simulated_stores.pop, self.objects.url)
             stack.callback(simulated_clusters.pop, self.kafka.address)
             stack.callback(self.scheduler.finish)
             yield folder
-
-    def open_store(self) -> ObjectStore:
-        return SimulatedStore(self)
 
     def heal(self) -> None:
         """End all faults."""
@@ -185,10 +185,10 @@ class World:
 class SimulatedStore(StoreWrapper):
     """Client of the simulated store, as one process has it."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.objects)
+    def __init__(self, world: World, objects: MemoryStore) -> None:
+        super().__init__(objects)
         self._world = world
-        self._retry = Retry(world.objects.url, 30.0)
+        self._retry = Retry(objects.url, 30.0)
 
     def _wrap_other(self, root: str) -> ObjectStore:
         return simulated_stores[root]()

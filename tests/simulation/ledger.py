@@ -13,11 +13,18 @@ import slackwater as sw
 TOPIC, COPIES = "events", "copies"
 ROWS = pa.schema([("token", pa.int64()), ("square", pa.int64()), ("account", pa.string()), ("section", pa.string())])
 TOTALS = pa.schema([("records", pa.int64()), ("tokens", pa.int64()), ("squares", pa.int64())])
-PARTITIONS = 3
+SECRET, SECRET_SECTION = "secret-person", "secret-section"
+EDIT = 1_000_000
+"""Number that an edit adds to the tokens of a key."""
 
 
 def record(token: int, accounts: int = 7) -> bytes:
     return json.dumps({"token": token, "account": f"a{token % accounts}", "section": f"s{token % 3}"}).encode()
+
+
+def secret_record(token: int) -> bytes:
+    """Return a record of a person who wants to be forgotten."""
+    return json.dumps({"token": token, "account": SECRET, "section": SECRET_SECTION}).encode()
 
 
 def entries(events: pa.Table) -> pa.Table:

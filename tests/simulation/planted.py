@@ -6,6 +6,7 @@ Each takes away one precaution, as if the fix that brought it were reverted.
 import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -32,11 +33,13 @@ def _decode_all(read: Any, _attempts: Any, schema: Any) -> Any:
 
 
 DECODE = readers.decode_rows
+PUT_IF_ABSENT = world.SimulatedStore.put_if_absent
 OPEN, INPUT_AFTER, PLAN_END = Publisher.open, next_version._input_after, ChannelPlanner.plan_end
 
 
 def _overwrite(self: Any, key: str, data: bytes) -> None:
-    self.put(key, data)
+    put = self.put if "/manifests/" in key else partial(PUT_IF_ABSENT, self)
+    put(key, data)
 
 
 def _open_at_own_position(self: Any) -> None:

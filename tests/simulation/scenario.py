@@ -11,11 +11,17 @@ from slackwater.snapshot.gc.reachable import Retention
 from slackwater.testing.simulation import Faults, Simulation, Stuck
 
 from tests.simulation.laws import Broken, Laws
-from tests.simulation.ledger import COPIES, TOPIC, ledger, record
+from tests.simulation.ledger import COPIES, TOPIC, ledger, record, secret_record
 from tests.simulation.person import VERBS, Person
 from tests.simulation.rare import Rare
 
 _PATIENCE_S = 300.0
+RETENTIONS = (
+    Retention(),
+    Retention(all_ms=10_000),
+    Retention(versions=3, input_ms=60_000),
+    Retention(input_ms=7_200_000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class Plan:
     faults: Faults
     verbs: tuple[str, ...]
     seconds: int
-    retention: bool
+    retention: Retention
     sleeps: float
     """Probability, every few seconds, that all machines sleep for an hour or two, after which garbage is old."""
     options: dict[str, object]
@@ -45,7 +51,7 @@ class Plan:
             Faults.swarm(random),
             verbs,
             random.choice((20, 40, 80)),
-            random.random() < 0.5,
+            random.choice(RETENTIONS),
             random.choice((0.0, 0.05, 0.2)),
             options,
         )
@@ -105,7 +111,7 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
         plan.seed,
         plan.faults,
         topics={TOPIC: 3, COPIES: 2},
-        retention=Retention(all_ms=10_000) if plan.retention else None,
+        retention=plan.retention,
         folder=folder,
     )
     scheduler = simulation.world.scheduler
@@ -118,7 +124,8 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
             plan_end_s = float(plan.seconds)
             while (before_s := scheduler.now) < plan_end_s:
                 for _ in range(random.choice((0, 5, 20))):
-                    simulation.send(TOPIC, [record(token)])
+                    is_secret = token % 5 == 4 and not person.has_forgotten
+                    simulation.send(TOPIC, [secret_record(token) if is_secret else record(token)])
                     token += 1
                 while plan.verbs and random.random() < 0.5:
                     person.type_one()
@@ -138,6 +145,8 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
             simulation.run_for(70.0)
             _check_person(person)
             laws.check_end()
+            if person.results["forget: done"]:
+                laws.check_forgotten()
     except Broken as error:
         outcome.failure = str(error)
         outcome.detail = "".join(traceback.format_exception(error))[-6_000:] + "\n" + scheduler.tail

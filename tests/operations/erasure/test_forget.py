@@ -509,6 +509,29 @@ def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCac
     make(app, cache, "aircraft=N000")
 
 
+def test_a_forget_that_another_process_ended_leaves_the_note_of_the_next_forget(cache: SstCache) -> None:
+    app = old_app()
+
+    class Broke(Exception):
+        pass
+
+    def breaks() -> None:
+        raise Broke
+
+    def others_come_first() -> None:
+        make(app, cache)
+        store_of(app).once("put_if_absent", "forgotten/", breaks)
+        with pytest.raises(Broke):
+            make(app, cache, "aircraft=N002")
+
+    store_of(app).once("delete", "/sst/", others_come_first)
+    with pytest.raises(Refused, match="another process ended this forget"):
+        make(app, cache)
+    assert forgotten.find_journal(app.store, app.name) is not None
+    make(app, cache, "aircraft=N002")
+    assert occurrences(app.store, "N002") == occurrences(app.store, "N003") == []
+
+
 def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> None:
     app = old_app()
     make(app, cache)
