@@ -35,7 +35,7 @@ from ...common import runtime
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 """Module that plans a source's batches; Spark runs it without further arguments."""
 DAEMON, QUESTION_PREFIX = "pyspark.daemon", "pyspark.sql.worker."
-"""Module that forks processes for one-time questions, and the prefix of the modules that answer them."""
+"""Module that forks a process for each one-time question of Spark, and the prefix of the modules that answer."""
 CLIENT = Path(__file__).with_name("planner_client.py")
 PLANNERS, DAEMONS = "planners", "daemons"
 """Names of the server's sockets."""

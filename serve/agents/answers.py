@@ -44,7 +44,7 @@ def encode_bounded(answer: ToolAnswer, max_bytes: int) -> bytes:
         left_out = f"{num_items} of {len(whole)} {answer.list_field} fit: an answer has at most {max_bytes:,} bytes"
         cut = {
             answer.list_field: whole[:num_items],
-            "cut_off": f"{left_out}; ask for fewer at once, or for less of each",
+            "cut_off": f"{left_out}; request fewer of them, or fewer fields",
         }
         data = encode_json(answer.document | cut)
     if len(data) > max_bytes:
