@@ -189,7 +189,9 @@ def check_option_types(stage: str, **options: object) -> None:
     for name, value in options.items():
         kind, example = _OPTIONS[name]
         if value is not None and not isinstance(value, kind):
-            raise Usage(f"stage {stage!r}: {name} is {value!r}; expected such as {example}", hint=f"{name}={example}")
+            raise Usage(
+                f"stage {stage!r}: {name} is {value!r}; expected a value such as {example}", hint=f"{name}={example}"
+            )
 
 
 def _check_types(stage: Stage) -> None:

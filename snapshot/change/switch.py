@@ -243,9 +243,9 @@ def settle_promotion(
 ) -> Promotion | None:
     """Return an app's newest promotion; withdraws it first if it is undecided and the stages cannot run under it.
 
-    Stages cannot run under a promotion of another app over this app. Nor can they under a promotion of this app if a
-    stage in `claims` is not prepared: the claim would give this stage its sinks without a check that it may publish.
-    Makes no request for an app without promotions.
+    Stages cannot run under a promotion of another app over this app, or under one of this app if a stage in `claims` is
+    not prepared: the claim would start the stage's sinks, although nobody has checked that it may publish. Makes no
+    request for an app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_promotion(manifests)

@@ -66,8 +66,8 @@ def random_batches(inputs: Mapping[str, RecordOrigins], random: np.random.Genera
 def last_partitions_first(inputs: Mapping[str, RecordOrigins]) -> tuple[BatchRows, ...]:
     """Return up to three batches of whole partitions, the last partitions first.
 
-    With one partition, one batch is returned. Of two records in different partitions, the record that was read later
-    never comes in a later batch.
+    With one partition, one batch is returned. A record of a later partition is never in a later batch than a record of
+    an earlier partition.
     """
     spans = [(name, *span) for name, came in inputs.items() for span in _equal_spans(came.partitions)]
     number = {name: np.zeros(len(came.partitions), np.int64) for name, came in inputs.items()}
