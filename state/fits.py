@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from ..errors import NotFound, Refused
 from ..store.sst import ttl
-from ..store.sst.arrow_types import to_arrow
+from ..store.sst.arrow_types import from_arrow, to_arrow
 from ..store.sst.schema import can_widen, default_text, default_value
-from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
-from .kinds.kind import Kind, kind_of
+from ..store.versions.manifest import Column, Manifest, SideTable, Table, Ttl, is_internal
+from .kinds.kind import BoundState, Kind, kind_of
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it starts empty, and the old one is retired; or run the program as another app "
@@ -287,3 +287,27 @@ def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> 
             f"stage {stage!r}: the default of column {column!r} is {value!r}; expected a value of type {kind}",
             hint=f"defaults={{{column!r}: …}} in table(...); leave it out for null ({error})",
         ) from error
+
+
+def part_tables(bound: BoundState, table: Table, stored: Mapping[str, SideTable]) -> dict[str, SideTable]:
+    """Return the side tables of a state, with the hash ranges of its table. `stored` are those of the last version.
+
+    Raises `Refused` if a stored side table has other columns.
+    """
+    sides: dict[str, SideTable] = {}
+    for name, schemas in bound.side_tables.items():
+        key, values = (tuple(Column(one.name, from_arrow(one.type)) for one in schema) for schema in schemas)
+        declared = Table(key, values, table.partitions, tasks=table.tasks, compaction=table.compaction)
+        side = stored.get(name)
+        if side is not None and (side.table.key, side.table.values) != (key, values):
+            raise Refused(
+                f"the parts of state variable {name!r} have columns {_described(declared)}; stored are "
+                f"{_described(side.table)}",
+                hint="give the variable another name, or keep its schema",
+            )
+        sides[name] = replace(side or SideTable(declared), table=declared)
+    return sides
+
+
+def _described(table: Table) -> str:
+    return ", ".join(f"{column.name} {column.type}" for column in table.columns)

@@ -18,7 +18,7 @@ from ...snapshot.change.stages import prepare_reactivation
 from ...snapshot.change.switch import newest_promotion, settle_promotion
 from ...snapshot.cut.in_flight import former_reader_position
 from ...snapshot.cut.moments import heads_of
-from ...state.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible_names
+from ...state.fits import ANOTHER_STAGE, fit_inputs, fit_table, part_tables, visible_names
 from ...state.kinds.kind import key_of_table, kind_of
 from ...state.records import TopicState, explain_recreated_topic, id_to_store
 from ...store.objects.protocol import ObjectStore
@@ -266,15 +266,18 @@ class Claimer:
 
         def build(draft: Manifest) -> Manifest:
             head = draft if draft.inputs else None
-            table = reconcile_table(self.app, stage, shape.table, head)
+            table = with_tasks(reconcile_table(self.app, stage, shape.table, head), stage.table.tasks, cores)
+            sides = part_tables(shape.bound, table, draft.side_tables) if shape.bound and table else {}
             return replace(
                 with_start_positions(self.store, draft, self.start_positions(stage, head, claiming=True), self.by),
-                table=with_tasks(table, stage.table.tasks, cores),
+                table=table,
                 clock_ms=ttl.claim_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.build_outputs(stage, draft, shape),
                 sinks=sinks.claim_sinks(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
                 # Create the table of rejected records before the first such record.
-                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.can_reject else {}) | draft.side_tables,
+                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.can_reject else {})
+                | {name: side for name, side in draft.side_tables.items() if name == REJECTED}
+                | sides,
                 silent=silent,
                 lineage=union_lineage(draft.lineage, shape.lineage),
                 program=program_of(self.app),

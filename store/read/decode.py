@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..sst.arrow_types import python_value
-from ..sst.hashing import same_keys
+from ..sst.hashing import same_keys, sort_keys
 from ..sst.schema import EXPIRES, HASH, ColumnConversion, column_conversion
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
@@ -26,6 +26,8 @@ from .fetch import corruption_error
 _SPARSE_STEP = 64
 _CACHED_ROWS = 1 << 17
 _SMALL_SEARCH = 16
+_MAX_COLLISIONS = 4
+"""Rows of one hash that are compared one after another; more are joined at once."""
 BLOCK_ROWS, _BLOCK_BYTES = 1 << 20, 64 << 20
 
 
@@ -99,7 +101,7 @@ class Block:
             high = hashes.searchsorted(self.hashes[-1], side="right")
             positions, hashes = positions[low:high], hashes[low:high]
         at = self.find(hashes)
-        while positions.size:
+        for _ in range(_MAX_COLLISIONS):
             # A hash above the block's, or a collision, may lead past its last row.
             candidates = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
             if not candidates.any():
@@ -109,6 +111,38 @@ class Block:
             same = same_keys(keys.take(pa.array(positions)), rows, keys.schema.names)
             yield positions, at, rows, same
             positions, hashes, at = positions[~same], hashes[~same], at[~same] + 1
+        if positions.size:
+            yield self._join(hashes, keys, positions, columns)
+
+    def _join(
+        self,
+        hashes: npt.NDArray[np.int64],
+        keys: pa.Table | pa.RecordBatch,
+        positions: npt.NDArray[np.int64],
+        columns: Sequence[str],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]:
+        """Find keys whose hashes many rows share, as parts of one list do. Yields like `match`, without other rows."""
+        at = self.rows_with(np.unique(hashes))[1]
+        names = keys.schema.names
+        own = pa.Table.from_batches([self.take(at, names)])
+        chosen = keys.take(pa.array(positions)).select(names)
+        asked = pa.Table.from_batches([chosen]) if isinstance(chosen, pa.RecordBatch) else chosen
+        both = pa.concat_tables([asked.cast(own.schema), own])
+        order, repeats = sort_keys(np.concatenate([hashes, self.hashes[at]]), both)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(~repeats)
+        row_of = np.full(len(order) + 1, -1)
+        row_of[numbers[len(hashes) :]] = np.arange(len(at))
+        found = row_of[numbers[: len(hashes)]]
+        at = at[found[found >= 0]]
+        return positions[found >= 0], at, self.take(at, columns), np.ones(len(at), np.bool_)
+
+    def rows_with(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the positions of all rows with these hashes, and before them the index of each row's hash."""
+        low, high = (self.hashes.searchsorted(hashes, side=side) for side in ("left", "right"))
+        owners = np.repeat(np.arange(len(hashes)), high - low)
+        starts = np.repeat(low - np.concatenate(([0], np.cumsum(high - low)[:-1])), high - low)
+        return owners, starts + np.arange(len(owners))
 
 
 def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> ColumnConversion | None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..sst.hashing import normalise_keys
+from ..sst.hashing import hash_keys, normalise_keys
 from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ..sst.sorted_runs import overlapping
 from ..versions.entries.ssts import Sst
@@ -32,6 +32,7 @@ from .cache_folder import MappedSst
 from .decode import Block
 from .fetch import request_pool
 from .footers import fetch_tails
+from .parts import find_parts
 from .remote_sst import SMALL_BYTES, RangedSst, load_indexes, read_together
 
 
@@ -136,6 +137,11 @@ class TableLookUps:
             self.store, self.cache, self.ssts, self.table, hashes, keys, self.reads, clock_ms=self.clock_ms, seqs=seqs
         )
         return values, present, seqs
+
+    def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        """Return all parts of keys of the stage's table. Result and errors are those of `find_parts`."""
+        hashes = hash_keys(keys, keys.column_names)
+        return find_parts(self.store, self.cache, self.table, self.ssts, hashes, keys, self.reads)
 
     def get_due_rows(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
         """Return the visible rows that fall due in a period. Arguments are those of `find_due_rows`.

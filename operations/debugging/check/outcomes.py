@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,8 @@ from ....store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ....store.sst.schema import HASH, arrow_schema
 from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ....store.versions.entries import hash_ranges
-from ....store.versions.entries.ssts import Ssts
+from ....store.versions.entries.ssts import Sst, Ssts
+from ....store.versions.manifest import Table
 from ..replay.compare import RowDifferences, SentRows, cast_to_sent, drop_record_numbers
 from ..replay.stage_replay import StageReplay
 
@@ -82,21 +82,29 @@ class _Run:
     partitions: int
     at_ms: int
     ssts: Ssts = field(default_factory=Ssts)
+    sides: dict[str, Ssts] = field(default_factory=dict)
     keys: list[pa.Table] = field(default_factory=list)
     sent: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     def run(self, batches: Sequence[pa.Table]) -> RunOutcome:
         replay, step = self.replay, self.replay.step
         self.ssts = replay.before.ssts
+        self.sides = {name: replay.before.side_tables[name].ssts for name in replay.look_ups}
         for number, rows in enumerate(batches):
             is_last = number == len(batches) - 1
             # Rows fall due in the last batch only: a key that the original batch wrote never falls due with it.
             due = step.due and dataclasses.replace(step.due, pending=step.due.pending and is_last)
-            state = _FixedTimeState(step.state_now, self.at_ms)
+            state = _FixedTimeState(step.state_with(self.look_ups), self.at_ms)
             self._merge_batch(rows, dataclasses.replace(step, state=state, seq=step.seq + number, due=due))
         sent = {name: tuple(rows) for name, rows in self.sent.items()}
         keys = pa.concat_tables([_key_schema(replay).empty_table(), *self.keys])
         return RunOutcome(sent, keys, self.ssts, find_max_abs_float(batches))
+
+    @property
+    def look_ups(self) -> dict[str, TableLookUps]:
+        return {
+            name: dataclasses.replace(stored, ssts=self.sides[name]) for name, stored in self.replay.look_ups.items()
+        }
 
     def _merge_batch(self, rows: pa.Table, step: Step) -> None:
         replay, program = self.replay, self.replay.program
@@ -115,14 +123,20 @@ class _Run:
             columns = replay.shape.late_columns
             rows = late.select(list(columns)).rename_columns(list(columns.values()))
             self.sent.setdefault(replay.stage.late_output.name, []).append(rows)
+        for name, stored in self.look_ups.items():
+            if parts := [result.parts[name] for result in results if name in result.parts]:
+                self.sides[name] = self.sides[name].plus(self._write(stored.table, pa.concat_tables(parts)))
         if new and (written := pa.concat_tables(new)).num_rows:
             # Without time to live, later batches see these rows, as a single batch of all records would.
-            table = replace(replay.table, partitions=1, ttl=None)
-            write = partial(sst.write_sst, program.scratch, None, app=replay.after.app, stage=replay.after.stage)
-            made_sst = write(table=table, partition=0, rows=written)
-            self.ssts = self.ssts.plus((replace(made_sst, root=program.scratch.url),))
+            self.ssts = self.ssts.plus(self._write(replay.table, written))
             schema = _key_schema(replay)
             self.keys.append(written.select(schema.names).cast(schema))
+
+    def _write(self, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
+        after, scratch = self.replay.after, self.replay.program.scratch
+        whole = replace(table, partitions=1, ttl=None)
+        written = sst.write_sst(scratch, None, app=after.app, stage=after.stage, table=whole, partition=0, rows=rows)
+        return (replace(written, root=scratch.url),)
 
     def _add_emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> None:
         outputs, schemas = self.replay.stage.emits_to, self.replay.step.state.emitted_schemas

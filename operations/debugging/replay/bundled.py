@@ -17,7 +17,7 @@ from ....errors import Refused
 from ....pipeline.kafka.memory import MemoryKafka
 from ....pipeline.run.program import load_app
 from ....snapshot.diff.stored_rows import distinct_keys
-from ....state.step import EVERY_HASH
+from ....state.step import EVERY_HASH, StepResult
 from ....store.objects.local import LocalStore
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
@@ -42,7 +42,7 @@ class BundledReplay(StageReplay):
     known_keys: pa.Table | None = None
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
-    def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def merge(self, rows: pa.Table) -> StepResult:
         """Merge rows into the table. Raises `Refused` for keys whose previous rows are not in the bundle."""
         assert self.known_keys is not None  # noqa: S101  a stage without a table merges nothing
         known_hashes = hash_keys(self.known_keys, self.known_keys.column_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -126,11 +127,13 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
         channels = tuple(_compare_channel(output.name, sent[output.name], rows) for output, rows in outputs)
         return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
-        new_rows, emitted = replay.merge(function_rows)
-    new_rows, stored = filter_by_keys(new_rows, only), filter_by_keys(replay.written_rows(), only)
+        result = replay.merge(function_rows)
+    emitted = result.emitted
+    new_rows, stored = filter_by_keys(result.new, only), filter_by_keys(replay.written_rows(), only)
     key, program = arrow_schema(replay.table.key), replay.program
     touched = pa.concat_tables([rows.select(key.names).cast(key) for rows in (stored, function_rows, new_rows)])
-    keys = changed_keys(program.store, program.cache, after, replay.manifest(new_rows), touched)
+    replayed = replay.manifest(dataclasses.replace(result, new=new_rows))
+    keys = changed_keys(program.store, program.cache, after, replayed, touched)
     visible_hashes = hash_keys(keys.changed().keys, key.names) if keys is not None else np.array([], np.int64)
     hidden = len(np.setdiff1d(replay.differing_keys(stored, new_rows), visible_hashes))
     writes = replay.stage.emits_to if only is None else ()

@@ -292,7 +292,7 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> RecordNumbers | None
 
 def _rows_by_record(replay: StageReplay) -> pa.Table:
     step, table = replay.step, replay.table
-    bound = step.state_now
+    bound = step.state_with(replay.look_ups)
     key = [column.name for column in table.key]
     rows = normalise_keys(step.split_late(replay.rows())[0], key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))

@@ -1,6 +1,6 @@
 """A stage whose versions are committed as batches commit them, without Spark."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slackwater.operations.staging.clone import clone
@@ -10,7 +10,7 @@ from slackwater.state.next_version import BatchResult, ProtocolOutcome, TaskRepo
 from slackwater.state.records import Position
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, commit, history
-from slackwater.store.versions.manifest import Input, Manifest, Table
+from slackwater.store.versions.manifest import Input, Manifest, SideTable, Table
 
 from tests.support.histories import Kafka, Message
 
@@ -22,11 +22,14 @@ class Committing:
     store: ObjectStore = field(init=False)
     head: Manifest = field(init=False)
 
-    def begin(self, store: ObjectStore, table: Table, *topics: str) -> None:
+    def begin(
+        self, store: ObjectStore, table: Table, *topics: str, side_tables: Mapping[str, SideTable] | None = None
+    ) -> None:
         """Claim it."""
         self.store = store
         inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
-        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table))
+        sides = dict(side_tables or {})
+        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table, side_tables=sides))
 
     def batch_done(
         self,

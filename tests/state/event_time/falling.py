@@ -11,7 +11,7 @@ from slackwater.pipeline.batch.task import IS_PROBE, StateTask
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.snapshot.change.migrate import describe_stage_change, find_plan, migrate
 from slackwater.state.event_time import EventTimeScan, Lateness, Watermark, due_span_after
-from slackwater.state.fits import Declared, DeclaredStage
+from slackwater.state.fits import Declared, DeclaredStage, part_tables
 from slackwater.state.kinds.due import window_of
 from slackwater.state.kinds.kind import BoundState, Kind
 from slackwater.state.next_version import TaskReport
@@ -71,7 +71,7 @@ class Stage(Committing):
     def __post_init__(self) -> None:
         self.table = self.declared(self.bound, self.state)
         self.resources = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
-        self.begin(self.resources.memory, self.table)
+        self.begin(self.resources.memory, self.table, side_tables=part_tables(self.bound, self.table, {}))
 
     def declared(self, bound: BoundState, state: Declaration) -> Table:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
@@ -87,6 +87,8 @@ class Stage(Committing):
         self.head = history.read(self.store, "a", "s", done.versions["s"])
         assert self.head.table is not None
         self.table = self.head.table
+        # As a claim adds them.
+        self.head = replace(self.head, side_tables=part_tables(self.bound, self.table, self.head.side_tables))
         return tuple(line for change in found.changes for line in describe_stage_change(change))
 
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
@@ -113,6 +115,7 @@ class Stage(Committing):
             (),
             step,
             self.head.ssts,
+            side_tables={name: self.head.side_tables[name] for name in self.bound.side_tables},
             times=EventTimeScan((WATERMARK,), 1 << 50),
         )
         results: list[TaskReport] = []

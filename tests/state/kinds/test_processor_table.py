@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, TimestampType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.state.kinds.kind import with_input_metadata
+from slackwater.state.kinds.state_variables import SPAN
 
 from tests.state.event_time.falling import Stage
 from tests.state.kinds.spark_model import OUTPUT, struct
@@ -78,13 +79,21 @@ def test_state_variables_are_columns_by_their_names() -> None:
     assert state.bind([ROWS], ("k",)).values == pa.schema(
         [
             ("visits", pa.struct([("n", pa.int64()), ("last", pa.timestamp("us", "UTC"))])),
-            ("pages", pa.list_(text)),
-            ("_expires_pages", pa.list_(pa.int64())),
-            ("by_page", pa.map_(text, fields)),
+            ("pages", pa.int64()),
+            ("_span_pages", SPAN),
+            ("_expires_pages", pa.int64()),
+            ("by_page", pa.int64()),
             ("timers", pa.list_(pa.int64())),
             ("_due_at", pa.int64()),
         ]
     )
+    assert state.bind([ROWS], ("k",)).side_tables == {
+        "pages": (
+            pa.schema([("k", pa.string()), ("_position", pa.int64())]),
+            pa.schema([("pages", text), ("_expires_pages", pa.int64())]),
+        ),
+        "by_page": (pa.schema([("k", pa.string()), ("_key", text)]), pa.schema([("by_page", fields)])),
+    }
     assert state.stored == {
         "kind": "processor",
         "time_mode": "ProcessingTime",
@@ -112,7 +121,7 @@ def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
     stage = stage_of(Scripted(value(), count))
     stage.batch([row("a"), row("a"), row("b")])
     assert stage.migrate(sw.processor(Scripted(more, both), OUTPUT, time_mode="ProcessingTime")) == (
-        "+ w list<struct<n: int64>>; existing rows have null",
+        "+ w int64; existing rows have null",
         "+ timers list<int64>; existing rows have null",
         "+ timers by ProcessingTime: new rows fall due; existing ones once they are rewritten",
     )
@@ -122,7 +131,9 @@ def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
         "((2,), [(9,)])",
     ], "what is written since lives five seconds, and what was before has no end"
     stage.migrate(sw.processor(Scripted(gone), OUTPUT, time_mode="ProcessingTime"))
-    assert {each["k"]: each["w"] for each in rows_of(stage)} == {"a": [{"n": 7}, {"n": 8}], "b": [{"n": 9}]}
+    parts = [(each["k"], each["_position"], each["w"]["n"]) for each in rows_of(stage, "w")]
+    assert sorted(parts) == [("a", 0, 7), ("a", 1, 8), ("b", 0, 9)]
+    assert {each["k"]: each["w"] for each in rows_of(stage)} == {"a": 2, "b": 1}
 
 
 def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state() -> None:
@@ -131,7 +142,7 @@ def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state
 
     stage = stage_of(Scripted(value(), count), time_mode="ProcessingTime")
     stage.batch([row("a")])
-    with pytest.raises(Refused, match="column 'v' is now list<struct<n: int64>>"):
+    with pytest.raises(Refused, match="column 'v' is now int64"):
         stage.migrate(sw.processor(Scripted(as_list), OUTPUT, time_mode="ProcessingTime"))
     for other in ("EventTime", "None"):
         with pytest.raises(Refused, match=rf"its state is now processor\(time_mode={other}\)"):

@@ -1,0 +1,76 @@
+"""Look-ups of all parts of keys: the rows of a table that share the hashed columns of their keys.
+
+A list or a map is stored as parts, each a row. Internal key columns, such as the position in a list, are not hashed, so
+the parts of a key are adjacent in each SST.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..objects.counting import ReadCounters
+from ..objects.protocol import ObjectStore
+from ..sst.hashing import same_keys, sort_keys
+from ..sst.schema import HASH, OP, TOMBSTONE, arrow_schema
+from ..sst.sorted_runs import overlapping
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table, is_internal
+from .cache import SstCache
+from .remote_sst import SMALL_BYTES, RangedSst
+
+
+def find_parts(
+    store: ObjectStore,
+    cache: SstCache,
+    table: Table,
+    ssts: Sequence[Sst],
+    hashes: npt.NDArray[np.int64],
+    keys: pa.Table,
+    reads: ReadCounters,
+) -> tuple[npt.NDArray[np.int64], pa.Table]:
+    """Return all visible parts of some keys: for each part the key's index, ascending, and the part's row.
+
+    `keys` has the hashed key columns, each key once, and `hashes` their hashes. Rows have all columns of the table, and
+    those of a key are in the order of their keys. Raises `Corruption`.
+    """
+    own = [column.name for column in table.key if not is_internal(column.name)]
+    schema = arrow_schema(table.columns)
+    order = np.argsort(hashes, kind="stable")
+    distinct, first = np.unique(hashes[order], return_index=True)
+    repeats = np.diff(np.append(first, len(order)))
+    columns = [HASH, *schema.names, OP]
+    found: list[pa.RecordBatch] = []
+    for sst in sorted(overlapping(ssts, int(hashes.min()), int(hashes.max())), key=lambda run: -run.seq_max):
+        mapped = cache.cached_rows(sst, table)
+        if mapped is None and sst.bytes <= SMALL_BYTES:
+            mapped = cache.fetch_rows(store, sst, table, reads)
+        if mapped is not None:
+            blocks = mapped.blocks
+        else:
+            ranged = RangedSst(store, sst, table, reads)
+            blocks = tuple(ranged.read(ranged.find_hashes(distinct)[1], columns))
+        for block in blocks:
+            at = block.rows_with(distinct)[1]
+            if at.size:
+                found.append(block.take(at, columns))
+    if not found:
+        return np.empty(0, np.int64), schema.empty_table()
+    rows = pa.Table.from_batches([pa.RecordBatch.from_arrays(part.columns, columns) for part in found]).combine_chunks()
+    # The sort is stable, and the rows of the newest SST come first.
+    by_key, is_older = sort_keys(rows[HASH].to_numpy(), rows.select([column.name for column in table.key]))
+    newest = by_key[~is_older]
+    newest = newest[rows[OP].to_numpy()[newest] != TOMBSTONE]
+    rows = rows.take(pa.array(newest))
+    number = np.searchsorted(distinct, rows[HASH].to_numpy())
+    # Keys that share a hash are told apart by their columns.
+    owners = np.repeat(first[number], repeats[number])
+    candidates = np.repeat(np.arange(rows.num_rows), repeats[number])
+    owners += np.arange(len(owners)) - np.repeat(np.cumsum(repeats[number]) - repeats[number], repeats[number])
+    asked = keys.select(own).take(pa.array(order[owners]))
+    shown = rows.select(schema.names).take(pa.array(candidates))
+    same = same_keys(asked.cast(shown.select(own).schema), shown.select(own), own)
+    owners, shown = order[owners[same]], shown.filter(pa.array(same))
+    by_owner = np.argsort(owners, kind="stable")
+    return owners[by_owner], shown.take(pa.array(by_owner))
