@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import Refused, SlackwaterError
 from ..store.read.multi_get import DueRows, TableLookUps
 from ..store.sst import schema
 from ..store.sst.hashing import hash_keys, normalise_keys, same_keys, sort_keys
@@ -18,7 +19,7 @@ from ..store.sst.schema import DUE, HASH, OP, PUT, SEQ
 from ..store.versions.entries.hash_ranges import hash_bounds
 from ..store.versions.manifest import Table
 from .event_time import Due, Lateness
-from .failing import RECORD, merge_reporting_failures
+from .failing import RECORD, UnrelatedFailure, merge_reporting_failures
 from .kinds.kind import BoundState, Groups, MergeResult
 
 EVERY_HASH = hash_bounds(0, 1)
@@ -41,6 +42,26 @@ class StepResult:
 
 
 NO_LOOK_UPS: Mapping[str, TableLookUps] = {}
+
+
+@dataclass(slots=True)
+class PartLookUps:
+    """Look-ups in tables of parts, by side-table name, while user code runs. Keeps the error of a failed look-up."""
+
+    tables: Mapping[str, TableLookUps]
+    error: SlackwaterError | None = None
+
+    def find(self, name: str, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        try:
+            if name not in self.tables:
+                raise Refused(
+                    f"the stage has no table of the parts of {name!r}, so they cannot be read",
+                    hint="`slackwater migrate` adds it",
+                )
+            return self.tables[name].get_parts(keys)
+        except SlackwaterError as error:
+            self.error = error
+            raise UnrelatedFailure from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +100,17 @@ class Step:
         the side tables that the state has. Raises `StateFailed` (see `max_reported`), and errors of the user's function
         and of look-ups.
         """
-        state = self.state_with(parts)
+        look_ups = PartLookUps(parts)
+        try:
+            return self._apply(self.state_with(look_ups), rows, stored, hashes)
+        finally:
+            # The function may have caught the error, and its own errors count as those of records.
+            if look_ups.error is not None:
+                raise look_ups.error
+
+    def _apply(
+        self, state: BoundState, rows: pa.Table, stored: TableLookUps, hashes: tuple[int, int] | None
+    ) -> StepResult:
         if self.due is None:
             if not rows.num_rows:
                 return StepResult(pa.table({}))
@@ -114,9 +145,9 @@ class Step:
         new = schema.with_expiry(new, self.table, self.clock_ms)
         return new, schema.latest_event_ms(new, self.table.ttl)
 
-    def state_with(self, parts: Mapping[str, TableLookUps] = NO_LOOK_UPS) -> BoundState:
-        """Return the state with the times of the batch, and with look-ups in its side tables."""
-        state = self.state.with_parts(lambda name, keys: parts[name].get_parts(keys)) if parts else self.state
+    def state_with(self, look_ups: PartLookUps) -> BoundState:
+        """Return the state with the times of the batch, and with look-ups in its tables of parts."""
+        state = self.state.with_parts(look_ups.find) if self.state.side_tables else self.state
         return state.at_moment(self.due) if self.due is not None else state
 
     def _part_rows(self, merged: Sequence[MergeResult]) -> dict[str, pa.Table]:

@@ -102,21 +102,17 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return _DUE_BY.get(self.time_mode, "watermark")
 
     def renamed(self, names: Mapping[str, str]) -> "Processor":
-        if in_parts := [name for name in names if name in self.variables and self.variables[name].form != "value"]:
-            raise Refused(
-                f"state variable {in_parts[0]!r} cannot be renamed: its parts are rows of a table of this name",
-                hint="keep the name; or run the changed program from the beginning, as another app",
-            )
         return with_fields(
             self, variables={names.get(name, name): variable for name, variable in self.variables.items()}
         )
 
     def internal_renames(self, names: Mapping[str, str]) -> dict[str, str]:
-        return {
-            internal(name): internal(names.get(name, name)) for name in self.variables for internal in _INTERNAL_COLUMNS
-        }
+        renames = [(old, new) for old, new in names.items() if old in self.variables]
+        return {internal(old): internal(new) for old, new in renames for internal in _INTERNAL_COLUMNS}
 
     def why_not_maskable(self, column: str) -> str:
+        if column in self.variables and self.variables[column].form != "value":
+            return f"it counts the parts of a {self.variables[column].form}, which are rows of the table of its name"
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
@@ -255,7 +251,7 @@ class BoundProcessor(BoundCode):
             return ValueState(column, at_hand, old, self.python.struct)
 
         def find(chosen: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], pa.Table]:
-            assert self.find_parts is not None  # noqa: S101  a step sets it where keys have parts
+            assert self.find_parts is not None  # noqa: S101  each step sets it
             owners, rows = self.find_parts(side_table_name(column.name), keys.take(pa.array(chosen)))
             return chosen[owners], rows
 

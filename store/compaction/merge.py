@@ -20,7 +20,7 @@ from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..read.decode import Block, check_columns, decode
 from ..read.fetch import fetch
-from ..sst.hashing import sort_keys
+from ..sst.hashing import same_keys, sort_keys
 from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, add_missing_columns, expired_mask, sst_schema
 from ..sst.sorted_runs import estimate_within, overlapping, sorted_runs
 from ..sst.ttl import drop_expired_suffix
@@ -356,12 +356,16 @@ def read_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
 
 
 def select_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> RowSelector:
-    """Return a function that selects the rows of these keys in a block. `hashes` has the keys' hashes, ascending."""
+    """Return a function that selects the rows of these keys in a block, of a table of parts all parts of the keys.
+
+    `keys` has the hashed key columns, and `hashes` the keys' hashes, ascending.
+    """
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
         mask = np.zeros(block.stored.num_rows, np.bool_)
-        for _, at, _, same in block.match(hashes, keys, np.arange(len(hashes)), [HASH, *keys.schema.names]):
-            mask[at[same]] = True
+        owners, at = block.rows_with(hashes)
+        same = same_keys(keys.take(pa.array(owners)), block.take(at, keys.schema.names), keys.schema.names)
+        mask[at[same]] = True
         return mask
 
     return chosen

@@ -4,7 +4,7 @@ A list or a map is stored as parts, each a row. Internal key columns, such as th
 the parts of a key are adjacent in each SST.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..sst.hashing import same_keys, sort_keys
-from ..sst.schema import HASH, OP, TOMBSTONE, arrow_schema
+from ..sst.hashing import hash_keys, same_keys, sort_keys
+from ..sst.schema import HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..sst.sorted_runs import overlapping
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table, is_internal
 from .cache import SstCache
+from .decode import Block
 from .remote_sst import SMALL_BYTES, RangedSst
 
 
@@ -43,15 +44,7 @@ def find_parts(
     columns = [HASH, *schema.names, OP]
     found: list[pa.RecordBatch] = []
     for sst in sorted(overlapping(ssts, int(hashes.min()), int(hashes.max())), key=lambda run: -run.seq_max):
-        mapped = cache.cached_rows(sst, table)
-        if mapped is None and sst.bytes <= SMALL_BYTES:
-            mapped = cache.fetch_rows(store, sst, table, reads)
-        if mapped is not None:
-            blocks = mapped.blocks
-        else:
-            ranged = RangedSst(store, sst, table, reads)
-            blocks = tuple(ranged.read(ranged.find_hashes(distinct)[1], columns))
-        for block in blocks:
+        for block in read_hashes(store, cache, table, sst, distinct, columns, reads):
             at = block.rows_with(distinct)[1]
             if at.size:
                 found.append(block.take(at, columns))
@@ -74,3 +67,38 @@ def find_parts(
     owners, shown = order[owners[same]], shown.filter(pa.array(same))
     by_owner = np.argsort(owners, kind="stable")
     return owners[by_owner], shown.take(pa.array(by_owner))
+
+
+def read_hashes(
+    store: ObjectStore,
+    cache: SstCache | None,
+    table: Table,
+    sst: Sst,
+    hashes: npt.NDArray[np.int64],
+    columns: Sequence[str],
+    reads: ReadCounters,
+) -> Iterable[Block]:
+    """Return blocks of an SST that have all its rows with these hashes, which are ascending. Raises `Corruption`.
+
+    Of an SST outside the cache, reads only pages that may have the hashes, or the whole SST into the cache if it is
+    small.
+    """
+    mapped = cache.cached_rows(sst, table) if cache is not None else None
+    if mapped is None and cache is not None and sst.bytes <= SMALL_BYTES:
+        mapped = cache.fetch_rows(store, sst, table, reads)
+    if mapped is not None:
+        return mapped.blocks
+    ranged = RangedSst(store, sst, table, reads)
+    return ranged.read(ranged.find_hashes(hashes)[1], columns)
+
+
+def as_tombstones(parts: pa.Table, table: Table, seq: int) -> pa.Table:
+    """Return rows of an SST that delete these parts. `parts` has the key columns of the table of parts."""
+    keys, count = parts.select([column.name for column in table.key]), parts.num_rows
+    rows = keys.add_column(0, HASH, pa.array(hash_keys(keys, keys.column_names)))
+    for field in arrow_schema(table.values):
+        rows = rows.append_column(field, pa.nulls(count, field.type))
+    stamps = {SEQ: pa.scalar(seq, pa.int64()), OP: pa.scalar(TOMBSTONE, pa.int8())}
+    for name, value in stamps.items():
+        rows = rows.append_column(name, pa.repeat(value, count))
+    return rows

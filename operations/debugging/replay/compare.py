@@ -19,8 +19,9 @@ from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
 from ....state.records import fully_read_input
 from ....store.sst.hashing import hash_keys
-from ....store.sst.schema import arrow_schema
+from ....store.sst.schema import OP, arrow_schema
 from ....store.versions.manifest import Output
+from ....store.versions.side_tables import table_name
 from .inputs import read_input
 from .stage_replay import StageReplay, filter_by_keys
 
@@ -59,7 +60,7 @@ class RowDifferences:
 
 @dataclass(frozen=True, slots=True)
 class ChannelComparison:
-    """Comparison of the rows that a version sent on one channel with the rows that the replay sends."""
+    """Comparison of the rows that a version sent on one channel, or wrote to a table of parts, with the replay's."""
 
     name: str
     committed: SentRows
@@ -93,6 +94,8 @@ class Comparison:
     """Number of keys that differ only in internal columns, or that one side writes without a visible change."""
     channels: tuple[ChannelComparison, ...]
     """Comparison of each channel; empty if the comparison is limited to some keys."""
+    parts: tuple[ChannelComparison, ...] = ()
+    """Comparison of the rows written to each table of parts, with `_op`: 1 for a removed part."""
 
     @property
     def different(self) -> KeyChanges | None:
@@ -100,7 +103,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        return not self.different and not self.hidden and all(channel.same for channel in self.channels)
+        return not self.different and not self.hidden and all(rows.same for rows in (*self.channels, *self.parts))
 
     @property
     def ref(self) -> str:
@@ -143,7 +146,8 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
     if (late := replay.stage.late_output) is not None and only is None:
         outputs.append((late, replay.late_rows(function_rows)))
     channels = tuple(_compare_channel(output.name, sent[output.name], rows) for output, rows in outputs)
-    return Comparison(*batch, stored, new_rows.num_rows, keys, hidden, channels)
+    parts = tuple(_compare_parts(replay, name, result.parts.get(name), only) for name in replay.look_ups)
+    return Comparison(*batch, stored, new_rows.num_rows, keys, hidden, channels, parts)
 
 
 def read_sent_rows(replay: StageReplay) -> dict[str, SentRows]:
@@ -177,6 +181,18 @@ def _compare_channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelC
     rows = cast_to_sent(rows, committed.rows.schema, name)
     unlike_rows = RowDifferences.compare(committed.rows, rows)
     return ChannelComparison(name, committed, rows, unlike_rows.missing, unlike_rows.added)
+
+
+def _compare_parts(
+    replay: StageReplay, name: str, replayed: pa.Table | None, only: pa.Table | None
+) -> ChannelComparison:
+    committed = filter_by_keys(replay.written_parts(name), only)
+    names = [*(column.name for column in replay.look_ups[name].table.columns), OP]
+    committed = committed.select(names)
+    rows = committed.slice(0, 0) if replayed is None else filter_by_keys(replayed, only).select(names)
+    unlike_rows = RowDifferences.compare(committed, rows.cast(committed.schema))
+    table = table_name(replay.after.stage, name)
+    return ChannelComparison(table, SentRows(committed), rows, unlike_rows.missing, unlike_rows.added)
 
 
 def drop_record_numbers(rows: pa.Table) -> pa.Table:

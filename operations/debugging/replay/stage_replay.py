@@ -33,6 +33,7 @@ from ....store.sst.schema import HASH, OP, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.entries.ssts import Sst
 from ....store.versions.manifest import Manifest, Table
+from ....store.versions.side_tables import as_main_table, table_name
 from .inputs import InputRecords, read_input, split_rejected
 from .program import LoadedProgram
 
@@ -267,6 +268,12 @@ class StageReplay:
     def written_rows(self) -> pa.Table:
         """Return the rows that the version wrote to its table, with internal columns and tombstones."""
         side = TableSide(self.program.store, self.program.cache, self.table, self.after, self.after.clock_ms)
+        return side.read_written(self.after.row_seq)
+
+    def written_parts(self, name: str) -> pa.Table:
+        """Return the rows that the version wrote to a table of parts, with internal columns and tombstones."""
+        version = as_main_table(self.after, table_name(self.after.stage, name))
+        side = TableSide(self.program.store, self.program.cache, self.look_ups[name].table, version)
         return side.read_written(self.after.row_seq)
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
