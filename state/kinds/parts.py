@@ -121,9 +121,10 @@ class PartState:
                 rows[self._column.name].combine_chunks(),
                 rows[expiry_column(self._column.name)].combine_chunks() if self._until else None,
             )
+            # A clone with masks has null parts.
+            null = (None,) * (self._column.fields.num_fields + len(self._until))
             for owner, part, entry in zip(owners.tolist(), self._parts(rows), values, strict=True):
-                if entry is not None:
-                    self._entries[owner][part] = entry
+                self._entries[owner][part] = null if entry is None else entry
         for index in following.tolist():
             for part, written in self._writes.get(index, {}).items():
                 _set(self._entries[index], part, written)

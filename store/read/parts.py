@@ -80,16 +80,19 @@ def read_hashes(
 ) -> Iterable[Block]:
     """Return blocks of an SST that have all its rows with these hashes, which are ascending. Raises `Corruption`.
 
-    Of an SST outside the cache, reads only pages that may have the hashes, or the whole SST into the cache if it is
-    small.
+    Of an SST outside the cache, reads only pages that may have the hashes. A small SST, and one of which as many bytes
+    were read before, is fetched whole into the cache.
     """
     mapped = cache.cached_rows(sst, table) if cache is not None else None
-    if mapped is None and cache is not None and sst.bytes <= SMALL_BYTES:
+    if mapped is None and cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):
         mapped = cache.fetch_rows(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks
     ranged = RangedSst(store, sst, table, reads)
-    return ranged.read(ranged.find_hashes(hashes)[1], columns)
+    pages = ranged.find_hashes(hashes)[1]
+    if cache is not None:
+        cache.count_ranged(sst, ranged.bytes_of(pages))
+    return ranged.read(pages, columns)
 
 
 def as_tombstones(parts: pa.Table, table: Table, seq: int) -> pa.Table:

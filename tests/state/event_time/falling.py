@@ -68,6 +68,7 @@ class Stage(Committing):
     rows: pa.Schema
     state: Declaration = field(default_factory=dict)
     jobs: int = 0
+    max_reported: int | None = None
 
     def __post_init__(self) -> None:
         self.table = self.declared(self.bound, self.state)
@@ -108,7 +109,7 @@ class Stage(Committing):
             made = pa.concat_tables([made, marks]).append_column(IS_PROBE, is_mark)
         late_by = self.bound.lateness_columns(window_of(self.rows))
         late = Lateness(late_by, self.head.watermark_ms, 1 << 50) if late_by else None
-        step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
+        step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling, self.max_reported)
         task = StateTask(
             dataclasses.replace(self.resources, app=self.head.app),
             "w",
