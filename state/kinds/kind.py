@@ -67,7 +67,7 @@ class MergeResult:
 
 
 FindParts: TypeAlias = Callable[[str, pa.Table], tuple[npt.NDArray[np.int64], pa.Table]]
-"""Function that takes a side table's name and keys of the stage's table, each once.
+"""Function that takes a side table's name and keys of the stage's table, or whole keys of parts, each once.
 
 It returns for each stored part of the keys the index of its key, ascending, and its row.
 """

@@ -5,9 +5,9 @@ The parts of a key are read when user code asks for them, together with those of
 Method names are those of Spark's `ListState` and `MapState`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,17 @@ POSITION, MAP_KEY = "_position", "_key"
 """Key columns of parts: the position in a list, and the key in a map."""
 _MAX_AHEAD_KEYS, _MAX_AHEAD_PARTS = 1_024, 10_000
 
-FindParts: TypeAlias = Callable[[npt.NDArray[np.int64]], tuple[npt.NDArray[np.int64], pa.Table]]
-"""Function that takes indices of keys. It returns the index of the key, ascending, and the row of each stored part."""
+
+class FindParts(Protocol):
+    """Look-up of the stored parts of keys."""
+
+    def __call__(
+        self, keys: npt.NDArray[np.int64], parts: pa.Array | None = None, /
+    ) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        """Return the index of the key, ascending, and the row of each stored part of some keys.
+
+        `keys` are indices of keys. `parts`, if given, has one key of a map for each: only these entries are returned.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +126,21 @@ class PartState:
             self._entries[index] = {}
         if asked.size:
             owners, rows = self._find(asked)
-            values = self._fields.to_python(
-                rows[self._column.name].combine_chunks(),
-                rows[expiry_column(self._column.name)].combine_chunks() if self._until else None,
-            )
-            # A clone with masks has null parts.
-            null = (None,) * (self._column.fields.num_fields + len(self._until))
-            for owner, part, entry in zip(owners.tolist(), self._parts(rows), values, strict=True):
-                self._entries[owner][part] = null if entry is None else entry
+            for owner, part, entry in zip(owners.tolist(), self._parts(rows), self._values(rows), strict=True):
+                self._entries[owner][part] = entry
         for index in following.tolist():
             for part, written in self._writes.get(index, {}).items():
                 _set(self._entries[index], part, written)
         return self._entries[key]
+
+    def _values(self, rows: pa.Table) -> list[Fields]:
+        values = self._fields.to_python(
+            rows[self._column.name].combine_chunks(),
+            rows[expiry_column(self._column.name)].combine_chunks() if self._until else None,
+        )
+        # A clone with masks has null parts.
+        null = (None,) * (self._column.fields.num_fields + len(self._until))
+        return [null if entry is None else entry for entry in values]
 
     def _write(self, key: int, part: Any, entry: Fields | None) -> None:
         self._writes.setdefault(key, {})[part] = entry
@@ -238,24 +250,23 @@ class MapState(PartState):
     ) -> None:
         assert column.key is not None  # noqa: S101  a map has one
         self._user_keys = Structs(column.name, column.key, struct_of)
+        self._single_entries: dict[tuple[int, Fields], Fields | None] = {}
+        """Stored entries that were read by their whole keys."""
         super().__init__(column, keys, old, struct_of, find)
 
     def getValue(self, key: Sequence[Any]) -> Any:
-        entry = self._load(self._keys.current).get(self._user_keys.from_user(key))
+        entry = self._entry(self._user_keys.from_user(key))
         return self._fields.to_named_row(self._given(entry)) if entry is not None else None
 
     def containsKey(self, key: Sequence[Any]) -> bool:
-        return self._user_keys.from_user(key) in self._load(self._keys.current)
+        return self._entry(self._user_keys.from_user(key)) is not None
 
     def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:
-        part, entry = self._user_keys.from_user(key), self._taken(value)
-        self._load(self._keys.current)
-        self._write(self._keys.current, part, entry)
+        self._put(self._user_keys.from_user(key), self._taken(value))
 
     def removeKey(self, key: Sequence[Any]) -> None:
-        part = self._user_keys.from_user(key)
-        if part in self._load(self._keys.current):
-            self._write(self._keys.current, part, None)
+        if self._entry(part := self._user_keys.from_user(key)) is not None:
+            self._put(part, None)
             if not self.exists():
                 self._expiry[self._keys.current] = NEVER
 
@@ -273,6 +284,24 @@ class MapState(PartState):
 
     def values(self) -> Iterator[Fields]:
         return iter([value for _, value in self.iterator()])
+
+    def _put(self, part: Fields, entry: Fields | None) -> None:
+        key, existed = self._keys.current, self._entry(part) is not None
+        self._write(key, part, entry)
+        if key not in self._entries:
+            self._counts[key] += (entry is not None) - existed
+
+    def _entry(self, part: Fields) -> Fields | None:
+        """Return an entry of the current key. Reads all entries unless they are very many."""
+        key = self._keys.current
+        if key not in self._entries and self._stored_counts[key] > _MAX_AHEAD_PARTS:
+            if part in self._writes.get(key, ()):
+                return self._writes[key][part]
+            if (key, part) not in self._single_entries:
+                _, rows = self._find(np.array([key]), self._key_array([part]))
+                self._single_entries[key, part] = next(iter(self._values(rows)), None)
+            return self._single_entries[key, part]
+        return self._load(key).get(part)
 
     def _parts(self, rows: pa.Table) -> list[Any]:
         return self._user_keys.to_python(rows[MAP_KEY].combine_chunks())

@@ -31,7 +31,7 @@ from .kind import (
     field_of,
     input_and_time_of,
 )
-from .parts import ListState, MapState, PartState, part_columns
+from .parts import MAP_KEY, ListState, MapState, PartState, part_columns
 from .spark_code import Begin, BoundCode, Handle, Instance, PythonRows, SparkCode
 from .state_variables import (
     NEVER,
@@ -250,9 +250,13 @@ class BoundProcessor(BoundCode):
         if column.variable.form == "value":
             return ValueState(column, at_hand, old, self.python.struct)
 
-        def find(chosen: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        def find(
+            chosen: npt.NDArray[np.int64], parts: pa.Array | None = None
+        ) -> tuple[npt.NDArray[np.int64], pa.Table]:
             assert self.find_parts is not None  # noqa: S101  each step sets it
-            owners, rows = self.find_parts(side_table_name(column.name), keys.take(pa.array(chosen)))
+            some = keys.take(pa.array(chosen))
+            some = some if parts is None else some.append_column(MAP_KEY, parts)
+            owners, rows = self.find_parts(side_table_name(column.name), some)
             return chosen[owners], rows
 
         kind = ListState if column.variable.form == "list" else MapState

@@ -21,6 +21,7 @@ from ..sst.hashing import same_keys, sort_keys
 from ..sst.schema import EXPIRES, HASH, ColumnConversion, column_conversion
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
+from ..versions.side_tables import has_parts
 from .fetch import corruption_error
 
 _SPARSE_STEP = 64
@@ -29,6 +30,8 @@ _SMALL_SEARCH = 16
 _MAX_COLLISIONS = 4
 """Rows of one hash that are compared one after another; more are joined at once."""
 BLOCK_ROWS, _BLOCK_BYTES = 1 << 20, 64 << 20
+_PARTS_BLOCK_BYTES = 16 << 20
+"""Bytes of a block of parts of lists. Arrow takes three times as much to decode a block; few are searched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,8 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
         check_columns(sst, table, file.schema_arrow, file.metadata.num_rows)
         groups = range(file.num_row_groups)
         num_bytes = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-        block_rows = int(_BLOCK_BYTES * sst.rows / max(num_bytes, 1))
+        block_bytes = _PARTS_BLOCK_BYTES if has_parts(table) else _BLOCK_BYTES
+        block_rows = int(block_bytes * sst.rows / max(num_bytes, 1))
         yield from file.iter_batches(batch_size=max(1, min(BLOCK_ROWS, block_rows)))
     except (pa.ArrowException, OSError) as error:
         raise corruption_error(sst, f"it cannot be decoded ({error})") from error

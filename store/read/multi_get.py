@@ -139,8 +139,12 @@ class TableLookUps:
         return values, present, seqs
 
     def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """Return all parts of keys of the stage's table. Result and errors are those of `find_parts`."""
+        """Return all parts of keys of the stage's table, or the parts with these whole keys, as `find_parts` does."""
         hashes = hash_keys(keys, keys.column_names)
+        if keys.num_columns == len(self.table.key):
+            values, present, _ = self.get_rows(hashes, keys)
+            rows = pa.table([*keys.columns, *values.columns], [*keys.column_names, *values.column_names])
+            return np.flatnonzero(present), rows.filter(pa.array(present))
         return find_parts(self.store, self.cache, self.table, self.ssts, hashes, keys, self.reads)
 
     def get_due_rows(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:

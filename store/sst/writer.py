@@ -194,10 +194,13 @@ class SstWriter:
         return sst, data
 
     def _take_data(self) -> pa.Buffer:
+        if self.num_bytes > ROW_GROUP_BYTES:
+            release_unused_memory()
+        # The writer may outlive its data.
+        sink, self._sink, self._writer = self._sink, pa.BufferOutputStream(), None
         if self._file is None:
-            return self._sink.getvalue()
-        self._sink.close()
-        release_unused_memory()
+            return sink.getvalue()
+        sink.close()
         with self._file as file:
             return pa.py_buffer(file.read())
 

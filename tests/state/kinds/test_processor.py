@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,10 +99,17 @@ def kept(stage: Stage) -> dict[str, dict[str, Any]]:
 
 
 @scaled(40, in_ci=1_000)
-@given(schedules, modes, st.booleans())
+@given(schedules, modes, st.booleans(), st.booleans())
 def test_a_class_gives_the_rows_that_spark_documents(
-    schedule: list[Any], mode: tuple[str, bool], in_pandas: bool
+    schedule: list[Any], mode: tuple[str, bool], in_pandas: bool, has_large_maps: bool
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if has_large_maps:
+            patch.setattr("slackwater.state.kinds.parts._MAX_AHEAD_PARTS", 0)
+        check_class(schedule, mode, in_pandas)
+
+
+def check_class(schedule: list[Any], mode: tuple[str, bool], in_pandas: bool) -> None:
     time_mode, lives = mode
     ttl_ms = 2_000 if lives and time_mode == "ProcessingTime" else None
     ours = (CommandedFrames if in_pandas else Commanded)(time_mode, ttl_ms)

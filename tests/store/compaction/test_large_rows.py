@@ -53,11 +53,12 @@ def peak_kib() -> int:
 
 def merge_and_measure(folder: Path) -> None:
     """Write to stdout by how many MiB a merge raises the peak of memory, its rows, and the bytes that it read."""
-    ssts = msgspec.msgpack.decode((folder / "ssts").read_bytes(), type=register_type(tuple[Sst, ...]))
+    data = (folder / "ssts").read_bytes()
+    table, ssts = msgspec.msgpack.decode(data, type=register_type(tuple[Table, tuple[Sst, ...]]))
     store, cache = CountingStore(LocalStore(folder / "store")), SstCache(folder / "cache", 0)
     pa.array([1]).to_numpy()  # loads pandas, as every driver has
     before = peak_kib()
-    done = run_compaction(store, cache, "a", "s", TABLE, Compaction(0, 1, newest_first(ssts), drops_tombstones=True))
+    done = run_compaction(store, cache, "a", "s", table, Compaction(0, 1, newest_first(ssts), drops_tombstones=True))
     sys.stdout.write(f"{(peak_kib() - before) >> 10} {sum(sst.rows for sst in done.outputs)} {store.bytes_read}")
 
 
@@ -65,12 +66,18 @@ def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Ss
     """Merge eight versions of large rows in a process of its own: its growth in bytes, bytes read, an input."""
     store = LocalStore(folder / "store")
     ssts = tuple(write_run(store, keys, row_bytes, seq) for seq in range(1, RUNS + 1))
-    (folder / "ssts").write_bytes(msgspec.msgpack.encode(ssts))
+    grown, rows, bytes_read = measure_merge_of(folder, TABLE, ssts)
+    assert rows == keys
+    return grown, bytes_read, ssts[0]
+
+
+def measure_merge_of(folder: Path, table: Table, ssts: tuple[Sst, ...]) -> tuple[int, int, int]:
+    """Merge SSTs of the store in `folder / "store"` in a process: its growth in bytes, rows, bytes read."""
+    (folder / "ssts").write_bytes(msgspec.msgpack.encode((table, ssts)))
     code = f"from pathlib import Path; from {__name__} import merge_and_measure as f; f(Path({str(folder)!r}))"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     grown_mib, rows, bytes_read = map(int, shown.split())
-    assert rows == keys
-    return grown_mib << 20, bytes_read, ssts[0]
+    return grown_mib << 20, rows, bytes_read
 
 
 @pytest.mark.parametrize(("keys", "row_bytes"), [(1, 24_000_000), (6, 8_000_000)])
