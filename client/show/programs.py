@@ -456,10 +456,18 @@ def shadow_result(batch: ShadowBatch, equal: int, equal_ms: int) -> Result:
     first = [asdict(change) for change in different.head(_MAX_DIFFERENT)] if different is not None else []
     data = attributes(batch, "batch", "time_ms", "records", "keys", equal_batches=equal, equal_ms=equal_ms)
     data |= {"different": first, "different_keys": len(different) if different is not None else 0}
+    data["keys_of_different_parts"] = batch.parts.num_rows if batch.parts is not None else 0
     line = (
         f"{instants.format_iso(batch.time_ms)}  batch {batch.batch}: {formats.plural(batch.records, 'record')}, "
         f"{formats.plural(batch.keys, 'key')} changed: "
     )
+    if batch.parts is not None:
+        count = batch.parts.num_rows
+        parts = f"lists or maps of {formats.plural(count, 'key')} have other elements"
+        shown = values.grid(batch.parts, _MAX_DIFFERENT)
+        if different is None:
+            return Result(data, f"{line}{parts}", shown)
+        line = f"{line}{parts}; "
     if different is None:
         return Result(
             data, f"{line}equal for {formats.duration(equal_ms)}, {equal:,} batch{'' if equal == 1 else 'es'}"

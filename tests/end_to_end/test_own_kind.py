@@ -5,13 +5,15 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from msgspec import structs
 from slackwater.operations.debugging.replay import bundle as bundles
 from slackwater.operations.debugging.replay.bundled import capture_bundle, open_bundle
-from slackwater.operations.debugging.replay.compare import compare, read_sent_rows
+from slackwater.operations.debugging.replay.compare import compare, keys_with_other_parts, read_sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.operations.program_changes import migrate_file
@@ -137,6 +139,10 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
             sent = read_sent_rows(replay)
             comparison = compare(replay, sent)
             assert comparison.same
+        assert comparison.keys is not None
+        assert keys_with_other_parts(replay, comparison.keys.keys).num_rows == 0
+        stale = replace(replay, after=structs.replace(version, side_tables=replay.before.side_tables))
+        assert keys_with_other_parts(stale, comparison.keys.keys).num_rows == len(comparison.keys)
         bundles.write(capture_bundle(replay, comparison, sent), tmp_path / "bundle.zip")
         with open_bundle(bundles.read(tmp_path / "bundle.zip")) as (bundled, rows, _):
             again = compare(bundled, rows)

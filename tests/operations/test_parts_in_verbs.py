@@ -5,8 +5,10 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +21,15 @@ from slackwater.operations.repair.rewind import rewind
 from slackwater.snapshot.change.edit import edit
 from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.refs import AtVersion, Ref
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.verify.version_chain import version_faults
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.models.profiles import scaled
+from tests.snapshot.wide import client_over
 from tests.state.event_time.falling import Stage
 from tests.state.kinds.test_processor import rows_of
 from tests.state.kinds.test_processor_table import N, Scripted, row, stage_of
@@ -165,3 +170,34 @@ def test_parts_follow_the_rows_of_their_keys(
         getattr(verbs, verb)(key)
         verbs.read_head()
         verbs.check()
+
+
+def test_parts_are_read_compared_and_followed_like_rows_of_any_table(tmp_path: Path) -> None:
+    verbs = Verbs(SstCache(tmp_path / "written", 1 << 30))
+    for ops in ([("a", "append", 7), ("a", "set", 4)], [("b", "append", 1)], [("a", "put", 5), ("a", "set", 1)]):
+        verbs.batch(ops)
+    with client_over(verbs.stage.store, tmp_path / "cache") as client:
+        app = client.app("a")
+        now = app.at("now")
+        assert now.query(
+            "SELECT k, _position, Words.n AS n FROM s_words ORDER BY ALL"
+        ).to_arrow_table().to_pylist() == [
+            {"k": "a", "_position": 0, "n": 5},
+            {"k": "a", "_position": 1, "n": 6},
+            {"k": "b", "_position": 0, "n": 1},
+        ]
+        assert now.get("s_words", ("a", 1)) == {"k": "a", "_position": 1, "Words": {"n": 6}}
+        changes = [(each.before, each.after) for each in app.history("s_words", ("a", "0"))]
+        assert [tuple(row and row["Words"]["n"] for row in pair) for pair in changes] == [(7, 5), (None, 7)]
+        difference = app.at("v2", stage="s").diff(now)
+        assert {name: (table.full_diff.added, table.full_diff.changed) for name, table in difference.items()} == {
+            "s": (1, 1), "s_by_n": (0, 1), "s_words": (2, 1),
+        }  # fmt: skip
+        assert now.verify().consistent
+        now.export(tmp_path / "a.parquet", table="s_by_n")
+        assert pq.read_table(tmp_path / "a.parquet").num_rows == 1
+        assert now.export(tmp_path / "folder/").is_dir()
+        before = now.query("FROM s_words ORDER BY ALL").to_arrow_table()
+        collect(verbs.stage.store, "a", Retention(all_ms=1), by="h:1", margin_ms=0)
+        assert app.at("now").query("FROM s_words ORDER BY ALL").to_arrow_table() == before
+        assert app.at("now").verify().consistent

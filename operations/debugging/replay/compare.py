@@ -17,13 +17,17 @@ from ....snapshot.diff.candidates import changed_keys
 from ....snapshot.diff.equality import flag_unmatched_rows
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
+from ....state.kinds.parts import POSITION
 from ....state.records import fully_read_input
+from ....store.read.multi_get import TableLookUps
 from ....store.sst.hashing import hash_keys
-from ....store.sst.schema import OP, arrow_schema
+from ....store.sst.schema import OP, arrow_schema, visible_columns
 from ....store.versions.manifest import Output
 from ....store.versions.side_tables import table_name
 from .inputs import read_input
 from .stage_replay import StageReplay, filter_by_keys
+
+_OWNER = "_owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,33 @@ def _compare_parts(
     unlike_rows = RowDifferences.compare(committed, rows.cast(committed.schema))
     table = table_name(replay.after.stage, name)
     return ChannelComparison(table, SentRows(committed), rows, unlike_rows.missing, unlike_rows.added)
+
+
+def keys_with_other_parts(replay: StageReplay, keys: pa.Table) -> pa.Table:
+    """Return the keys, among these, whose lists or maps the replay leaves with other parts than the version has.
+
+    Compares what user code sees: the order of a list's elements, not their positions.
+    """
+    merged = replay.manifest(replay.merge(replay.rows()))
+    different = np.zeros(keys.num_rows, np.bool_)
+    for name, look_ups in replay.look_ups.items():
+        first, second = (
+            _visible_parts(dataclasses.replace(look_ups, ssts=version.side_tables[name].ssts), keys)
+            for version in (replay.after, merged)
+        )
+        unlike = RowDifferences.compare(first, second)
+        different[[*unlike.missing[_OWNER].to_pylist(), *unlike.added[_OWNER].to_pylist()]] = True
+    return keys.filter(pa.array(different))
+
+
+def _visible_parts(look_ups: TableLookUps, keys: pa.Table) -> pa.Table:
+    owners, parts = look_ups.get_parts(keys)
+    rows = parts.select([column.name for column in visible_columns(look_ups.table)][keys.num_columns :])
+    if POSITION in rows.column_names:
+        starts = np.flatnonzero(np.append(True, owners[1:] != owners[:-1])) if len(owners) else owners
+        ranks = np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
+        rows = rows.set_column(0, POSITION, pa.array(ranks, pa.int64()))
+    return rows.append_column(_OWNER, pa.array(owners, pa.int64()))
 
 
 def drop_record_numbers(rows: pa.Table) -> pa.Table:
