@@ -163,7 +163,7 @@ class CacheFolder:
 
 
 _TRAILER_BYTES = 16
-_DIGEST_BYTES = 1 << 20
+_DIGEST_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
