@@ -125,9 +125,9 @@ def _evolve_parts(
             parts[name] = now
             continue
         own = {old: new for old, new in renames.items() if old in visible_names(stored[side].columns)}
-        parts[name], some = evolve(f"{stage}_{side}", stored[side], now, own, internal)
+        parts[name], part_changes = evolve(f"{stage}_{side}", stored[side], now, own, internal)
         # A rename is a change of the stage's own table already.
-        changes += (change for change in some if change.kind == "widened")
+        changes += (change for change in part_changes if change.kind == "widened")
         if side != name:
             renamed[name] = side
     return parts, tuple(changes), renamed

@@ -25,7 +25,7 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.leaves.fold import Fold, fold_ssts, needs_fold
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import REJECTED, SideManifest, all_ssts, side_manifests
+from ...store.versions.side_tables import all_ssts, part_tables, side_manifests
 from ..api.table import L0_SLOWDOWN, L0_STOP
 from .executors import MAX_MERGES, Executors
 
@@ -208,8 +208,8 @@ class Upkeep:
         """
         tables = {
             compaction: at.table
-            for at in (head, *side_manifests(head))
-            if not (isinstance(at, SideManifest) and at.name == REJECTED) and at.table is not None
+            for at in (head, *(side for side in side_manifests(head) if side.name in part_tables(head)))
+            if at.table is not None
             for compaction in pick_for_manifest(at)
         }
         due = tuple(tables)
@@ -251,7 +251,7 @@ class Upkeep:
         tip = self._tip()
         assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
         merged = plan.apply_to_manifest(tip, self.finished)
-        ssts_by_table = [merged.ssts, *(side.ssts for name, side in merged.side_tables.items() if name != REJECTED)]
+        ssts_by_table = [merged.ssts, *(side.ssts for side in part_tables(merged).values())]
         return max(sorted_runs.max_l0_files(ssts, tip.table.ranges) for ssts in ssts_by_table)
 
     def _start_if_idle(self) -> None:

@@ -241,9 +241,9 @@ def _check_parts(head: Manifest, changes: KeyChanges) -> None:
             is_new = ~changes.had_row & changes.has_row
             changed = changes.differing[name] | (is_new & np.asarray(pc.is_valid(changes.after[name])))
             if changed.any():
-                some = changes.keys.filter(pa.array(changed)).slice(0, MAX_EXAMPLES)
+                examples = changes.keys.filter(pa.array(changed)).slice(0, MAX_EXAMPLES)
                 raise Refused(
-                    f"in {int(changed.sum()):,} rows, such as {format_examples(some)}, the edit changes {name} of "
+                    f"in {int(changed.sum()):,} rows, such as {format_examples(examples)}, the edit changes {name} of "
                     f"{head.stage}, which belongs to the rows of {table_name(head.stage, side)}",
                     hint="leave the column as it is (null in a new row); a deleted key loses its parts, too",
                 )

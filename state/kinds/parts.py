@@ -121,11 +121,11 @@ class PartState:
         total = np.cumsum(self._stored_counts[following])
         following = following[(total <= _MAX_AHEAD_PARTS) | (following == key)]
         self._ahead = min(2 * self._ahead, _MAX_AHEAD_KEYS)
-        asked = following[self._stored_counts[following] > 0]
+        stored = following[self._stored_counts[following] > 0]
         for index in following.tolist():
             self._entries[index] = {}
-        if asked.size:
-            owners, rows = self._find(asked)
+        if stored.size:
+            owners, rows = self._find(stored)
             for owner, part, entry in zip(owners.tolist(), self._parts(rows), self._values(rows), strict=True):
                 self._entries[owner][part] = entry
         for index in following.tolist():

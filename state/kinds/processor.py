@@ -254,9 +254,9 @@ class BoundProcessor(BoundCode):
             chosen: npt.NDArray[np.int64], parts: pa.Array | None = None
         ) -> tuple[npt.NDArray[np.int64], pa.Table]:
             assert self.find_parts is not None  # noqa: S101  each step sets it
-            some = keys.take(pa.array(chosen))
-            some = some if parts is None else some.append_column(MAP_KEY, parts)
-            owners, rows = self.find_parts(side_table_name(column.name), some)
+            part_keys = keys.take(pa.array(chosen))
+            part_keys = part_keys if parts is None else part_keys.append_column(MAP_KEY, parts)
+            owners, rows = self.find_parts(side_table_name(column.name), part_keys)
             return chosen[owners], rows
 
         kind = ListState if column.variable.form == "list" else MapState

@@ -129,16 +129,17 @@ class Block:
         names = keys.schema.names
         own = pa.Table.from_batches([self.take(at, names)])
         chosen = keys.take(pa.array(positions)).select(names)
-        asked = pa.Table.from_batches([chosen]) if isinstance(chosen, pa.RecordBatch) else chosen
-        both = pa.concat_tables([asked.cast(own.schema), own])
+        requested = pa.Table.from_batches([chosen]) if isinstance(chosen, pa.RecordBatch) else chosen
+        both = pa.concat_tables([requested.cast(own.schema), own])
         order, repeats = sort_keys(np.concatenate([hashes, self.hashes[at]]), both)
         numbers = np.empty(len(order), np.int64)
         numbers[order] = np.cumsum(~repeats)
         row_of = np.full(len(order) + 1, -1)
         row_of[numbers[len(hashes) :]] = np.arange(len(at))
-        found = row_of[numbers[: len(hashes)]]
-        at = at[found[found >= 0]]
-        return positions[found >= 0], at, self.take(at, columns), np.ones(len(at), np.bool_)
+        matches = row_of[numbers[: len(hashes)]]
+        is_match = matches >= 0
+        at = at[matches[is_match]]
+        return positions[is_match], at, self.take(at, columns), np.ones(len(at), np.bool_)
 
     def rows_with(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the positions of all rows with these hashes, and before them the index of each row's hash."""

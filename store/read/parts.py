@@ -42,15 +42,17 @@ def find_parts(
     distinct, first = np.unique(hashes[order], return_index=True)
     repeats = np.diff(np.append(first, len(order)))
     columns = [HASH, *schema.names, OP]
-    found: list[pa.RecordBatch] = []
-    for sst in sorted(overlapping(ssts, int(hashes.min()), int(hashes.max())), key=lambda run: -run.seq_max):
+    batches: list[pa.RecordBatch] = []
+    near = overlapping(ssts, int(distinct[0]), int(distinct[-1])) if distinct.size else ()
+    for sst in sorted(near, key=lambda run: -run.seq_max):
         for block in read_hashes(store, cache, table, sst, distinct, columns, reads):
             at = block.rows_with(distinct)[1]
             if at.size:
-                found.append(block.take(at, columns))
-    if not found:
+                batches.append(block.take(at, columns))
+    if not batches:
         return np.empty(0, np.int64), schema.empty_table()
-    rows = pa.Table.from_batches([pa.RecordBatch.from_arrays(part.columns, columns) for part in found]).combine_chunks()
+    same_schema = [pa.RecordBatch.from_arrays(batch.columns, columns) for batch in batches]
+    rows = pa.Table.from_batches(same_schema).combine_chunks()
     # The sort is stable, and the rows of the newest SST come first.
     by_key, is_older = sort_keys(rows[HASH].to_numpy(), rows.select([column.name for column in table.key]))
     newest = by_key[~is_older]
@@ -61,12 +63,12 @@ def find_parts(
     owners = np.repeat(first[number], repeats[number])
     candidates = np.repeat(np.arange(rows.num_rows), repeats[number])
     owners += np.arange(len(owners)) - np.repeat(np.cumsum(repeats[number]) - repeats[number], repeats[number])
-    asked = keys.select(own).take(pa.array(order[owners]))
-    shown = rows.select(schema.names).take(pa.array(candidates))
-    same = same_keys(asked.cast(shown.select(own).schema), shown.select(own), own)
-    owners, shown = order[owners[same]], shown.filter(pa.array(same))
+    requested = keys.select(own).take(pa.array(order[owners]))
+    visible = rows.select(schema.names).take(pa.array(candidates))
+    same = same_keys(requested.cast(visible.select(own).schema), visible.select(own), own)
+    owners, visible = order[owners[same]], visible.filter(pa.array(same))
     by_owner = np.argsort(owners, kind="stable")
-    return owners[by_owner], shown.take(pa.array(by_owner))
+    return owners[by_owner], visible.take(pa.array(by_owner))
 
 
 def read_hashes(

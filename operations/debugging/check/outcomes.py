@@ -249,8 +249,10 @@ def _part_differences(
     keys = distinct_keys(pa.concat_tables(touched)).drop_columns([HASH])
     differences = {}
     for name, look_ups in replay.look_ups.items():
-        one, other = (dataclasses.replace(look_ups, ssts=run.sides[name]).get_parts(keys)[1] for run in (first, second))
-        if different := RowDifferences.compare(one, other, largest):
+        first_parts, second_parts = (
+            dataclasses.replace(look_ups, ssts=run.sides[name]).get_parts(keys)[1] for run in (first, second)
+        )
+        if different := RowDifferences.compare(first_parts, second_parts, largest):
             differences[table_name(replay.after.stage, name)] = different
     return differences
 

@@ -159,8 +159,8 @@ def _with_parts(store: ObjectStore, bundle: Bundle, before: Manifest, after: Man
     versions: tuple[dict[str, SideTable], dict[str, SideTable]] = {}, {}
     for name, rows in bundle.parts.items():
         ssts, table = Ssts(), bundle.index.parts[name]
-        for sides, some in zip(versions, (_with_internal_columns(rows[0], table), rows[1]), strict=True):
-            ssts = ssts.plus(_write_sst(store, bundle.index, table, some))
+        for sides, part_rows in zip(versions, (_with_internal_columns(rows[0], table), rows[1]), strict=True):
+            ssts = ssts.plus(_write_sst(store, bundle.index, table, part_rows))
             sides[name] = SideTable(table, ssts)
     return replace(before, side_tables=versions[0]), replace(after, side_tables=versions[1])
 
