@@ -38,7 +38,7 @@ def declared(app: App, shapes_by_stage: Mapping[str, StageSchemas]) -> Declared:
     for stage in app.stages_in_order():
         shape = shapes_by_stage[stage.name]
         outputs = {channel.name: ddl_of(shape.emits[channel.name]) for channel in stage.repartitions}
-        stages[stage.name] = DeclaredStage(stage.name, app.input_writers(stage), outputs, shape.table)
+        stages[stage.name] = DeclaredStage(stage.name, app.input_writers(stage), outputs, shape.table, shape.parts)
     return Declared(app.name, stages)
 
 

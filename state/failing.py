@@ -277,13 +277,14 @@ def merge_reporting_failures(
 ) -> MergeResult:
     """Merge a batch's rows. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
-    A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the `_hash` of
-    each key. `records` has the record number of each row; with it, failing records are reported, otherwise failing
-    keys. If more than `max_reported` fail, more than `max_reported` are reported, but perhaps not all.
+    A state calls no server, and a failed look-up in the store is an `UnrelatedFailure`, so any other error comes from
+    the rows or the function. `hashes` has the `_hash` of each key. `records` has the record number of each row; with
+    it, failing records are reported, otherwise failing keys. If more than `max_reported` fail, more than `max_reported`
+    are reported, but perhaps not all.
     """
     try:
         return state.merge(rows, groups, keys, old)
-    except MemoryError:
+    except (MemoryError, UnrelatedFailure):
         raise
     except Exception as error:
         why = describe_error(error)

@@ -5,7 +5,7 @@ changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -13,15 +13,19 @@ from msgspec.structs import replace
 
 from ..errors import NotFound, Refused
 from ..store.sst import ttl
-from ..store.sst.arrow_types import to_arrow
+from ..store.sst.arrow_types import from_arrow, to_arrow
 from ..store.sst.schema import can_widen, default_text, default_value
-from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
-from .kinds.kind import Kind, kind_of
+from ..store.versions.manifest import Column, Manifest, SideTable, Table, Ttl, is_internal
+from .kinds.kind import BoundState, Kind, kind_of
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it starts empty, and the old one is retired; or run the program as another app "
     "(`slackwater run FILE --app NAME`)"
 )
+
+
+NO_PARTS: Mapping[str, Table] = {}
+NO_RENAMES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class DeclaredStage:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     table: Table | None
+    parts: Mapping[str, Table] = field(default_factory=dict)
+    """Tables of parts that the state declares, by side-table name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +68,27 @@ class TableFit:
     columns: tuple[ColumnChange, ...] = ()
     is_redeclared: bool = False
     refused: Refused | None = None
+    parts: Mapping[str, Table] = field(default_factory=dict)
+    """Stored tables of parts, changed to the declared columns, by declared side-table name."""
+    renamed_parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:
         return self.refused is None and not self.columns and not self.is_redeclared
 
 
-def fit_table(stage: str, stored: Table | None, declared: Table | None, renames: Mapping[str, str]) -> TableFit:
+def fit_table(
+    stage: str,
+    stored: Table | None,
+    declared: Table | None,
+    renames: Mapping[str, str],
+    *,
+    stored_parts: Mapping[str, Table] = NO_PARTS,
+    declared_parts: Mapping[str, Table] = NO_PARTS,
+) -> TableFit:
     """Compare a stage's stored table with the declared table. `renames` maps old column names to new ones.
 
-    Raises `NotFound` if a rename names a missing column.
+    Tables of parts, by side-table name, are compared as well. Raises `NotFound` if a rename names a missing column.
     """
     if (stored is None) != (declared is None):
         change = "now keeps state, but stored none" if stored is None else "no longer keeps state, but has stored some"
@@ -80,10 +97,45 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
         return TableFit()
     try:
         table, columns = evolve(stage, stored, declared, renames)
+        parts, changes, renamed = _evolve_parts(stage, stored, stored_parts, declared_parts, renames)
     except Refused as error:
         return TableFit(refused=error)
-    other_changes = (stored.columns, stored.state) != (table.columns, table.state) and not columns
-    return TableFit(table, columns, other_changes)
+    columns += changes
+    others = (stored.columns, stored.state) != (table.columns, table.state) or stored_parts.keys() != parts.keys()
+    return TableFit(table, columns, others and not columns, None, parts, renamed)
+
+
+def _evolve_parts(
+    stage: str,
+    table: Table,
+    stored: Mapping[str, Table],
+    declared: Mapping[str, Table],
+    renames: Mapping[str, str],
+) -> tuple[dict[str, Table], tuple[ColumnChange, ...], dict[str, str]]:
+    """Return the declared tables of parts, changes of their columns, and the earlier names of renamed tables."""
+    parts: dict[str, Table] = {}
+    changes: list[ColumnChange] = []
+    renamed: dict[str, str] = {}
+    internal = kind_of(table.state).core.internal_renames(renames)
+    for name, now in declared.items():
+        variable = variable_of_parts(now)
+        before = next((old for old, new in renames.items() if new == variable), variable)
+        side = next((side for side, old in stored.items() if variable_of_parts(old) == before), "")
+        if not side:
+            parts[name] = now
+            continue
+        own = {old: new for old, new in renames.items() if old in visible_names(stored[side].columns)}
+        parts[name], part_changes = evolve(f"{stage}_{side}", stored[side], now, own, internal)
+        # A rename is a change of the stage's own table already.
+        changes += (change for change in part_changes if change.kind == "widened")
+        if side != name:
+            renamed[name] = side
+    return parts, tuple(changes), renamed
+
+
+def variable_of_parts(table: Table) -> str:
+    """Return the name of the state variable whose parts are in a table."""
+    return table.values[0].name
 
 
 class InputsFit(NamedTuple):
@@ -112,18 +164,23 @@ def visible_names(columns: Iterable[Column]) -> tuple[str, ...]:
 
 
 def evolve(
-    stage: str, stored: Table, declared: Table, renames: Mapping[str, str]
+    stage: str,
+    stored: Table,
+    declared: Table,
+    renames: Mapping[str, str],
+    internal: Mapping[str, str] = NO_RENAMES,
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
     """Return the stored table, changed to the declared columns, and the list of column changes.
 
-    The number of state partitions is ignored. `renames` maps old column names to new ones.
+    The number of state partitions is ignored. `renames` maps old column names to new ones, and `internal` those of
+    internal columns, besides the ones that the stored kind of state renames.
 
     Raises `NotFound` if a rename names a missing column, with the nearest match, and `Refused` if stored values mean
     something else under the new declaration, or do not fit it.
     """
     _check_renames(stage, stored, declared, renames)
     stored_kind, declared_kind = kind_of(stored.state), kind_of(declared.state)
-    renamed = {**stored_kind.core.internal_renames(renames), **renames}
+    renamed = {**stored_kind.core.internal_renames(renames), **internal, **renames}
     renamed_kind = stored_kind.renamed(renamed)
     _check_kind(stage, stored_kind, renamed_kind, declared_kind)
     old_columns = tuple(
@@ -287,3 +344,37 @@ def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> 
             f"stage {stage!r}: the default of column {column!r} is {value!r}; expected a value of type {kind}",
             hint=f"defaults={{{column!r}: …}} in table(...); leave it out for null ({error})",
         ) from error
+
+
+def declare_parts(bound: BoundState, table: Table) -> dict[str, Table]:
+    """Return the tables of parts that a state declares, by side-table name, with the hash ranges of its table."""
+    return {
+        name: Table(
+            _columns(key),
+            _columns(values),
+            table.partitions,
+            tasks=table.tasks,
+            compaction=table.compaction,
+        )
+        for name, (key, values) in bound.side_tables.items()
+    }
+
+
+def _columns(schema: pa.Schema) -> tuple[Column, ...]:
+    return tuple(Column(column.name, from_arrow(column.type)) for column in schema)
+
+
+def reconcile_parts(
+    declared: Mapping[str, Table], table: Table, stored: Mapping[str, SideTable]
+) -> dict[str, SideTable]:
+    """Return the side tables of the next version: stored tables of parts with the hash ranges of the stage's `table`.
+
+    The declared columns must be those of the stored tables (`fit_table`). A declared table that is not stored is empty.
+    """
+    return {
+        name: replace(
+            side, table=replace(side.table, partitions=table.partitions, tasks=table.tasks, compaction=table.compaction)
+        )
+        for name, now in declared.items()
+        for side in [stored.get(name) or SideTable(now)]
+    }

@@ -44,6 +44,8 @@ class TaskReport(msgspec.Struct, frozen=True):
     rows_in: int
     """Number of rows that the task received; a pre-aggregated row counts as the rows that it stands for."""
     ssts: tuple[Sst, ...] = ()
+    parts: dict[str, tuple[Sst, ...]] = {}
+    """SSTs of side tables, by the side table's name."""
     sent: dict[str, dict[int, PartitionWrite]] = {}
     stats: Stats = Stats()
     ranged: tuple[str, ...] = ()
@@ -115,25 +117,31 @@ def next_version(
     )
     results, markers = written.results, written.markers
     ssts = base.ssts.plus(sst for result in results for sst in result.ssts)
+    side_tables = draft.side_tables | {
+        name: replace(side, ssts=side.ssts.plus(sst for result in results for sst in result.parts.get(name, ())))
+        for name, side in draft.side_tables.items()
+        if any(name in result.parts for result in results)
+    }
     own = {name for watermark in rules.watermarks for name in watermark.inputs}
     counts = written.read or {}
     read = {
         name: _input_after(base.inputs[name], end, counts.get(name), own=name in own) for name, end in positions.items()
     }
     inputs = progress.advance_watermarks(draft.inputs | read, rules.watermarks, [result.seen for result in results])
-    return replace(
+    written_version = replace(
         draft,
         inputs=inputs,
         event_time=_event_time(base, inputs, results, rules, times, times.bound_ms if with_rows else None),
         outputs={name: _output_after(name, output, results, markers) for name, output in base.outputs.items()},
         sinks={name: _sink_after(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([times.clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
-        ssts=plan.apply_results(ssts, merges),
-        side_tables={**draft.side_tables, **written.side_tables},
+        ssts=ssts,
+        side_tables={**side_tables, **written.side_tables},
         recorded=outcome.recorded,
         awaited=outcome.awaited,
         captured=outcome.captured,
     )
+    return plan.apply_to_manifest(written_version, merges)
 
 
 def _event_time(

@@ -3,22 +3,23 @@
 A task applies the rows of its hash range; a replay applies all rows of a past batch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import Refused, SlackwaterError
 from ..store.read.multi_get import DueRows, TableLookUps
 from ..store.sst import schema
-from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
+from ..store.sst.hashing import hash_keys, normalise_keys, same_keys, sort_keys
 from ..store.sst.schema import DUE, HASH, OP, PUT, SEQ
 from ..store.versions.entries.hash_ranges import hash_bounds
 from ..store.versions.manifest import Table
 from .event_time import Due, Lateness
-from .failing import RECORD, merge_reporting_failures
+from .failing import RECORD, UnrelatedFailure, merge_reporting_failures
 from .kinds.kind import BoundState, Groups, MergeResult
 
 EVERY_HASH = hash_bounds(0, 1)
@@ -36,6 +37,31 @@ class StepResult:
     """
     emitted: tuple[pa.Table, ...] = ()
     next_ms: int | None = None
+    parts: Mapping[str, pa.Table] = field(default_factory=dict)
+    """Rows to write to side tables, by the side table's name, with the internal columns of an SST."""
+
+
+NO_LOOK_UPS: Mapping[str, TableLookUps] = {}
+
+
+@dataclass(slots=True)
+class PartLookUps:
+    """Look-ups in tables of parts, by side-table name, while user code runs. Keeps the error of a failed look-up."""
+
+    tables: Mapping[str, TableLookUps]
+    error: SlackwaterError | None = None
+
+    def find(self, name: str, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        try:
+            if name not in self.tables:
+                raise Refused(
+                    f"the stage has no table of the parts of {name!r}, so they cannot be read",
+                    hint="`slackwater migrate` adds it",
+                )
+            return self.tables[name].get_parts(keys)
+        except SlackwaterError as error:
+            self.error = error
+            raise UnrelatedFailure from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +82,13 @@ class Step:
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
-    def apply(self, rows: pa.Table, stored: TableLookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> StepResult:
+    def apply(
+        self,
+        rows: pa.Table,
+        stored: TableLookUps,
+        hashes: tuple[int, int] | None = EVERY_HASH,
+        parts: Mapping[str, TableLookUps] = NO_LOOK_UPS,
+    ) -> StepResult:
         """Merge a batch's rows into a table, and handle the stored rows that fall due.
 
         A key with rows in the batch does not fall due in it: its row is written with a due time after `due.until_ms`,
@@ -64,30 +96,46 @@ class Step:
         due again.
 
         `rows` are the rows that are not late, in any order, with `_hash`, the key and the columns that the state needs.
-        `hashes` is the lowest and the highest hash of rows that may fall due, None for no rows. Raises `StateFailed`
-        (see `max_reported`), and errors of the user's function and of `stored`.
+        `hashes` is the lowest and the highest hash of rows that may fall due, None for no rows. `parts` are look-ups in
+        the side tables that the state has. Raises `StateFailed` (see `max_reported`), and errors of the user's function
+        and of look-ups.
         """
+        look_ups = PartLookUps(parts)
+        try:
+            return self._apply(self.state_with(look_ups), rows, stored, hashes)
+        finally:
+            # The function may have caught the error, and its own errors count as those of records.
+            if look_ups.error is not None:
+                raise look_ups.error
+
+    def _apply(
+        self, state: BoundState, rows: pa.Table, stored: TableLookUps, hashes: tuple[int, int] | None
+    ) -> StepResult:
         if self.due is None:
-            return StepResult(*self._merged(rows, stored)) if rows.num_rows else StepResult(pa.table({}))
-        parts_made: list[tuple[pa.Table, tuple[pa.Table, ...]]] = []
+            if not rows.num_rows:
+                return StepResult(pa.table({}))
+            new, merged = self._merged(state, rows, stored)
+            return StepResult(new, merged.emitted, parts=self._part_rows([merged]))
+        written: list[tuple[pa.Table, MergeResult]] = []
         times: list[int | None] = []
         if self.due.pending and hashes is not None:
             due_rows = stored.get_due_rows(self.due.span, hashes)
             times.append(due_rows.next_ms)
             untouched = _keys_without_rows(due_rows.keys, rows, self._key)
             if untouched.any():
-                new, emitted = self._merge_due(due_rows, untouched, rows.schema)
-                parts_made.append((_postpone_due(new, self.due.until_ms, due_again=False), emitted))
+                new, merged = self._merge_due(state, due_rows, untouched, rows.schema)
+                written.append((_postpone_due(new, self.due.until_ms, due_again=False), merged))
         if rows.num_rows:
-            new, emitted = self._merged(rows, stored)
-            parts_made.append((_postpone_due(new, self.due.until_ms, due_again=True), emitted))
-        if not parts_made:
-            return StepResult(pa.table({}), (), *times)
-        new = pa.concat_tables([rows for rows, _ in parts_made])
+            new, merged = self._merged(state, rows, stored)
+            written.append((_postpone_due(new, self.due.until_ms, due_again=True), merged))
+        if not written:
+            return StepResult(pa.table({}), next_ms=times[0] if times else None)
+        new = pa.concat_tables([rows for rows, _ in written])
         times.append(pc.min(new[DUE]).as_py())
-        parts = [emitted for _, emitted in parts_made if emitted]
+        emitted = [merged.emitted for _, merged in written if merged.emitted]
         next_ms = min((at for at in times if at is not None), default=None)
-        return StepResult(new, tuple(map(pa.concat_tables, zip(*parts, strict=True))), next_ms)
+        parts_written = self._part_rows([merged for _, merged in written])
+        return StepResult(new, tuple(map(pa.concat_tables, zip(*emitted, strict=True))), next_ms, parts_written)
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
         """Return new rows with their expiry times, and the largest event time of the rows.
@@ -97,41 +145,50 @@ class Step:
         new = schema.with_expiry(new, self.table, self.clock_ms)
         return new, schema.latest_event_ms(new, self.table.ttl)
 
-    @property
-    def state_now(self) -> BoundState:
-        return self.state.at_moment(self.due) if self.due is not None else self.state
+    def state_with(self, look_ups: PartLookUps) -> BoundState:
+        """Return the state with the times of the batch, and with look-ups in its tables of parts."""
+        state = self.state.with_parts(look_ups.find) if self.state.side_tables else self.state
+        return state.at_moment(self.due) if self.due is not None else state
+
+    def _part_rows(self, merged: Sequence[MergeResult]) -> dict[str, pa.Table]:
+        rows: dict[str, pa.Table] = {}
+        for name in dict.fromkeys(name for result in merged for name in result.parts):
+            new = pa.concat_tables([result.parts[name] for result in merged if name in result.parts])
+            hashes, seqs = hash_keys(new, self._key), pa.repeat(pa.scalar(self.seq, pa.int64()), new.num_rows)
+            rows[name] = new.add_column(0, HASH, pa.array(hashes)).append_column(SEQ, seqs)
+        return rows
 
     @property
     def _key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
-    def _merged(self, rows: pa.Table, stored: TableLookUps) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def _merged(self, state: BoundState, rows: pa.Table, stored: TableLookUps) -> tuple[pa.Table, MergeResult]:
         rows, groups = group_by_key(rows, self._key)
         starts = pa.array(groups.starts)
         hashes = rows[HASH].take(starts).combine_chunks()
         keys = rows.select(self._key).take(starts)
         numbers = hashes.to_numpy()
         old, exists, seqs = stored.get_rows(numbers, keys)
-        needed = rows.select([*self._key, *self.state.needed_columns])
+        needed = rows.select([*self._key, *state.needed_columns])
         if self.max_reported is None:
-            merged = self.state_now.merge(needed, groups, keys, old)
+            merged = state.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
             merged = merge_reporting_failures(
-                self.state_now, needed, groups, keys, old, numbers, records=records, max_reported=self.max_reported
+                state, needed, groups, keys, old, numbers, records=records, max_reported=self.max_reported
             )
-        return self._rows_to_write(hashes, keys, merged, exists, seqs), merged.emitted
+        return self._rows_to_write(hashes, keys, merged, exists, seqs), merged
 
     def _merge_due(
-        self, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
-    ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+        self, state: BoundState, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
+    ) -> tuple[pa.Table, MergeResult]:
         mask, no_rows = pa.array(chosen), schema.empty_table()
         keys = due_rows.keys.filter(mask).select(self._key).cast(no_rows.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
-        needed = no_rows.select([*self._key, *self.state.needed_columns])
-        merged = self.state_now.merge(needed, groups, keys, due_rows.values.filter(mask))
+        needed = no_rows.select([*self._key, *state.needed_columns])
+        merged = state.merge(needed, groups, keys, due_rows.values.filter(mask))
         exists, hashes = np.ones(keys.num_rows, bool), due_rows.keys[HASH].filter(mask)
-        return self._rows_to_write(hashes, keys, merged, exists, due_rows.seqs[chosen]), merged.emitted
+        return self._rows_to_write(hashes, keys, merged, exists, due_rows.seqs[chosen]), merged
 
     def _rows_to_write(
         self,

@@ -25,7 +25,7 @@ from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_re
 
 if TYPE_CHECKING:
     from ...operations.debugging.check.check import CheckedVersion, Dependence, PassedOver, Reason
-    from ...operations.debugging.replay.compare import Comparison
+    from ...operations.debugging.replay.compare import ChannelComparison, Comparison, RowDifferences
     from ...operations.from_spark.adopt.adopting import AdoptionPlan
     from ...operations.from_spark.adopt.shadow import ShadowBatch
 
@@ -86,21 +86,23 @@ def replay_result(comparison: Comparison, bundle: Path | None, test: Path | None
         "keys_committed": comparison.committed.num_rows if comparison.committed is not None else None,
         "keys_replayed": comparison.num_replayed if comparison.committed is not None else None,
         "different": values.encode_array(keys),
-        "channels": [
-            {
-                "name": channel.name,
-                "committed": channel.committed.rows.num_rows if channel.committed.rows is not None else None,
-                "unknown": channel.committed.unknown_reason or None,
-                "replayed": channel.replayed.num_rows,
-                "missing": values.table_data(channel.missing)["rows"],
-                "added": values.table_data(channel.added)["rows"],
-            }
-            for channel in comparison.channels
-        ],
+        "channels": list(map(_output_data, comparison.channels)),
+        "parts": list(map(_output_data, comparison.parts)),
         "bundle": bundle,
         "test": test,
     }
     return Result(data, *_replayed(comparison, bundle, test), failed=not comparison.same)
+
+
+def _output_data(output: ChannelComparison) -> dict[str, Any]:
+    return {
+        "name": output.name,
+        "committed": output.committed.rows.num_rows if output.committed.rows is not None else None,
+        "unknown": output.committed.unknown_reason or None,
+        "replayed": output.replayed.num_rows,
+        "missing": values.table_data(output.missing)["rows"],
+        "added": values.table_data(output.added)["rows"],
+    }
 
 
 def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) -> Iterator[Block]:
@@ -108,10 +110,12 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
     if comparison.committed is not None:
         keys = len(comparison.different or ()) + comparison.hidden
         table_rows.append((comparison.stage, "keys", comparison.committed.num_rows, comparison.num_replayed, keys))
-    for channel in comparison.channels:
-        sent, replayed = channel.committed.rows, channel.replayed.num_rows
-        different = None if sent is None else channel.missing.num_rows + channel.added.num_rows
-        table_rows.append((channel.name, "rows sent", None if sent is None else sent.num_rows, replayed, different))
+    outputs = [(parts, "parts") for parts in comparison.parts]
+    outputs += [(channel, "rows sent") for channel in comparison.channels]
+    for output, what in outputs:
+        sent, replayed = output.committed.rows, output.replayed.num_rows
+        different = None if sent is None else output.missing.num_rows + output.added.num_rows
+        table_rows.append((output.name, what, None if sent is None else sent.num_rows, replayed, different))
     yield Title(f"the replay of {comparison.ref} {'equals' if comparison.same else 'differs from'} the commit")
     yield TableBlock.from_rows(("it read", ">records"), comparison.read)
     yield ""
@@ -128,10 +132,12 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         if channel.committed.rows is None:
             yield ""
             yield f"rows sent on {channel.name} are not compared: {channel.committed.unknown_reason}"
-        for rows, verb in ((channel.missing, "only the commit sent"), (channel.added, "only the replay sent")):
+    for output in (*comparison.channels, *comparison.parts):
+        verb = "wrote" if any(output is parts for parts in comparison.parts) else "sent"
+        for rows, who in ((output.missing, "commit"), (output.added, "replay")):
             if rows.num_rows:
                 yield ""
-                yield f"rows of {channel.name} that {verb}:"
+                yield f"rows of {output.name} that only the {who} {verb}:"
                 yield values.grid(rows, formats.MAX_SHOWN)
                 yield from _more(rows.num_rows, "row")
     if bundle is not None:
@@ -219,12 +225,14 @@ def _dependence(dependence: Dependence, mask: Mask) -> dict[str, Any]:
     return attributes(dependence, "stage", "version", "reason", "runs", "plan") | {
         "num_keys": len(keys) if keys is not None else 0,
         "keys": values.encode_array(changes),
-        "sent": {
-            name: {"first": rows.missing.num_rows, "second": rows.added.num_rows}
-            for name, rows in dependence.different.sent.items()
-        },
+        "sent": _counts(dependence.different.sent),
+        "parts": _counts(dependence.different.parts),
         "error": mask.reason(dependence.different.failed) or None,
     }
+
+
+def _counts(different: Mapping[str, RowDifferences]) -> dict[str, dict[str, int]]:
+    return {name: {"first": rows.missing.num_rows, "second": rows.added.num_rows} for name, rows in different.items()}
 
 
 def _checked(
@@ -289,13 +297,14 @@ def _finding(dependences: Sequence[Dependence], mask: Mask) -> Iterator[Block]:
         yield values.key_changes_table(keys, first, second, mask.value)
         if len(keys) > MAX_SHOWN:
             yield f"and {len(keys) - MAX_SHOWN:,} more"
-    for name, rows in main.different.sent.items():
+    differences = [("sent on", *item) for item in main.different.sent.items()]
+    for what, name, rows in (*differences, *(("rows of", *item) for item in main.different.parts.items())):
         counts = (
             f"{plural(side_rows.num_rows, 'row')} only {title}"
             for side_rows, title in ((rows.missing, first), (rows.added, second))
             if side_rows.num_rows
         )
-        yield f"v{main.version}, sent on {name}: {', '.join(counts)}"
+        yield f"v{main.version}, {what} {name}: {', '.join(counts)}"
     if main.different.failed:
         yield f"v{main.version} fails {second}: {mask.reason(main.different.failed)}"
 
@@ -447,10 +456,18 @@ def shadow_result(batch: ShadowBatch, equal: int, equal_ms: int) -> Result:
     first = [asdict(change) for change in different.head(_MAX_DIFFERENT)] if different is not None else []
     data = attributes(batch, "batch", "time_ms", "records", "keys", equal_batches=equal, equal_ms=equal_ms)
     data |= {"different": first, "different_keys": len(different) if different is not None else 0}
+    data["keys_of_different_parts"] = batch.parts.num_rows if batch.parts is not None else 0
     line = (
         f"{instants.format_iso(batch.time_ms)}  batch {batch.batch}: {formats.plural(batch.records, 'record')}, "
         f"{formats.plural(batch.keys, 'key')} changed: "
     )
+    if batch.parts is not None:
+        count = batch.parts.num_rows
+        parts = f"lists or maps of {formats.plural(count, 'key')} have other elements"
+        shown = values.grid(batch.parts, _MAX_DIFFERENT)
+        if different is None:
+            return Result(data, f"{line}{parts}", shown)
+        line = f"{line}{parts}; "
     if different is None:
         return Result(
             data, f"{line}equal for {formats.duration(equal_ms)}, {equal:,} batch{'' if equal == 1 else 'es'}"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from ...errors import Corruption, ObjectNotFound, SlackwaterError
 from ...snapshot.cut.in_flight import in_flight
@@ -24,15 +25,17 @@ from ...snapshot.under_way.runners import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.merge import RowSelector, read_blocks, select_keys
+from ...store.objects.counting import ReadCounters
 from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
+from ...store.read.parts import read_hashes
 from ...store.sst.schema import HASH
 from ...store.versions import history, keys
 from ...store.versions.entries.ssts import Sst
-from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import all_ssts, table_name
+from ...store.versions.manifest import Manifest, Table, is_internal
+from ...store.versions.side_tables import REJECTED, all_ssts, has_parts, table_name
 from .family import HashedKeys, Member, RequestedKeys
 from .key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
 from .matching import FieldComparison, KeyRows, Mask, Matches, MessageDecoder, Rule, match_records, message_rows
@@ -135,7 +138,7 @@ class KeySearch:
         ]
         inputs += [channel.channel for snapshot in self.snapshots() for channel in snapshot.channels if channel.objects]
         for head in self.member.heads.values():
-            if head.attached is None and any(side.ssts for side in head.side_tables.values()):
+            if head.attached is None and REJECTED in head.side_tables and head.side_tables[REJECTED].ssts:
                 inputs += head.inputs
         self.fields.check_fields_known(self.member.app, dict.fromkeys(inputs))
 
@@ -230,11 +233,20 @@ class KeySearch:
         """Return True for a stage that follows a Spark query. Its side tables have keyed rows."""
         return self.member.heads[stage].attached is not None
 
+    def has_records(self, stage: str, side: str) -> bool:
+        """Return True for a table of rejected records, which are found by their fields and not by a key."""
+        return side == REJECTED and not self.is_attached(stage)
+
     def keys_of(self, stage: str, table: Table, side: str = "") -> HashedKeys | None:
         """Return the requested keys of a table, parsed by its schema; None if no key was requested."""
-        name = self.member.requested_side_tables(self.requested).get((stage, side)) if side else self.tables.get(stage)
+        if side and self.is_attached(stage):
+            name = self.member.requested_side_tables(self.requested).get((stage, side))
+        else:
+            name = self.tables.get(stage)
         if name is None:
             return None
+        if has_parts(table):
+            table = replace(table, key=tuple(column for column in table.key if not is_internal(column.name)))
         place = (name, table)
         if place not in self._keys:
             self._keys[place] = HashedKeys.for_table(name, table, self.requested)
@@ -246,7 +258,7 @@ class KeySearch:
         Returns None if the SST has no requested key. Raises `Corruption` and `Unavailable`.
         """
         self.searched_count += 1
-        if item.side and not self.is_attached(item.stage):
+        if self.has_records(item.stage, item.side):
             fields = Counter[str]()
             self.unproved.pop(item.sst.object, None)
             for block in read_blocks(self.member.store, item.sst, item.table):
@@ -262,6 +274,13 @@ class KeySearch:
         some, rows = keys_of_table.hashes[low:high], keys_of_table.rows.slice(low, high - low)
         if not some.size:
             return None
+        if has_parts(item.table):
+            chosen, columns = select_keys(some, rows), [HASH, *rows.column_names]
+            blocks = read_hashes(
+                self.member.store, None, item.table, item.sst, np.unique(some), columns, ReadCounters()
+            )
+            count = sum(int(chosen(block).sum()) for block in blocks)
+            return (chosen, {", ".join(keys_of_table.names): count}) if count else None
         seqs = np.zeros(some.size, np.int64)
         multi_get(self.member.store, None, [item.sst], item.table, some, rows, clock_ms=_NO_CLOCK, seqs=seqs)
         is_present = seqs > 0
@@ -279,7 +298,7 @@ class KeySearch:
         table = table_name(item.stage, item.side) if item.side else item.stage
         root = self.member.store.at(item.sst.root).url
         owner = item.sst.object.partition("/")[0]
-        kind = _REJECTED if item.side and not self.is_attached(item.stage) else _SSTS
+        kind = _REJECTED if self.has_records(item.stage, item.side) else _SSTS
         return HeldObject(owner, root, item.sst.object, kind, table, item.sst.bytes, fields=fields)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -351,16 +370,18 @@ class KeySearch:
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
-            tables = [(side, table) for side, table, _ in _tables(head) if table is not None]
-            if not self.is_attached(stage):
-                tables = [pair for pair in tables if not pair[0]]
+            tables = [
+                (side, table)
+                for side, table, _ in _tables(head)
+                if table is not None and not self.has_records(stage, side)
+            ]
             hashes_by_table = [
                 keys_of_table.hashes
                 for side, table in tables
                 if (keys_of_table := self.keys_of(stage, table, side)) is not None
             ]
             hashes = np.concatenate(hashes_by_table) if hashes_by_table else None
-            with_records = bool(head.side_tables) and not self.is_attached(stage)
+            with_records = any(self.has_records(stage, side) for side in head.side_tables)
             if hashes is None and not with_records:
                 continue
             listed = tuple(store.list(keys.ssts(app, stage)))

@@ -22,11 +22,13 @@ from ...pipeline.run.program import load_app
 from ...pipeline.spark.session import spark_session
 from ...snapshot.cut import replicas
 from ...snapshot.cut.migrations import MIGRATIONS
+from ...state.fits import reconcile_parts
 from ...state.kinds.kind import Kind, kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
+from ...store.versions.side_tables import part_tables, table_name
 from .initialise import check_no_versions, other_start_offsets_error
 
 _PATIENCE_S = 60.0
@@ -80,6 +82,12 @@ def load_first_version(
     first = plan_first_version(program, stage, store, kafka, spark, offsets=offsets, at=at, by=by)
     if (table := first.manifest.table) is not None:
         check_accepts_rows(f"{program.name}/{stage}", kind_of(table.state))
+    if parts := part_tables(first.manifest):
+        raise Refused(
+            f"cannot load rows into {program.name}/{stage}: the parts of its lists and maps are rows of "
+            f"{table_name(stage, next(iter(parts)))}, which init cannot load",
+            hint="hand the rows to the class: initial_state= of processor(...); or adopt a query's checkpoint",
+        )
     return first
 
 
@@ -142,6 +150,7 @@ def plan_first_version(
         "init",
         inputs=inputs,
         table=shape.table,
+        side_tables=reconcile_parts(shape.parts, shape.table, {}) if shape.table is not None else {},
         by=by,
         program=program_of(program),
         # No task has looked for due rows yet.

@@ -242,6 +242,7 @@ class StageJob:
             ),
             base.ssts,
             dry_run,
+            {name: base.side_tables[name] for name in shape.bound.side_tables},
             late_output=(output_topic_of(late, base, config.published_topics), shape.late_columns)
             if late and not dry_run
             else None,

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from ...common.whole_file import temporary_folder
 from ...errors import NotFound, Refused, Usage
 from ...state.event_time import TimeRules, Watermark
-from ...state.fits import check_default
+from ...state.fits import check_default, declare_parts
 from ...state.kinds.due import window_of
 from ...state.kinds.kind import BoundState, DueBy, Kind, key_of_table, with_input_metadata
 from ...state.multi_input import tagged_name
@@ -25,6 +25,7 @@ from ...store.sst.schema import HASH
 from ...store.versions import keys
 from ...store.versions.column_types import FieldSource, Lineage, quote_for_spark
 from ...store.versions.manifest import Column, Table, is_internal
+from ...store.versions.side_tables import REJECTED, table_name
 from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage
@@ -77,6 +78,11 @@ class StageSchemas:
     @property
     def due_by(self) -> DueBy | None:
         return self.bound.due_by if self.bound is not None else None
+
+    @property
+    def parts(self) -> dict[str, Table]:
+        """Tables of parts that the state declares, by side-table name."""
+        return declare_parts(self.bound, self.table) if self.bound is not None and self.table is not None else {}
 
     @property
     def time_rules(self) -> TimeRules:
@@ -143,7 +149,21 @@ def schemas_of(
             )
         shape = _add_late_output(stage, shape, applied)
         result[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied))
+    _check_part_tables(result)
     return result
+
+
+def _check_part_tables(shapes: Mapping[str, StageSchemas]) -> None:
+    names = {name: f"the table of stage {name!r}" for name in shapes}
+    names |= {table_name(name, REJECTED): f"the table of rejected records of stage {name!r}" for name in shapes}
+    for stage, shape in shapes.items():
+        for side, parts in shape.parts.items():
+            name, what = table_name(stage, side), f"the parts of {parts.values[0].name!r} of stage {stage!r}"
+            if (other := names.setdefault(name, what)) != what:
+                raise Refused(
+                    f"{what} are rows of table {name!r}, which is also {other}",
+                    hint="give the state variable or the stage another name",
+                )
 
 
 def _lineage(stage: Stage, shape: StageSchemas, applied: AppliedFunction) -> dict[str, Lineage]:

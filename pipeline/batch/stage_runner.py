@@ -241,7 +241,7 @@ class StageRunner:
             return
         written = BatchResult()
         if with_rows or times.pending:
-            merged = replace(base, ssts=plan.apply_results(base.ssts, self._finished))
+            merged = plan.apply_to_manifest(base, self._finished)
             written = self._job.compute_batch(rows, merged, ends, times)
         self._submit(base, ends, outcome, written, times, started, stall_seconds, with_rows=with_rows)
 
@@ -265,7 +265,7 @@ class StageRunner:
     def _retry(self, retry: Callable[[Batch], BatchResult]) -> None:
         base, started = self.tip, runtime.monotonic()
         times = self._job.batch_times(base)
-        merged = replace(base, ssts=plan.apply_results(base.ssts, self._finished))
+        merged = plan.apply_to_manifest(base, self._finished)
         written = retry(Batch(self._job, merged, {}, times))
         self._submit(base, {}, compute_outcome(base, {}, {}, ()), written, times, started)
 

@@ -8,6 +8,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import msgspec
@@ -36,7 +37,7 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.entries import hash_ranges
 from ...store.versions.entries.ssts import Sst
 from ...store.versions.leaves.objects import bind_ssts
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, SideTable
 from ..api.sink import Encoding, Sink
 from ..api.topic import Repartition
 from ..kafka.messages import RowTooLarge, send_messages, split_into_messages
@@ -252,6 +253,8 @@ class StateTask(Task):
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
     ssts: Sequence[Sst]
     dry_run: bool = False
+    side_tables: Mapping[str, SideTable] = field(default_factory=dict)
+    """Side tables that the state reads and writes."""
     late_output: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""
 
@@ -282,34 +285,46 @@ class StateTask(Task):
     def _merge_rows(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         table, count, reads = self.step.table, self.step.table.ranges, ReadCounters()
         counted, store, cache = self.resources.open()
-        bind_ssts(store, self.ssts)
+        for stored_ssts in (self.ssts, *(side.ssts for side in self.side_tables.values())):
+            bind_ssts(store, stored_ssts)
         partitions = partition_of(rows["_hash"].to_numpy(), count)
         steps: list[StepResult] = []
         ssts: list[Sst] = []
+        parts: dict[str, list[Sst]] = {}
         event_ms: list[int | None] = []
         # Spark's plan has one partition a task; the code works for any number.
         for partition in sorted(marked.union(np.unique(partitions).tolist())):
             part = rows if (partitions == partition).all() else rows.filter(partitions == partition)
             existing = sorted_runs.ssts_of_partition(self.ssts, partition, count)
             stored = TableLookUps(store, cache, table, existing, self.step.clock_ms, reads)
-            step = self.step.apply(
-                part, stored, hash_ranges.hash_bounds(partition, count) if partition in marked else None
-            )
+            part_look_ups = {
+                name: TableLookUps(
+                    store, cache, side.table, sorted_runs.ssts_of_partition(side.ssts, partition, count), 0, reads
+                )
+                for name, side in self.side_tables.items()
+            }
+            hashes = hash_ranges.hash_bounds(partition, count) if partition in marked else None
+            step = self.step.apply(part, stored, hashes, part_look_ups)
             if self.dry_run:
                 continue
             steps.append(step)
+            app, stage = self.resources.app, self.resources.stage
+            write = partial(writer.write_sst, store, cache, app=app, stage=stage, partition=partition)
             if step.new.num_rows:
                 new, latest_ms = self.step.with_expiry(step.new)
-                app, stage = self.resources.app, self.resources.stage
-                sst = writer.write_sst(store, cache, app=app, stage=stage, table=table, partition=partition, rows=new)
-                ssts.append(sst)
+                ssts.append(write(table=table, rows=new))
                 event_ms.append(latest_ms)
+            for name, new in step.parts.items():
+                # Side tables have the hash ranges of the stage's table in this batch.
+                declared = replace(self.side_tables[name].table, tasks=table.tasks)
+                parts.setdefault(name, []).append(write(table=declared, rows=new))
         emitted = [step.emitted for step in steps if step.emitted]
         sent, unsent = self._send(self._rows_by_output(emitted), attempt) if self.outputs and emitted else ({}, ())
         return TaskReport(
             attempt,
             num_rows(rows),
             tuple(ssts),
+            {name: tuple(written) for name, written in parts.items()},
             sent,
             counted.take_stats() + look_up_stats(reads),
             cache.ranged_objects(),

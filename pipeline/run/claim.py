@@ -18,7 +18,7 @@ from ...snapshot.change.stages import prepare_reactivation
 from ...snapshot.change.switch import newest_promotion, settle_promotion
 from ...snapshot.cut.in_flight import former_reader_position
 from ...snapshot.cut.moments import heads_of
-from ...state.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible_names
+from ...state.fits import ANOTHER_STAGE, NO_PARTS, fit_inputs, fit_table, reconcile_parts, visible_names
 from ...state.kinds.kind import key_of_table, kind_of
 from ...state.records import TopicState, explain_recreated_topic, id_to_store
 from ...store.objects.protocol import ObjectStore
@@ -28,7 +28,7 @@ from ...store.versions.amend import Amendment, amend
 from ...store.versions.column_types import Lineage
 from ...store.versions.commit import retired_error
 from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
-from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS
+from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, part_tables, with_part_tables
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.topic import EARLIEST, Repartition, Topic
@@ -59,22 +59,31 @@ def _migration_hint(app: App, changed: Iterable[str] = ()) -> str:
     )
 
 
-def reconcile_table(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
+def reconcile_table(
+    app: App, stage: Stage, table: Table | None, head: Manifest | None, parts: Mapping[str, Table] = NO_PARTS
+) -> Table | None:
     """Return the declared table with the stored number of state partitions.
 
     The program sets that number only for a new table. The program may change the compaction and the time to live.
-    Raises `Refused` for other differences from the stored table.
+    Raises `Refused` for other differences from the stored table, and for tables of `parts` that differ from the stored
+    ones.
     """
-    if head is None or (stored := head.table) == table:
+    if head is None:
+        return table
+    stored, stored_parts = head.table, {name: side.table for name, side in part_tables(head).items()}
+    if stored == table and stored_parts == parts:
         return table
     check_declared(app, stage, stored)
-    fit = fit_table(stage.name, stored, table, {})
+    fit = fit_table(stage.name, stored, table, {}, stored_parts=stored_parts, declared_parts=parts)
     if fit.refused is not None:
         raise fit.refused
     if stored is None or table is None or fit.table is None:
         return None
     if not fit.same:
-        old, now = (", ".join(f"{column.name} {column.type}" for column in state.values) for state in (stored, table))
+        old, now = (
+            ", ".join(f"{column.name} {column.type}" for side in sides for column in side.values)
+            for sides in ((stored, *stored_parts.values()), (table, *parts.values()))
+        )
         raise Refused(
             f"stage {stage.name!r}: its value columns are ({now}), but the stored state has ({old})",
             hint=_migration_hint(app, map(describe_column_change, fit.columns)),
@@ -225,7 +234,7 @@ class Claimer:
         self, stage: Stage, shape: StageSchemas, head: Manifest | None, starts: dict[str, StartPosition]
     ) -> None:
         """Raise `Refused` for columns that differ from the stored ones; log the records that the stage will not see."""
-        reconcile_table(self.app, stage, shape.table, head)
+        reconcile_table(self.app, stage, shape.table, head, shape.parts)
         if shape.lateness_columns and head is not None and head.ssts and head.event_time is None:
             _log.warning(
                 "stage %s/%s has event time from now on: rows whose window ended before the watermark are no longer "
@@ -266,10 +275,14 @@ class Claimer:
 
         def build(draft: Manifest) -> Manifest:
             head = draft if draft.inputs else None
-            table = reconcile_table(self.app, stage, shape.table, head)
+            table = reconcile_table(self.app, stage, shape.table, head, shape.parts)
+            table = with_tasks(table, stage.table.tasks, cores)
+            parts = reconcile_parts(shape.parts, table, draft.side_tables) if table is not None else {}
+            positions = self.start_positions(stage, head, claiming=True)
+            draft = with_part_tables(with_start_positions(self.store, draft, positions, self.by), parts)
             return replace(
-                with_start_positions(self.store, draft, self.start_positions(stage, head, claiming=True), self.by),
-                table=with_tasks(table, stage.table.tasks, cores),
+                draft,
+                table=table,
                 clock_ms=ttl.claim_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.build_outputs(stage, draft, shape),
                 sinks=sinks.claim_sinks(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),

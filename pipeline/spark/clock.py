@@ -8,7 +8,7 @@ numpy.
 import datetime
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,6 +24,12 @@ from .user_errors import is_user_module
 STOPPED_AT = "SLACKWATER_CLOCK_STOPPED_AT_MS"
 _DATE = datetime.date
 _DATETIME = datetime.datetime
+_TIME_FUNCTIONS = ("time", "time_ns", "strftime", "asctime", "localtime", "gmtime", "ctime")
+_REAL_CLOCKS: Sequence[tuple[ModuleType, str, Any]] = (
+    (datetime, "date", _DATE),
+    (datetime, "datetime", _DATETIME),
+    *((time, name, getattr(time, name)) for name in _TIME_FUNCTIONS),
+)
 
 
 class _StandInType(type):
@@ -45,8 +51,23 @@ def stopped_clocks(at_ms: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, name, value in reversed(undo):
-            setattr(module, name, value)
+        _set_attributes(reversed(undo))
+
+
+@contextmanager
+def running_clocks() -> Iterator[None]:
+    """Let clocks run during the block, within `stopped_clocks`: requests to a store are signed with the time."""
+    stopped = [(module, name, getattr(module, name)) for module, name, _ in _REAL_CLOCKS]
+    _set_attributes(_REAL_CLOCKS)
+    try:
+        yield
+    finally:
+        _set_attributes(stopped)
+
+
+def _set_attributes(values: Iterable[tuple[ModuleType, str, Any]]) -> None:
+    for module, name, value in values:
+        setattr(module, name, value)
 
 
 def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:

@@ -6,6 +6,7 @@ result that no version names is an orphan.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -21,8 +22,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.leaves.fold import Fold, fold_ssts, needs_fold
-from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import all_ssts
+from ...store.versions.manifest import Manifest, Table
+from ...store.versions.side_tables import all_ssts, part_tables, side_manifests
 from ..api.table import L0_SLOWDOWN, L0_STOP
 from .executors import MAX_MERGES, Executors
 
@@ -168,11 +169,14 @@ class Upkeep:
         self.stall = WriteStall(
             name, triggers or StallTriggers(), self._l0_files, lambda: self.merge_progress, self._start_if_idle
         )
-        self._picker = Picker()
+        self._pickers: defaultdict[str, Picker] = defaultdict(Picker)
+        """Pickers of the stage's table (empty name) and of its tables of parts."""
         self._lock = runtime.lock()
         self._closing = runtime.event()
         self._waiting_merges: list[Compaction] = []
         """Merges that the newest version needs and that have not started, most urgent first."""
+        self._tables: dict[Compaction, Table] = {}
+        """Tables of these merges."""
         self._running_merges: set[Compaction] = set()
         """Merges started and not yet committed."""
         self._finished_merges: tuple[CompactionResult, ...] = ()
@@ -203,7 +207,13 @@ class Upkeep:
         except those that did not fit and were dropped. `missed` are the objects of which the version's batch read byte
         ranges, to prefetch them; None without a batch.
         """
-        due = self._picker.pick(head)
+        tables = {
+            compaction: at.table
+            for name, at in (("", head), *((side.name, side) for side in side_manifests(head)))
+            if at.table is not None and (not name or name in part_tables(head))
+            for compaction in self._pickers[name].pick(at)
+        }
+        due = tuple(tables)
         if head.forgotten != self._head.forgotten:
             # Rewritten SSTs held forgotten keys, which must not remain in the cache.
             self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
@@ -213,7 +223,7 @@ class Upkeep:
             self._finished_merges = tuple(done for done in self._finished_merges if done.compaction not in merges)
             if self._fold is not None and self._fold in offered:
                 self._folding, self._fold = False, None
-            self._head = head
+            self._head, self._tables = head, tables
             # Low levels first: merging new SSTs speeds up look-ups, and needs room in the next level.
             self._waiting_merges = sorted(due, key=lambda compaction: compaction.output_level)
             self._start_waiting()
@@ -241,7 +251,9 @@ class Upkeep:
     def _l0_files(self) -> int:
         tip = self._tip()
         assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
-        return sorted_runs.max_l0_files(plan.apply_results(tip.ssts, self.finished), tip.table.ranges)
+        merged = plan.apply_to_manifest(tip, self.finished)
+        ssts_by_table = [merged.ssts, *(side.ssts for side in part_tables(merged).values())]
+        return max(sorted_runs.max_l0_files(ssts, tip.table.ranges) for ssts in ssts_by_table)
 
     def _start_if_idle(self) -> None:
         if self.merge_progress == "nothing":
@@ -272,22 +284,21 @@ class Upkeep:
         assert self._pool is not None  # noqa: S101  the caller has checked it
         self._running_merges.add(compaction)
         self._waiting_merges.remove(compaction)
-        self._pool.submit(self._run, self._head, compaction, executors)
+        self._pool.submit(self._run, self._head, self._tables[compaction], compaction, executors)
 
-    def _run(self, head: Manifest, compaction: Compaction, executors: Executors | None = None) -> None:
+    def _run(self, head: Manifest, table: Table, compaction: Compaction, executors: Executors | None = None) -> None:
         """Run a merge, on executors if given, in a slot that the caller took."""
-        assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
         stop = self._closing.is_set
         done = None
         try:
             if executors is not None:
-                done = executors.run_compaction(head.table, compaction, should_stop=stop)
+                done = executors.run_compaction(table, compaction, should_stop=stop)
             else:
                 done = merge.run_compaction(
-                    self._store, self._cache, head.app, head.stage, head.table, compaction, should_stop=stop
+                    self._store, self._cache, head.app, head.stage, table, compaction, should_stop=stop
                 )
             if self._executors is not None:
-                self._executors.deliver(done.outputs, head.table)
+                self._executors.deliver(done.outputs, table)
         except merge.MergeStopped:
             pass
         except SlackwaterError as error:

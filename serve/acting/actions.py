@@ -87,12 +87,12 @@ async def replay(
     comparison, notes = await replay_batch(
         call, stored_app, stage, version, lambda declared: tuple(parse_key_text(stage, declared, key)) if key else ()
     )
-    channels = [
-        replace(channel, missing=channel.missing[:limit], added=channel.added[:limit])
-        for channel in comparison.channels
-    ]
+    channels, parts = (
+        tuple(replace(output, missing=output.missing[:limit], added=output.added[:limit]) for output in outputs)
+        for outputs in (comparison.channels, comparison.parts)
+    )
     keys = comparison.different.head(limit) if comparison.different is not None else None
-    document: Any = replay_result(replace(comparison, keys=keys, channels=tuple(channels)), None, None).data
+    document: Any = replay_result(replace(comparison, keys=keys, channels=channels, parts=parts), None, None).data
     return {**document, "same": comparison.same, "notes": notes}
 
 

@@ -245,6 +245,10 @@ async def replay(
                 {"channel": channel.name, "missing": channel.missing.num_rows, "added": channel.added.num_rows}
                 for channel in comparison.channels
             ],
+            "parts": [
+                {"table": parts.name, "missing": parts.missing.num_rows, "added": parts.added.num_rows}
+                for parts in comparison.parts
+            ],
             "different": change_documents(different, limit, masking, ("committed", "replayed"))
             if different is not None
             else [],

@@ -24,6 +24,7 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.schema import HASH, OP, SEQ
 from ...store.sst.writer import write_sst
 from ...store.versions.manifest import Column, Table
+from ...store.versions.side_tables import has_parts
 from .fresh import CachedMoment, TableAnswers
 
 _MAX_KEYS = 2_000
@@ -70,7 +71,8 @@ def look_up_inline(
     Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """
     opened, declared, names = answers.open_rows, answers.declared, answers.columns
-    if opened is None or len(keys) * (_VALUES_PER_KEY + len(columns or names)) > _MAX_VALUES:
+    # Many parts of a list share a hash, and are compared one by one here.
+    if opened is None or has_parts(declared) or len(keys) * (_VALUES_PER_KEY + len(columns or names)) > _MAX_VALUES:
         return None
     if columns:
         check_columns(answers.name, names, columns)

@@ -7,8 +7,9 @@ all tables of the cut, but no files or settings, and can change only this table.
 """
 
 import re
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import duckdb
@@ -21,16 +22,19 @@ from ...errors import Refused, Usage
 from ...state.event_time import Due
 from ...state.kinds.due import BoundDue
 from ...state.kinds.kind import BoundState, Groups, MergeResult, kind_of
+from ...state.kinds.state_variables import expiry_column, span_column
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quote_identifier
 from ...store.read.multi_get import TableLookUps
+from ...store.read.parts import as_tombstones
 from ...store.sst import writer
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.schema import DUE, HASH, arrow_schema
 from ...store.versions.entries.ssts import Sst
 from ...store.versions.manifest import Edit, EventTime, Manifest, Table, is_internal
+from ...store.versions.side_tables import part_tables, stage_of, table_name, with_part_tables
 from ..cut.graph import Cut
 from ..diff.key_changes import KeyChanges
 from ..query.clauses import strip_comments
@@ -159,6 +163,8 @@ class EditEffect:
     ssts: tuple[Sst, ...]
     clock_ms: int
     next_due_ms: int | None
+    parts: Mapping[str, tuple[Sst, ...]] = field(default_factory=dict)
+    """SSTs of tables of parts, by side-table name: the parts of deleted keys are deleted, too."""
 
     def apply_to(self, draft: Manifest) -> Manifest:
         next_due_ms, times = self.next_due_ms, draft.event_time
@@ -167,7 +173,12 @@ class EditEffect:
             earlier = next_due_ms if times.next_due_ms is None else min(next_due_ms, times.next_due_ms)
             times = replace(times, next_due_ms=earlier)
         ssts, clock_ms = draft.ssts.plus(self.ssts), max(draft.clock_ms, self.clock_ms)
-        return replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
+        parts = {
+            name: replace(side, ssts=side.ssts.plus(self.parts.get(name, ())))
+            for name, side in part_tables(draft).items()
+        }
+        edited = replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
+        return with_part_tables(edited, parts)
 
 
 def compute_edit(
@@ -193,6 +204,7 @@ def compute_edit(
     if not is_changed.any():
         return None
     changes = changes.changed()
+    _check_parts(head, changes)
     _check_companions(table, stage, changes)
     if not writes:
         return EditEffect(changes.sorted_by_key(), edit, (), clock_ms, None)
@@ -202,7 +214,39 @@ def compute_edit(
     effect = step.apply(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(is_changed)), stored)
     new, latest_ms = step.with_expiry(effect.new)
     ssts = writer.write_partitions(store, cache, app=head.app, stage=stage, table=table, rows=new)
-    return EditEffect(changes.sorted_by_key(), edit, ssts, max(clock_ms, latest_ms or clock_ms), effect.next_ms)
+    deleted = changes.keys.filter(pa.array(changes.had_row & ~changes.has_row))
+    parts = _delete_parts(store, cache, head, deleted) if deleted.num_rows else {}
+    clock_ms = max(clock_ms, latest_ms or clock_ms)
+    return EditEffect(changes.sorted_by_key(), edit, ssts, clock_ms, effect.next_ms, parts)
+
+
+def _delete_parts(store: ObjectStore, cache: SstCache, head: Manifest, keys: pa.Table) -> dict[str, tuple[Sst, ...]]:
+    ssts = {}
+    for name, side in part_tables(head).items():
+        rows = TableLookUps(store, cache, side.table, side.ssts, 0).get_parts(keys)[1]
+        if rows.num_rows:
+            new = as_tombstones(rows, side.table, head.version + 1)
+            ssts[name] = writer.write_partitions(
+                store, cache, app=head.app, stage=stage_of(head), table=side.table, rows=new
+            )
+    return ssts
+
+
+def _check_parts(head: Manifest, changes: KeyChanges) -> None:
+    names = changes.after.column_names
+    for side, parts in part_tables(head).items():
+        variable = parts.table.values[0].name
+        counts = [name for name in (variable, span_column(variable), expiry_column(variable)) if name in names]
+        for name in counts:
+            is_new = ~changes.had_row & changes.has_row
+            changed = changes.differing[name] | (is_new & np.asarray(pc.is_valid(changes.after[name])))
+            if changed.any():
+                examples = changes.keys.filter(pa.array(changed)).slice(0, MAX_EXAMPLES)
+                raise Refused(
+                    f"in {int(changed.sum()):,} rows, such as {format_examples(examples)}, the edit changes {name} of "
+                    f"{head.stage}, which belongs to the rows of {table_name(head.stage, side)}",
+                    hint="leave the column as it is (null in a new row); a deleted key loses its parts, too",
+                )
 
 
 @dataclass(frozen=True, slots=True)

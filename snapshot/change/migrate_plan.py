@@ -17,6 +17,7 @@ from ...store.sst.arrow_types import schema_from_ddl
 from ...store.sst.schema import can_read_rows_of
 from ...store.versions.commit import retired_error
 from ...store.versions.manifest import Input, Manifest, Ttl
+from ...store.versions.side_tables import part_tables
 from ..cut.graph import topological_order
 from ..cut.migrations import MigratedStage
 
@@ -125,7 +126,11 @@ def plan_changes(
 
 
 def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple[StageChange | None, MigratedStage]:
-    table_fit, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
+    stored_parts = {name: side.table for name, side in part_tables(head).items()}
+    table_fit = fit_table(
+        stage.name, head.table, stage.table, renames, stored_parts=stored_parts, declared_parts=stage.parts
+    )
+    inputs = fit_inputs(head, stage.inputs)
     if table_fit.refused is not None:
         raise table_fit.refused
     for name, (old, new) in inputs.writers.items():
@@ -141,11 +146,10 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
     if head.table is not None and table is not None:
         lifetimes = head.table.ttl, table.ttl
         due = kind_of(head.table.state).renamed(renames).due_text, kind_of(table.state).due_text
-    step = MigratedStage(
-        table=table if columns or is_redeclared else None,
-        schema=head.table.schema if head.table is not None and (columns or is_redeclared) else 0,
-        gone=inputs.removed,
-    )
+    step = MigratedStage(gone=inputs.removed)
+    if head.table is not None and (columns or is_redeclared):
+        parts, renamed_parts = dict(table_fit.parts), dict(table_fit.renamed_parts)
+        step = with_fields(step, table=table, parts=parts, renamed_parts=renamed_parts, schema=head.table.schema)
     unchanged = StageChange(stage.name, "changed", head.version)
     change = replace(
         unchanged,

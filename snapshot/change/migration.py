@@ -27,7 +27,8 @@ from ...store.sst import ttl
 from ...store.sst.schema import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, commit_first
-from ...store.versions.manifest import FormerName, Input, Manifest, Output, Reset, Rewind, Table
+from ...store.versions.manifest import FormerName, Input, Manifest, Output, Reset, Rewind, SideTable, Table
+from ...store.versions.side_tables import part_tables, with_part_tables
 from ..cut.graph import topological_order
 from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
@@ -157,7 +158,7 @@ def rewind_version(
         fields = ("by", "migration", "rewinds", "totals", "formerly", "promotion")
         return replace(empty, **{name: getattr(draft, name) for name in fields})
     target = commit.without_version_fields(target)
-    changed = replace(draft, table=target.table, ssts=target.ssts)
+    changed = with_part_tables(replace(draft, table=target.table, ssts=target.ssts), part_tables(target))
     if step.table_only:
         times = draft.event_time
         if times is not None and target.event_time is not None:
@@ -220,16 +221,26 @@ def apply_step(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
         return changed
     if draft.table is None or draft.table.schema != step.schema:
         raise Refused(f"the table of {draft.app}/{draft.stage} changed since migration {number} was planned")
-    return _with_columns(changed, draft.table, step.table)
+    old_parts = part_tables(draft)
+    parts = {
+        name: replace(old, table=_migrated_table(draft, old.table, table))
+        for name, table in step.parts.items()
+        for old in [old_parts.get(step.renamed_parts.get(name, name)) or SideTable(table)]
+    }
+    return with_part_tables(_with_columns(changed, draft.table, step.table), parts)
 
 
-def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
+def _migrated_table(draft: Manifest, old: Table, new: Table) -> Table:
     old_ids = old.column_ids
     values = (
         column if column.id in old_ids or not column.id else replace(column, since=draft.version)
         for column in new.values
     )
-    table = replace(new, partitions=old.partitions, tasks=old.tasks, values=tuple(values))
+    return replace(new, partitions=old.partitions, tasks=old.tasks, values=tuple(values))
+
+
+def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
+    table = _migrated_table(draft, old, new)
     event_time = draft.event_time
     due_before, due_after = (any(column.name == DUE for column in declared.values) for declared in (old, table))
     if event_time is not None and due_before:

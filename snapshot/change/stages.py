@@ -31,7 +31,7 @@ from ...store.versions.commit import retired_error, without_open_snapshots
 from ...store.versions.kinds import RESCALE
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import rejected_counts
+from ...store.versions.side_tables import part_tables, rejected_counts, with_part_tables
 from ..cut.graph import consumed_versions, topological_order
 from ..cut.moments import heads_of, stages_of
 from ..cut.stored import notify_runners, open_requests, withdraw_request
@@ -84,7 +84,11 @@ def rescale(
 
             def update(draft: Manifest) -> Manifest:
                 assert draft.table is not None  # noqa: S101  checked above
-                return replace(draft, table=replace(draft.table, partitions=partitions))
+                sides = {
+                    name: replace(side, table=replace(side.table, partitions=partitions))
+                    for name, side in part_tables(draft).items()
+                }
+                return with_part_tables(replace(draft, table=replace(draft.table, partitions=partitions)), sides)
 
             version = amend(store, head, Amendment("rescale", update), by=by, now_ms=now_ms).manifest.version
             _record_rescale(store, app, stage, old_partitions, partitions, by, version)

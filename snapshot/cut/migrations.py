@@ -27,6 +27,10 @@ class MigratedStage(Struct, frozen=True):
     """Step of a migration for one stage."""
 
     table: Table | None = None
+    parts: dict[limits.Name, Table] = {}
+    """With `table`: all tables of parts that the stage has from now on, by side-table name."""
+    renamed_parts: dict[limits.Name, limits.Name] = {}
+    """Earlier names of renamed tables of parts, by current name."""
     schema: limits.Seq = 0
     inputs: dict[limits.Topic, Input] = {}
     gone: tuple[limits.Topic, ...] = ()

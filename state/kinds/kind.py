@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -62,6 +62,15 @@ class MergeResult:
     changed: npt.NDArray[np.bool_] | None = None
     """bool[num], True for keys whose row must be written; None for all keys."""
     emitted: tuple[pa.Table, ...] = ()
+    parts: Mapping[str, pa.Table] = field(default_factory=dict)
+    """Rows to write to side tables, by the side table's name, with `_op`; tombstones have null values."""
+
+
+FindParts: TypeAlias = Callable[[str, pa.Table], tuple[npt.NDArray[np.int64], pa.Table]]
+"""Function that takes a side table's name and keys of the stage's table, or whole keys of parts, each once.
+
+It returns for each stored part of the keys the index of its key, ascending, and its row.
+"""
 
 
 class BoundState:
@@ -92,6 +101,15 @@ class BoundState:
         result does not depend on the order of a key's rows.
         """
         raise NotImplementedError
+
+    @property
+    def side_tables(self) -> Mapping[str, tuple[pa.Schema, pa.Schema]]:
+        """Key and value columns of tables of parts, by side table; internal key columns are not hashed."""
+        return {}
+
+    def with_parts(self, _find: FindParts) -> BoundState:
+        """Return the state with a look-up of stored parts. Called only for states with side tables."""
+        return self
 
     @property
     def behind_ms(self) -> int:

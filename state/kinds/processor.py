@@ -1,11 +1,11 @@
 """State of a user's class written for Spark's `transformWithState`: `processor(MyProcessor(), ...)`.
 
-State variables are columns of the table, so a key's row has all state of the key. Keys are looked up and written by
-batch; only the user's code runs key by key.
+A key's row has the key's single values and timers; the parts of its lists and maps are rows of side tables. Keys are
+looked up and written by batch; only the user's code runs key by key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -17,10 +17,34 @@ from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.schema import DUE
+from ...store.versions.keys import NAME_IN_WORDS, is_name
+from ...store.versions.side_tables import REJECTED
 from .. import multi_input
-from .kind import BoundState, DueBy, Groups, Kind, MergeResult, check_value_names, field_of, input_and_time_of
+from .kind import (
+    BoundState,
+    DueBy,
+    FindParts,
+    Groups,
+    Kind,
+    MergeResult,
+    check_value_names,
+    field_of,
+    input_and_time_of,
+)
+from .parts import MAP_KEY, ListState, MapState, PartState, part_columns
 from .spark_code import Begin, BoundCode, Handle, Instance, PythonRows, SparkCode
-from .state_variables import NEVER, TIMERS, BatchKeys, StateColumn, Timers, Variable, earliest_times, expiry_column
+from .state_variables import (
+    NEVER,
+    TIMERS,
+    BatchKeys,
+    StateColumn,
+    Timers,
+    ValueState,
+    Variable,
+    earliest_times,
+    expiry_column,
+    span_column,
+)
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
@@ -40,6 +64,9 @@ class ProcessorCode:
     python: PythonRows
     order_by: tuple[str, ...] = ()
     initial: str = ""
+
+
+_INTERNAL_COLUMNS = (expiry_column, span_column)
 
 
 class Processor(SparkCode, frozen=True, tag="processor"):
@@ -80,13 +107,12 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         )
 
     def internal_renames(self, names: Mapping[str, str]) -> dict[str, str]:
-        return {
-            expiry_column(name): expiry_column(names.get(name, name))
-            for name, variable in self.variables.items()
-            if variable.ttl_ms
-        }
+        renames = [(old, new) for old, new in names.items() if old in self.variables]
+        return {internal(old): internal(new) for old, new in renames for internal in _INTERNAL_COLUMNS}
 
     def why_not_maskable(self, column: str) -> str:
+        if column in self.variables and self.variables[column].form != "value":
+            return f"it counts the parts of a {self.variables[column].form}, which are rows of the table of its name"
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
@@ -102,6 +128,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
                 f"the class has a state variable {TIMERS!r}, but this is the name of the column of timers",
                 hint="give the variable another name",
             )
+        _check_side_tables([column.name for column in columns if column.variable.form != "value"])
         if timed := [
             column.name for column in columns if column.variable.ttl_ms and self.time_mode != "ProcessingTime"
         ]:
@@ -147,6 +174,25 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         )
 
 
+def _check_side_tables(variables: Sequence[str]) -> None:
+    """Raise `Refused` if no side table can have the name of a variable, or if two have the same name."""
+    names = [side_table_name(variable) for variable in variables]
+    for variable, name in zip(variables, names, strict=True):
+        if not is_name(name) or name == REJECTED:
+            raise Refused(
+                f"state variable {variable!r} has several parts, which are rows of a table of this name; expected "
+                f"{NAME_IN_WORDS}, and not {REJECTED!r}",
+                hint="give the variable another name",
+            )
+        if names.count(name) > 1:
+            raise Refused(f"two state variables have the parts of table {name!r}", hint="give one another name")
+
+
+def side_table_name(variable: str) -> str:
+    """Return the name of the side table with a variable's parts."""
+    return variable.lower()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundProcessor(BoundCode):
     """User's class, bound to the schemas of its rows."""
@@ -154,6 +200,23 @@ class BoundProcessor(BoundCode):
     begin: Begin
     columns: tuple[StateColumn, ...]
     initial: int | None
+    find_parts: FindParts | None = None
+
+    @property
+    def side_tables(self) -> Mapping[str, tuple[pa.Schema, pa.Schema]]:
+        key = pa.schema([self._key_field(name) for name in self.key])
+        by_column = {column.name: part_columns(column) for column in self.columns}
+        return {
+            side_table_name(name): (key.append(parts.key), pa.schema(parts.values))
+            for name, parts in by_column.items()
+            if parts is not None
+        }
+
+    def with_parts(self, find: FindParts) -> BoundState:
+        return replace(self, find_parts=find)
+
+    def _key_field(self, name: str) -> pa.Field:
+        return next(schema.field(name) for schema in self.inputs if name in schema.names)
 
     @property
     def values(self) -> pa.Schema:
@@ -163,7 +226,7 @@ class BoundProcessor(BoundCode):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         at_hand = BatchKeys(groups.num, self.moment.until_ms or 0)
-        variables = {column.name: column.create_variable(at_hand, old, self.python.struct) for column in self.columns}
+        variables = {column.name: self._variable(column, at_hand, keys, old) for column in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
         names = self.python.keys(keys)
@@ -174,7 +237,30 @@ class BoundProcessor(BoundCode):
                 timers.deleteTimer(at_ms)
         instance.close()
         state, is_empty = self._state([variable.arrays for variable in variables.values()], timers, groups.num)
-        return MergeResult(state, is_empty, at_hand.changed, self.emitted(emitted_rows))
+        parts = {
+            side_table_name(name): written
+            for name, variable in variables.items()
+            if isinstance(variable, PartState) and (written := variable.written_parts(keys)) is not None
+        }
+        return MergeResult(state, is_empty, at_hand.changed, self.emitted(emitted_rows), parts)
+
+    def _variable(
+        self, column: StateColumn, at_hand: BatchKeys, keys: pa.Table, old: pa.Table
+    ) -> ValueState | PartState:
+        if column.variable.form == "value":
+            return ValueState(column, at_hand, old, self.python.struct)
+
+        def find(
+            chosen: npt.NDArray[np.int64], parts: pa.Array | None = None
+        ) -> tuple[npt.NDArray[np.int64], pa.Table]:
+            assert self.find_parts is not None  # noqa: S101  each step sets it
+            part_keys = keys.take(pa.array(chosen))
+            part_keys = part_keys if parts is None else part_keys.append_column(MAP_KEY, parts)
+            owners, rows = self.find_parts(side_table_name(column.name), part_keys)
+            return chosen[owners], rows
+
+        kind = ListState if column.variable.form == "list" else MapState
+        return kind(column, at_hand, old, self.python.struct, find)
 
     def _handle(
         self, instance: Instance, at_hand: BatchKeys, names: Sequence[Any], rows: pa.Table, groups: Groups
@@ -199,7 +285,11 @@ class BoundProcessor(BoundCode):
         if timers is not None:
             columns.append(timers.array)
             first_timer = earliest_times(columns[-1])
-            expiry_times = (earliest_times(times) for _, *all_times in arrays_by_variable for times in all_times)
+            expiry_times = (
+                earliest_times(arrays[-1])
+                for column, arrays in zip(self.columns, arrays_by_variable, strict=True)
+                if column.variable.ttl_ms
+            )
             due = reduce(np.minimum, expiry_times, first_timer)
             is_empty &= first_timer == NEVER
             until_ms = self.moment.until_ms

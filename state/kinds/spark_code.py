@@ -11,7 +11,8 @@ import pyarrow as pa
 from ...errors import Refused
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, BoundState, DueBy, Groups, Kind, OfCode
-from .state_variables import StateVariable, Timers
+from .parts import PartState
+from .state_variables import Timers, ValueState
 from .structs import SparkStruct
 from .update import Update
 
@@ -100,6 +101,9 @@ class BoundCode(BoundState):
 
     def emitted(self, output: Sequence[Any]) -> tuple[pa.Table, ...]:
         return tuple(self.python.table(output, schema) for schema in self.emitted_schemas)
+
+
+StateVariable: TypeAlias = ValueState | PartState
 
 
 class Handle:

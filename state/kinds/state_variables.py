@@ -1,14 +1,13 @@
 """State variables of a user's class: columns of the table, whose values the class reads and writes key by key.
 
-The method names are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of Spark's handle. At
+The method names are those of Spark's `ValueState` and of the timers of Spark's handle; `parts` has lists and maps. At
 the first call, the values of all keys of a batch are converted from Arrow; after the batch, they are converted back.
 Methods act on the current key (`BatchKeys.current`). Expired values are dropped before user code sees them.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -35,7 +34,7 @@ class Variable(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """State variable, as a column of the table."""
+    """State variable, as columns of the stage's table; lists and maps also have a table of parts."""
 
     name: str
     variable: Variable
@@ -44,21 +43,25 @@ class StateColumn:
 
     @property
     def columns(self) -> list[pa.Field]:
-        """Columns of the variable: its values, and with a time to live its expiry times in ms since 1970 UTC."""
-        kind, times = self.fields, pa.int64()
-        if self.variable.form != "value":
-            kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
+        """Columns of the variable: its value, or the number of its parts; with a ttl the earliest expiry time."""
+        form, count = self.variable.form, pa.int64()
         return [
-            pa.field(self.name, kind),
-            *([pa.field(expiry_column(self.name), times)] if self.variable.ttl_ms else []),
+            pa.field(self.name, self.fields if form == "value" else count),
+            *([pa.field(span_column(self.name), SPAN)] if form == "list" else []),
+            *([pa.field(expiry_column(self.name), pa.int64())] if self.variable.ttl_ms else []),
         ]
 
-    def create_variable(self, keys: "BatchKeys", old: pa.Table, struct_of: StructOf) -> "StateVariable":
-        return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, struct_of)
+
+SPAN = pa.struct([("first", pa.int64()), ("next", pa.int64())])
+
+
+def span_column(name: str) -> str:
+    """Return the name of the column with the positions of a list: the first one, and that of the next element."""
+    return f"_span_{name}"
 
 
 def expiry_column(name: str) -> str:
-    """Return the name of the column with a variable's expiry times; for lists and maps, it is a list column."""
+    """Return the name of the column with a variable's earliest expiry time, in ms since 1970 UTC."""
     return f"_expires_{name}"
 
 
@@ -138,8 +141,8 @@ class Timers(_PerKey):
         return stored.to_pylist()  # type: ignore[no-any-return]
 
 
-class StateVariable(_PerKey):
-    """Values of one state variable. With a time to live, the last element of an entry is its expiry time."""
+class ValueState(_PerKey):
+    """State variable with one value for each key. With a ttl, the last element of a value is its expiry time."""
 
     def __init__(self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf) -> None:
         stored, *times = (old[field.name].combine_chunks() for field in column.columns)
@@ -148,7 +151,7 @@ class StateVariable(_PerKey):
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
         if self._times is not None and (expired := earliest_times(self._times) <= keys.wall_ms).any():
             for key in np.flatnonzero(expired).tolist():
-                self._all[key] = self._alive(self._all[key])
+                self._all[key] = None
             self._written, keys.changed = True, keys.changed | expired
 
     def exists(self) -> bool:
@@ -158,167 +161,26 @@ class StateVariable(_PerKey):
         if self._row is not None:
             self._put(None)
 
+    def get(self) -> Fields | None:
+        return self._fields.to_user(self._row[:-1] if self._until else self._row) if self._row is not None else None
+
+    def update(self, newValue: Sequence[Any]) -> None:
+        self._put(self._fields.from_user(newValue) + self._until)
+
     @property
     def arrays(self) -> list[pa.Array]:
         if self._written:
-            return self._arrays(self._all)
+            return self._fields.to_arrays(self._all, timed=self._times is not None)
         return [self._stored, *([self._times] if self._times is not None else [])]
-
-    def _taken(self, value: Sequence[Any]) -> Fields:
-        return self._fields.from_user(value) + self._until
-
-    def _given(self, entry: Fields) -> Fields:
-        return self._fields.to_user(entry[:-1] if self._until else entry)
-
-    def _is_alive(self, entry: Fields) -> bool:
-        # Entries written before the variable had a time to live have no expiry time.
-        return entry[-1] is None or entry[-1] > self._keys.wall_ms
-
-    def _alive(self, row: Any) -> Any:
-        raise NotImplementedError
-
-    def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        raise NotImplementedError
-
-
-class ValueState(StateVariable):
-    """State variable with one value for each key."""
-
-    def get(self) -> Fields | None:
-        return self._given(self._row) if self._row is not None else None
-
-    def update(self, newValue: Sequence[Any]) -> None:
-        self._put(self._taken(newValue))
-
-    def _alive(self, row: Any) -> Any:
-        return row if row is not None and self._is_alive(row) else None
 
     def _python(self, stored: pa.Array) -> list[Any]:
         return self._fields.to_python(stored, self._times)
-
-    def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        return self._fields.to_arrays(rows, timed=self._times is not None)
-
-
-class ListState(StateVariable):
-    """State variable with a list of values for each key."""
-
-    def get(self) -> Iterator[Fields]:
-        return iter([self._given(entry) for entry in self._row or ()])
-
-    def put(self, newState: Iterable[Sequence[Any]]) -> None:
-        self._put(list(map(self._taken, newState)) or None)
-
-    def appendValue(self, newState: Sequence[Any]) -> None:
-        self.appendList([newState])
-
-    def appendList(self, newState: Iterable[Sequence[Any]]) -> None:
-        entries = self._row or []
-        entries += list(map(self._taken, newState))
-        self._put(entries or None)
-
-    def _alive(self, row: Any) -> Any:
-        return list(filter(self._is_alive, row or ())) or None
-
-    def _python(self, stored: pa.Array) -> list[Any]:
-        times = _beside(self._times, stored) if self._times is not None else None
-        return _per_key(stored, self._fields.to_python(stored.values, times))
-
-    def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        arrays = self._fields.to_arrays([entry for row in rows for entry in row or ()], timed=self._times is not None)
-        return [pa.ListArray.from_arrays(_offsets(rows), array, mask=_nulls(rows)) for array in arrays]
-
-
-class MapState(StateVariable):
-    """State variable with a map for each key. Iteration is in the order of the map's keys."""
-
-    def __init__(self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf) -> None:
-        assert column.key is not None  # noqa: S101  a map has one
-        self._user_keys = Structs(column.name, column.key, struct_of)
-        super().__init__(column, keys, old, struct_of)
-
-    def getValue(self, key: Sequence[Any]) -> Any:
-        entry = (self._row or {}).get(self._user_keys.from_user(key))
-        return self._fields.to_named_row(self._given(entry)) if entry is not None else None
-
-    def containsKey(self, key: Sequence[Any]) -> bool:
-        return self._user_keys.from_user(key) in (self._row or {})
-
-    def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:
-        entries = self._row or {}
-        entries[self._user_keys.from_user(key)] = self._taken(value)
-        self._put(entries)
-
-    def removeKey(self, key: Sequence[Any]) -> None:
-        entries = self._row or {}
-        if entries.pop(self._user_keys.from_user(key), None) is not None:
-            self._put(entries or None)
-
-    def iterator(self) -> Iterator[tuple[Fields, Fields]]:
-        return iter([(key, self._given(self._row[key])) for key in self.keys()])
-
-    def keys(self) -> Iterator[Fields]:
-        return iter(_ordered(self._row or ()))
-
-    def values(self) -> Iterator[Fields]:
-        return iter([value for _, value in self.iterator()])
-
-    def _alive(self, row: Any) -> Any:
-        return {key: entry for key, entry in (row or {}).items() if self._is_alive(entry)} or None
-
-    def _python(self, stored: pa.Array) -> list[Any]:
-        times = _beside(self._times, stored) if self._times is not None else None
-        keys, entries = self._user_keys.to_python(stored.keys), self._fields.to_python(stored.items, times)
-        return [pairs and dict(pairs) for pairs in _per_key(stored, list(zip(keys, entries, strict=True)))]
-
-    def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        ordered = [(row, _ordered(row or ())) for row in rows]
-        (keys,) = self._user_keys.to_arrays([key for _, map_keys in ordered for key in map_keys])
-        values, *times = self._fields.to_arrays(
-            [row[key] for row, map_keys in ordered for key in map_keys], timed=self._times is not None
-        )
-        offsets, nulls = _offsets(rows), _nulls(rows)
-        return [
-            pa.MapArray.from_arrays(offsets, keys, values, mask=nulls),
-            *(pa.ListArray.from_arrays(offsets, expiry_times, mask=nulls) for expiry_times in times),
-        ]
-
-
-def _ordered(keys: Iterable[Fields]) -> list[Fields]:
-    try:
-        return sorted(keys)
-    except TypeError:
-        return sorted(keys, key=lambda key: [(field is not None, field) for field in key])
-
-
-def _offsets(rows: Sequence[Any]) -> pa.Array:
-    return pa.array(np.cumsum([0, *(len(row or ()) for row in rows)]), pa.int32())
-
-
-def _nulls(rows: Sequence[Any]) -> pa.Array:
-    return pa.array([row is None for row in rows], pa.bool_())
-
-
-def _per_key(lists: pa.Array, entries: list[Any]) -> list[Any]:
-    ends = lists.offsets.to_pylist()
-    parts = [entries[begin:end] or None for begin, end in pairwise(ends)]
-    for index in np.flatnonzero(np.asarray(lists.is_null())).tolist() if lists.null_count else ():
-        parts[index] = None
-    return parts
-
-
-def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
-    if times.offsets.equals(lists.offsets):
-        return times.values
-    sizes = np.diff(lists.offsets.to_numpy())
-    padded = [expiry_times or [None] * int(size) for expiry_times, size in zip(times.to_pylist(), sizes, strict=True)]
-    return pa.array([at for padded_times in padded for at in padded_times], pa.int64())
 
 
 def earliest_times(times: pa.Array) -> Times:
     """Return int64[n]: the earliest time of each list, or each single time; `NEVER` for a null or empty list."""
     if not pa.types.is_list(times.type):
-        return np.asarray(pc.fill_null(times, NEVER).to_numpy())
+        return np.asarray(pc.fill_null(times, NEVER).to_numpy(zero_copy_only=False))
     flat, keys = pc.fill_null(times.flatten(), NEVER).to_numpy(), pc.list_parent_indices(times).to_numpy()
     least = np.full(len(times), NEVER)
     np.minimum.at(least, keys, flat)

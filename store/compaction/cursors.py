@@ -19,11 +19,14 @@ from ..read.remote_sst import RangedSst, SelectedRows
 from ..sst.schema import EXPIRES, HASH, OP, add_missing_columns, sst_schema
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
+from ..versions.side_tables import has_parts
 
 CHUNK_BYTES = 16 << 20
 """Limit on the bytes of rows that are copied at a time; a single row may exceed it."""
 _LARGE_GROUP_BYTES, _LARGE_ROW_BYTES = 64 << 20, 256 << 10
 """Bytes of a row group, and mean bytes of a row, above which an SST has large rows."""
+_LARGE_PARTS_BYTES = 2 << 20
+"""The same in a table of parts: those of one key share a hash, so that a slice has all of them, however many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ class Cursor:
             return
         ranged = RangedSst(store, self._sst, self._table, ReadCounters())
         pages, schema = ranged.find_values(HASH, *window), self._schema
-        if ranged.max_group_bytes > _LARGE_GROUP_BYTES or ranged.row_bytes > _LARGE_ROW_BYTES:
+        large_group_bytes = _LARGE_PARTS_BYTES if has_parts(self._table) else _LARGE_GROUP_BYTES
+        if ranged.max_group_bytes > large_group_bytes or ranged.row_bytes > _LARGE_ROW_BYTES:
             self._selected = SelectedRows(ranged, pages, schema.names, lambda block: _rows(block, self._schema))
             schema = self._keys
         yield from ranged.read(pages, schema.names, window_bytes=self._read_bytes)

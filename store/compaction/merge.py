@@ -20,15 +20,15 @@ from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..read.decode import Block, check_columns, decode
 from ..read.fetch import fetch
-from ..sst.hashing import sort_keys
+from ..sst.hashing import same_keys, sort_keys
 from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, add_missing_columns, expired_mask, sst_schema
 from ..sst.sorted_runs import estimate_within, overlapping, sorted_runs
 from ..sst.ttl import drop_expired_suffix
-from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
+from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter, release_unused_memory
 from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
-from .cursors import Cursor, Part, take_rows
+from .cursors import CHUNK_BYTES, Cursor, Part, take_rows
 from .plan import Compaction, CompactionResult
 
 _SLICE_ROWS = 1 << 16
@@ -184,8 +184,14 @@ def _merge_parts(
     With `drop_tombstones`, a key is dropped if its newest row is a tombstone or has expired by `clock_ms` (None if no
     row expires).
     """
-    if not parts:
-        return
+    if parts:
+        yield from take_rows(parts, _rows_to_keep(parts, table, drop_tombstones=drop_tombstones, clock_ms=clock_ms))
+
+
+def _rows_to_keep(
+    parts: Sequence[Part], table: Table, *, drop_tombstones: bool, clock_ms: int | None
+) -> npt.NDArray[np.int64]:
+    """Return the positions in the joined parts of the rows that `_merge_parts` yields, in its order."""
     key = [column.name for column in table.key]
     names = [name for name in (HASH, OP, EXPIRES, *key) if name in parts[0].keys.column_names]
     keys = pa.concat_tables([part.keys.select(names) for part in parts]).combine_chunks()
@@ -196,7 +202,9 @@ def _merge_parts(
         keep = keep[keys.column(OP).to_numpy()[keep] != TOMBSTONE]
         is_expired = expired_mask(keys, clock_ms)
         keep = keep if is_expired is None else keep[~is_expired[keep]]
-    yield from take_rows(parts, keep)
+    if keys.nbytes > CHUNK_BYTES:
+        release_unused_memory()
+    return keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,12 +364,16 @@ def read_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
 
 
 def select_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> RowSelector:
-    """Return a function that selects the rows of these keys in a block. `hashes` has the keys' hashes, ascending."""
+    """Return a function that selects the rows of these keys in a block, of a table of parts all parts of the keys.
+
+    `keys` has the hashed key columns, and `hashes` the keys' hashes, ascending.
+    """
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
         mask = np.zeros(block.stored.num_rows, np.bool_)
-        for _, at, _, same in block.match(hashes, keys, np.arange(len(hashes)), [HASH, *keys.schema.names]):
-            mask[at[same]] = True
+        owners, at = block.rows_with(hashes)
+        same = same_keys(keys.take(pa.array(owners)), block.take(at, keys.schema.names), keys.schema.names)
+        mask[at[same]] = True
         return mask
 
     return chosen

@@ -146,7 +146,7 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
         time_ms=max(manifest.time_ms, onto.time_ms + 1),
         table=onto.table,
         forgotten=onto.forgotten,
-        side_tables=_side_tables(base, manifest, onto),
+        side_tables=_side_tables(base, manifest, onto, merges),
         ssts=apply_results(onto.ssts.plus(added), merges),
         recorded={
             snapshot: version if at == manifest.version else onto.recorded.get(snapshot, at)
@@ -155,7 +155,19 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
     )
 
 
-def _side_tables(base: Manifest, manifest: Manifest, onto: Manifest) -> dict[str, SideTable]:
-    if manifest.side_tables != without_version_fields(base).side_tables:
-        return manifest.side_tables
-    return without_version_fields(onto).side_tables
+def _side_tables(
+    base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Finished]
+) -> dict[str, SideTable]:
+    before, after = without_version_fields(base).side_tables, without_version_fields(onto).side_tables
+    sides: dict[str, SideTable] = {}
+    for name, side in manifest.side_tables.items():
+        if name not in after or after[name] == before.get(name):
+            sides[name] = side
+        elif side == before.get(name):
+            sides[name] = after[name]
+        else:
+            outputs = {sst for done in merges if isinstance(done, CompactionResult) for sst in done.outputs}
+            added = side.ssts.added_since(before[name].ssts, base.version)
+            ssts = after[name].ssts.plus(sst for sst in added if sst not in outputs)
+            sides[name] = replace(side, ssts=apply_results(ssts, merges))
+    return sides

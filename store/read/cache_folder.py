@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -163,6 +162,7 @@ class CacheFolder:
 
 
 _TRAILER_BYTES = 16
+_DIGEST_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,16 +202,20 @@ class MappedSst:
 def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
     """Write an SST's rows to a cache file, with field ids. Raises `Corruption` if there are no rows, and `OSError`."""
     remaining = iter(batches)
-    first = next(remaining, None)
-    if first is None:
+    batch = next(remaining, None)
+    if batch is None:
         raise corruption_error(sst, "it has no rows")
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, first.schema) as writer:
-        for batch in chain([first], remaining):
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        while batch is not None:
             writer.write_batch(batch)
-    with pa.memory_map(str(path)) as source:
-        digest = _digest(source.read_buffer(), sst)
-    with path.open("ab") as file:
-        file.write(digest)
+            batch = None  # not in memory while the next one is decoded
+            batch = next(remaining, None)
+    digest = xxhash.xxh3_128()
+    with path.open("r+b", buffering=0) as file:
+        # Mapped pages would count as memory.
+        while chunk := file.read(_DIGEST_BYTES):
+            digest.update(chunk)
+        file.write(_with_name(digest, sst))
 
 
 def map_file(path: Path, sst: Sst, table: Table) -> MappedSst:
@@ -228,6 +232,9 @@ def map_file(path: Path, sst: Sst, table: Table) -> MappedSst:
 
 
 def _digest(content: pa.Buffer, sst: Sst) -> bytes:
-    digest = xxhash.xxh3_128(content)
+    return _with_name(xxhash.xxh3_128(content), sst)
+
+
+def _with_name(digest: xxhash.xxh3_128, sst: Sst) -> bytes:
     digest.update(file_name(sst).encode())
     return digest.digest()

@@ -17,16 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..sst.arrow_types import python_value
-from ..sst.hashing import same_keys
+from ..sst.hashing import same_keys, sort_keys
 from ..sst.schema import EXPIRES, HASH, ColumnConversion, column_conversion
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
+from ..versions.side_tables import has_parts
 from .fetch import corruption_error
 
 _SPARSE_STEP = 64
 _CACHED_ROWS = 1 << 17
 _SMALL_SEARCH = 16
+_MAX_COLLISIONS = 4
+"""Rows of one hash that are compared one after another; more are joined at once."""
 BLOCK_ROWS, _BLOCK_BYTES = 1 << 20, 64 << 20
+_PARTS_BLOCK_BYTES = 16 << 20
+"""Bytes of a block of parts of lists. Arrow takes three times as much to decode a block; few are searched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,9 @@ class Block:
         yielded again with the next row of the hash, if there is one.
         """
         positions, at = self.locate(hashes, positions)
-        while positions.size:
+        for _ in range(_MAX_COLLISIONS):
+            if not positions.size:
+                return
             rows = self.take(at, columns)
             same = same_keys(keys.take(pa.array(positions)), rows, keys.schema.names)
             yield positions, at, rows, same
@@ -100,6 +107,8 @@ class Block:
             positions, at = positions[~same], at[~same] + 1
             more = self._has_hashes(at, hashes[positions])
             positions, at = positions[more], at[more]
+        if positions.size:
+            yield self._join(hashes[positions], keys, positions, columns)
 
     def locate(
         self, hashes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
@@ -123,6 +132,37 @@ class Block:
         # A hash above the block's, or a collision, may lead past its last row.
         present: npt.NDArray[np.bool_] = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
         return present
+
+    def _join(
+        self,
+        hashes: npt.NDArray[np.int64],
+        keys: pa.Table | pa.RecordBatch,
+        positions: npt.NDArray[np.int64],
+        columns: Sequence[str],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]:
+        """Find keys whose hashes many rows share, as parts of one list do. Yields like `match`, without other rows."""
+        at = self.rows_with(np.unique(hashes))[1]
+        names = keys.schema.names
+        own = pa.Table.from_batches([self.take(at, names)])
+        chosen = keys.take(pa.array(positions)).select(names)
+        requested = pa.Table.from_batches([chosen]) if isinstance(chosen, pa.RecordBatch) else chosen
+        both = pa.concat_tables([requested.cast(own.schema), own])
+        order, repeats = sort_keys(np.concatenate([hashes, self.hashes[at]]), both)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(~repeats)
+        row_of = np.full(len(order) + 1, -1)
+        row_of[numbers[len(hashes) :]] = np.arange(len(at))
+        matches = row_of[numbers[: len(hashes)]]
+        is_match = matches >= 0
+        at = at[matches[is_match]]
+        return positions[is_match], at, self.take(at, columns), np.ones(len(at), np.bool_)
+
+    def rows_with(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the positions of all rows with these hashes, and before them the index of each row's hash."""
+        low, high = (self.hashes.searchsorted(hashes, side=side) for side in ("left", "right"))
+        owners = np.repeat(np.arange(len(hashes)), high - low)
+        starts = np.repeat(low - np.concatenate(([0], np.cumsum(high - low)[:-1])), high - low)
+        return owners, starts + np.arange(len(owners))
 
 
 def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> ColumnConversion | None:
@@ -151,7 +191,8 @@ def decode(data: bytes, sst: Sst, table: Table, *, use_threads: bool = True) -> 
         check_columns(sst, table, file.schema_arrow, file.metadata.num_rows)
         groups = range(file.num_row_groups)
         num_bytes = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-        block_rows = int(_BLOCK_BYTES * sst.rows / max(num_bytes, 1))
+        block_bytes = _PARTS_BLOCK_BYTES if has_parts(table) else _BLOCK_BYTES
+        block_rows = int(block_bytes * sst.rows / max(num_bytes, 1))
         yield from file.iter_batches(batch_size=max(1, min(BLOCK_ROWS, block_rows)), use_threads=use_threads)
     except (pa.ArrowException, OSError) as error:
         raise corruption_error(sst, f"it cannot be decoded ({error})") from error

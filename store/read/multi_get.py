@@ -22,16 +22,18 @@ import pyarrow.compute as pc
 
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..sst.hashing import normalise_keys, same_keys
+from ..sst.hashing import hash_keys, normalise_keys, same_keys
 from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ..sst.sorted_runs import overlapping
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
+from ..versions.side_tables import has_parts
 from .cache import SstCache
 from .cache_folder import MappedSst
 from .decode import Block
 from .fetch import request_pool
 from .footers import fetch_tails
+from .parts import find_parts
 from .remote_sst import SMALL_BYTES, RangedSst, load_indexes, read_together
 
 
@@ -136,6 +138,15 @@ class TableLookUps:
             self.store, self.cache, self.ssts, self.table, hashes, keys, self.reads, clock_ms=self.clock_ms, seqs=seqs
         )
         return values, present, seqs
+
+    def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        """Return all parts of keys of the stage's table, or the parts with these whole keys, as `find_parts` does."""
+        hashes = hash_keys(keys, keys.column_names)
+        if keys.num_columns == len(self.table.key):
+            values, present, _ = self.get_rows(hashes, keys)
+            rows = pa.table([*keys.columns, *values.columns], [*keys.column_names, *values.column_names])
+            return np.flatnonzero(present), rows.filter(pa.array(present))
+        return find_parts(self.store, self.cache, self.table, self.ssts, hashes, keys, self.reads)
 
     def get_due_rows(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
         """Return the visible rows that fall due in a period. Arguments are those of `find_due_rows`.
@@ -332,7 +343,8 @@ class _Search:
         self._with_expires = with_expires
         self.expires: list[tuple[npt.NDArray[np.int64], pa.Array | pa.ChunkedArray]] = []
         """Expiry times of found rows, with the positions of their keys."""
-        self._compares_at_once = False
+        # Many parts of one key share its hash.
+        self._compares_at_once = has_parts(table)
         self._located: dict[tuple[str, ...], list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]] = {}
         """Positions of keys and rows with their hashes, not compared yet, by the rows' columns."""
         self._found_rows: list[pa.Table] = []

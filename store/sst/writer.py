@@ -14,7 +14,8 @@ and a lost bit in either would hide a row.
 
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from tempfile import NamedTemporaryFile
+from typing import IO, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ from ..versions import keys
 from ..versions.entries.ssts import Sst
 from ..versions.manifest import Table
 from .arrow_types import is_sql_safe, python_rows
-from .hashing import normalise_keys, partition_of, sort_keys
+from .hashing import normalise_keys, one_array, partition_of, sort_keys
 from .parquet_index import (
     CHUNK_BYTES,
     FALSE_POSITIVE_RATE,
@@ -50,6 +51,8 @@ _SMALL_SST_PAGES = 14
 _MIN_NARROW_PAGE_ROWS = 512
 _PAGE_BYTES = 128 << 10
 _MIN_WIDE_PAGE_ROWS, _MAX_WIDE_PAGE_BYTES = 64, 1 << 20
+_LARGE_ROW_BYTES = 8 << 20
+"""Mean bytes of a row above which an SST is written with less memory."""
 _DICTIONARY_BYTES = 64 << 10
 _SAMPLE_ROWS, _SAMPLE_VALUES = 4_096, 16_384
 _NO_LIMIT = 1 << 30
@@ -66,7 +69,8 @@ class SstWriter:
 
     def __init__(self, table: Table) -> None:
         self._table, self._schema, self._can_expire = table, sst_schema(table), table.ttl is not None
-        self._sink = pa.BufferOutputStream()
+        self._sink: pa.NativeFile = pa.BufferOutputStream()
+        self._file: IO[bytes] | None = None
         self._writer: pq.ParquetWriter | None = None
         self._row_group_rows = ROW_GROUP_ROWS
         self.num_rows = self._num_tombstones = self._num_expiring = self.hash_min = self._hash_max = 0
@@ -107,18 +111,27 @@ class SstWriter:
         narrow = page_rows(rows.num_rows)
         fewest = max(1, min(_MIN_WIDE_PAGE_ROWS, narrow, int(_MAX_WIDE_PAGE_BYTES / max(widest, 1))))
         wide = max(fewest, min(narrow, int(_PAGE_BYTES / max(widest, 1))))
+        is_large = row_bytes > _LARGE_ROW_BYTES
+        if is_large:
+            # A buffer in memory doubles its size as it grows.
+            self._file = NamedTemporaryFile()  # noqa: SIM115  closed by `_take_data`
+            self._sink = pa.OSFile(self._file.name, "wb")
         sample = rows.slice(0, _SAMPLE_ROWS)
-        text = (leaf for name in sample.column_names for leaf in _text_leaves(name, sample[name].combine_chunks()))
+        text = (leaf for name in sample.column_names for leaf in _text_leaves(name, one_array(sample[name])))
         samples = ((path, values.slice(0, _SAMPLE_VALUES)) for path, values in text)
         repeating = (path for path, values in samples if 2 * pc.count_distinct(values).as_py() <= len(values))
+        if is_large:
+            release_unused_memory()
         return pq.ParquetWriter(
             self._sink,
             self._schema,
-            **_encoding(self._schema, frozenset(repeating)),
+            **_encoding(self._schema, frozenset(repeating), is_large=is_large),
             dictionary_pagesize_limit=_DICTIONARY_BYTES,
             write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in self._schema.names)],
             write_page_checksum=True,
             write_page_index=True,
+            # The second version compresses a page's values without copying them once more.
+            data_page_version="2.0" if is_large else "1.0",
             # Limited by rows alone, so that the pages of all columns begin at the same rows.
             max_rows_per_page=wide,
             data_page_size=_NO_LIMIT,
@@ -157,7 +170,7 @@ class SstWriter:
         if self._writer is None:
             raise ValueError("an SST has at least one row; found none")
         self._writer.close()
-        data, filter_bytes, footer_bytes = _with_checksums(self._sink.getvalue())
+        data, filter_bytes, footer_bytes = _with_checksums(self._take_data())
         sst = Sst(
             object=keys.sst(app, stage, ulid or str(runtime.ulid())),
             partition=partition,
@@ -179,6 +192,17 @@ class SstWriter:
             unshowable=not self._is_sql_safe,
         )
         return sst, data
+
+    def _take_data(self) -> pa.Buffer:
+        if self.num_bytes > ROW_GROUP_BYTES:
+            release_unused_memory()
+        # The writer may outlive its data.
+        sink, self._sink, self._writer = self._sink, pa.BufferOutputStream(), None
+        if self._file is None:
+            return sink.getvalue()
+        sink.close()
+        with self._file as file:
+            return pa.py_buffer(file.read())
 
 
 def release_unused_memory() -> None:
@@ -282,7 +306,7 @@ def write_partitions(
 
 
 @lru_cache(maxsize=64)
-def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
+def _encoding(schema: pa.Schema, repeating: frozenset[str], *, is_large: bool = False) -> dict[str, Any]:
     """Return the encoding and compression of each column, as keyword arguments of `pq.ParquetWriter`.
 
     `repeating` are the paths of text or binary columns, also nested ones, whose values repeat in a sample.
@@ -312,7 +336,8 @@ def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
         "use_dictionary": [SEQ, OP, PREV, EXPIRES, *text],
         "column_encoding": {HASH: "DELTA_BINARY_PACKED"}
         | dict.fromkeys(numbers, "BYTE_STREAM_SPLIT")
-        | dict.fromkeys(apart, "DELTA_LENGTH_BYTE_ARRAY"),
+        # Arrow copies the text of a page twice for this encoding.
+        | dict.fromkeys(apart, "PLAIN" if is_large else "DELTA_LENGTH_BYTE_ARRAY"),
     }
 
 
@@ -326,7 +351,9 @@ def _text_leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield from _text_leaves(f"{path}.key_value.key", column.keys)
         yield from _text_leaves(f"{path}.key_value.value", column.items)
     elif types.is_list(kind):
-        yield from _text_leaves(f"{path}.list.element", column.flatten())
+        # Unlike `flatten`, a slice of the values copies nothing.
+        starts = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        yield from _text_leaves(f"{path}.list.element", column.values.slice(starts[0], starts[1] - starts[0]))
     elif _is_text(kind):
         yield path, column
 

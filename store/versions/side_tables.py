@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from .entries.ssts import Sst, Ssts
-from .manifest import Column, Manifest, Table
+from .manifest import Column, Manifest, SideTable, Table, is_internal
 
 REJECTED = "rejected"
 """Name of the side table with the records that the stage rejected, each with its error."""
@@ -19,6 +19,22 @@ REJECTED = "rejected"
 
 def table_name(stage: str, name: str) -> str:
     return f"{stage}_{name}"
+
+
+def has_parts(table: Table) -> bool:
+    """Return True for a table of the parts of lists or maps: internal key columns follow the key of the stage."""
+    return any(is_internal(column.name) for column in table.key)
+
+
+def part_tables(manifest: Manifest) -> dict[str, SideTable]:
+    """Return the stage's tables of parts, by side-table name. They belong to the rows of the stage's own table."""
+    return {name: side for name, side in manifest.side_tables.items() if has_parts(side.table)}
+
+
+def with_part_tables(manifest: Manifest, parts: Mapping[str, SideTable]) -> Manifest:
+    """Return the version with exactly these tables of parts. Other side tables stay."""
+    others = {name: side for name, side in manifest.side_tables.items() if not has_parts(side.table)}
+    return replace(manifest, side_tables=others | dict(parts))
 
 
 class SideManifest(Manifest, frozen=True):
@@ -63,7 +79,7 @@ def table_declarations(stages: Mapping[str, Manifest]) -> dict[str, Table]:
     return {name: version.table for tables in groups for name, version in tables.items() if version.table is not None}
 
 
-def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
+def side_manifests(manifest: Manifest) -> tuple[SideManifest, ...]:
     if not manifest.side_tables:
         return ()
     only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "owner_stage": stage_of(manifest)}

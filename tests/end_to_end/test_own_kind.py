@@ -4,12 +4,16 @@ import heapq
 import json
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from slackwater.operations.debugging.replay.compare import compare, read_sent_rows
+from msgspec import structs
+from slackwater.operations.debugging.replay import bundle as bundles
+from slackwater.operations.debugging.replay.bundled import capture_bundle, open_bundle
+from slackwater.operations.debugging.replay.compare import compare, keys_with_other_parts, read_sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.operations.program_changes import migrate_file
@@ -102,6 +106,18 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
     assert {name: row["booked"] for name, row in found.items()} == {
         name: {"n": len(rows), "balance": sum(row["amount"] for row in rows)} for name, rows in every.items()
     }
+    recent: dict[str, list[int]] = defaultdict(list)
+    for part in sorted(app.table("accounts_recent").to_pylist(), key=lambda part: part["_position"]):
+        recent[part["account"]].append(part["recent"]["amount"])
+    assert {name: row["recent"] for name, row in found.items() if row["recent"]} == {
+        name: len(amounts) for name, amounts in recent.items()
+    }
+    assert all(amounts == [row["amount"] for row in every[name][-3:]] for name, amounts in recent.items())
+    branches = {
+        (part["account"], part["_key"]["branch"]): part["branches"]["n"]
+        for part in app.table("accounts_branches").to_pylist()
+    }
+    assert branches == Counter((name, row["branch"]) for name, rows in every.items() for row in rows)
     assert [row["message"] for row in app.table("accounts_rejected").to_pylist()] != []
     assert all(row["timers"] for row in found.values() if row["recent"]), "an account rests, or will"
     rested = [name for name, row in found.items() if not row["recent"]]
@@ -118,7 +134,22 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
     ) as program:
         for version in [one for one in history.iter_after(store, app.app, "accounts", 0) if one.kind == "batch"]:
             replay = StageReplay.for_version(program, version)
-            assert compare(replay, read_sent_rows(replay)).same
+            sent = read_sent_rows(replay)
+            comparison = compare(replay, sent)
+            assert comparison.same
+        assert comparison.keys is not None
+        assert keys_with_other_parts(replay, comparison.keys.keys).num_rows == 0
+        stale = replace(replay, after=structs.replace(version, side_tables=replay.before.side_tables))
+        assert keys_with_other_parts(stale, comparison.keys.keys).num_rows == len(comparison.keys)
+        bundles.write(capture_bundle(replay, comparison, sent), tmp_path / "bundle.zip")
+        with open_bundle(bundles.read(tmp_path / "bundle.zip")) as (bundled, rows, _):
+            again = compare(bundled, rows)
+        assert again.same
+        numbers = [parts.replayed.num_rows for parts in comparison.parts]
+        assert [parts.replayed.num_rows for parts in again.parts] == numbers
+        assert min(numbers) > 0
+        checked = app.slackwater("check", str(app.program), "--app", app.app, "--json")
+        assert json.loads(checked.stdout)["same"], checked.stdout
     where = "SELECT * FROM accounts WHERE booked.balance > 500000000"
     verdict = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
     assert json.loads(verdict.stdout)["record"]["topic"] == app.topic, verdict.stdout

@@ -13,23 +13,33 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import urllib3
+from msgspec.structs import replace
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StringType
+from slackwater import processor
 from slackwater.client import Client
 from slackwater.client.status import status
 from slackwater.serve.service import ServeOptions
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
+from slackwater.state.kinds.kind import with_input_metadata
 from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps
+from slackwater.store.versions import apps, codec
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.serve.conftest import serving_client
 from tests.snapshot.wide import client_over, many_apps, pin_versions, repeat_version
-from tests.store.compaction.test_large_rows import measure_merge
+from tests.state.event_time.falling import Stage as TestedStage
+from tests.state.kinds.spark_model import OUTPUT, struct
+from tests.state.kinds.test_processor import ROWS
+from tests.store.compaction.test_large_rows import WORD_BYTES, measure_merge, measure_merge_of
 
 from ...multi_get import TABLE
 from ...support.row import Row
@@ -40,7 +50,9 @@ APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
 """The newest versions, each of which changes every key of a few; those before have the rows of the first."""
 KEYS = 1_000
-LIST_BYTES, MERGE_BYTES = 100_000_000, 400_000_000
+LIST_BYTES, MERGE_BYTES, LISTED_BYTES = 100_000_000, 400_000_000, 15_000_000
+APPENDS = 20
+"""Batches that fill the list; the next one is measured."""
 DELAY_S, REST_S = 0.02, 10.0
 _BROWSER_REQUESTS = 6
 
@@ -55,6 +67,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
     yield from _long(memory, folder, SNAPSHOTS // part)
     yield from _collection(memory, VERSIONS // part)
     yield _large_row(folder, LIST_BYTES // part)
+    yield from _large_list(folder, LIST_BYTES // part)
 
 
 def far(memory: MemoryStore) -> CountingStore:
@@ -132,6 +145,45 @@ def _large_row(folder: Path, row_bytes: int) -> Row:
     note = f"limit: {MERGE_BYTES:,}; it read {bytes_read:,} of {8 * sst.bytes:,} bytes"
     what = f"a merge of eight versions of a row of {row_bytes:,} bytes: memory"
     return Row.at_most(what, f"{grown:,} bytes", note, grown / MERGE_BYTES, 1)
+
+
+class Words(StatefulProcessor):
+    """A class that appends a batch's share of words to its only key's list."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def init(self, handle: Any) -> None:
+        self._words = handle.getListState("words", struct(text=StringType()))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        (seed,) = [row.n for row in rows]
+        text = np.random.default_rng(seed).bytes(self._count * WORD_BYTES // 2).hex()
+        starts = range(0, len(text), WORD_BYTES)
+        self._words.appendList([(text[start : start + WORD_BYTES],) for start in starts])
+        yield from ()
+
+    def close(self) -> None: ...
+
+
+def _large_list(folder: Path, list_bytes: int) -> Iterator[Row]:
+    state = processor(Words(list_bytes // APPENDS // WORD_BYTES), OUTPUT)
+    bound = state.bind([with_input_metadata(ROWS, "t", None)], ("k",))
+    stage = TestedStage(bound, ("k",), ROWS, state.stored)
+    local = LocalStore(folder / "store")
+    for number in range(APPENDS + 1):
+        stage.batch([{"k": "a", "n": number}])
+    (side,) = stage.head.side_tables.values()
+    added = [sst for sst in (*stage.head.ssts, *side.ssts) if sst.seq_max == stage.head.row_seq]
+    written = sum(sst.bytes for sst in added) + len(codec.encode(stage.head))
+    what, note = f"a batch that appends {list_bytes // APPENDS:,} bytes to a list of {list_bytes:,}: bytes", "limit: "
+    limit = LISTED_BYTES * list_bytes // LIST_BYTES
+    yield Row.at_most(what, f"{written:,}", f"{note}{limit:,}", written / limit, 1)
+    for sst in side.ssts:
+        local.put(sst.object, stage.store.get(sst.object))
+    grown, _, _ = measure_merge_of(folder, replace(side.table, partitions=1, tasks=0), tuple(side.ssts))
+    what = f"a merge of a list of {list_bytes:,} bytes: memory"
+    yield Row.at_most(what, f"{grown:,} bytes", f"{note}{MERGE_BYTES:,}", grown / MERGE_BYTES, 1)
 
 
 def _history(client: Client) -> None:

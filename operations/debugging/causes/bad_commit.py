@@ -92,7 +92,7 @@ class BadCommit:
             # The offsets that the batch read follow from the previous version, whose rows may differ.
             rows = replay.rows()
             replay = replay.with_previous(with_rows_of(replay.before, current))
-            current = replay.manifest(replay.merge(rows)[0])
+            current = replay.manifest(replay.merge(rows))
             if self.is_bad_with(current, self.line.prefix_up_to(after)):
                 return True, count
         return False, count
@@ -155,7 +155,7 @@ class CounterfactualReplay:
         """
         self.num_replays = 0
         replay = self._replay(after)
-        return replay.manifest(replay.merge(self._rows(replay)[0])[0])
+        return replay.manifest(replay.merge(self._rows(replay)[0]))
 
     def _replay(self, after: Manifest, channel: str = "") -> StageReplay:
         self.num_replays += 1

@@ -131,7 +131,7 @@ def find_dropped_late_cause(bad: BadCommit) -> Cause | None:
     replay = bad.replay(commit.stage, commit.version)
     # Without a watermark, no row is late.
     in_time = replay.with_previous(replace(replay.before, event_time=None))
-    if bad.is_bad_with(in_time.manifest(in_time.merge(in_time.rows())[0])):
+    if bad.is_bad_with(in_time.manifest(in_time.merge(in_time.rows()))):
         return None
     late, first = _late_rows(replay), None
     if replay.knows_records and late.num_rows:

@@ -69,7 +69,7 @@ def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause |
     if number is None or replay.shape.bound is None:
         return None
     alone = replay.with_previous(replace(replay.before, ssts=()))
-    if bad.is_bad_with(alone.manifest(replay.merge(replay.rows(np.array([number])))[0])):
+    if bad.is_bad_with(alone.manifest(replay.merge(replay.rows(np.array([number]))))):
         return None
     without = bad.manifest_without(guilty.source_record.location)
     if not bad.is_bad_with(without) and not bad.replay_later_batches(without, MAX_LATER_BATCHES)[0]:

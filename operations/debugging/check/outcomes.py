@@ -8,20 +8,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ....pipeline.api.topic import Repartition
-from ....pipeline.spark.clock import stopped_clocks
+from ....pipeline.spark.clock import running_clocks, stopped_clocks
 from ....pipeline.spark.user_errors import as_user_error
 from ....snapshot.diff.candidates import changed_keys
 from ....snapshot.diff.equality import Flags, flag_unmatched_rows, sort_list_elements
 from ....snapshot.diff.key_changes import KeyChanges
-from ....state.kinds.kind import BoundState, Groups, MergeResult
+from ....snapshot.diff.stored_rows import distinct_keys
+from ....state.kinds.kind import BatchMoment, BoundState, FindParts, Groups, MergeResult
 from ....state.step import Step
 from ....store.read.multi_get import TableLookUps
 from ....store.sst import writer as sst
@@ -29,7 +30,9 @@ from ....store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ....store.sst.schema import HASH, arrow_schema
 from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ....store.versions.entries import hash_ranges
-from ....store.versions.entries.ssts import Ssts
+from ....store.versions.entries.ssts import Sst, Ssts
+from ....store.versions.manifest import Table
+from ....store.versions.side_tables import part_tables, table_name
 from ..replay.compare import RowDifferences, SentRows, cast_to_sent, drop_record_numbers
 from ..replay.stage_replay import StageReplay
 
@@ -42,6 +45,8 @@ class RunOutcome:
     keys: pa.Table | None = None
     """`_hash` and key of the rows written, possibly with duplicates; None for a stage without a table."""
     ssts: Ssts = field(default_factory=Ssts)
+    sides: Mapping[str, Ssts] = field(default_factory=dict)
+    """SSTs of the tables of parts, by side-table name."""
     max_abs_float: float = 0.0
 
 
@@ -53,6 +58,20 @@ class _FixedTimeState(BoundState):
     @property
     def needed_columns(self) -> tuple[str, ...]:
         return self.state.needed_columns
+
+    @property
+    def side_tables(self) -> Mapping[str, tuple[pa.Schema, pa.Schema]]:
+        return self.state.side_tables
+
+    def at_moment(self, moment: BatchMoment) -> BoundState:
+        return dataclasses.replace(self, state=self.state.at_moment(moment))
+
+    def with_parts(self, find: FindParts) -> BoundState:
+        def find_in_time(name: str, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
+            with running_clocks():
+                return find(name, keys)
+
+        return dataclasses.replace(self, state=self.state.with_parts(find_in_time))
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         # Stop the clock only here: requests to the store are signed with the current time.
@@ -82,21 +101,29 @@ class _Run:
     partitions: int
     at_ms: int
     ssts: Ssts = field(default_factory=Ssts)
+    sides: dict[str, Ssts] = field(default_factory=dict)
     keys: list[pa.Table] = field(default_factory=list)
     sent: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     def run(self, batches: Sequence[pa.Table]) -> RunOutcome:
         replay, step = self.replay, self.replay.step
         self.ssts = replay.before.ssts
+        self.sides = {name: replay.before.side_tables[name].ssts for name in replay.look_ups}
         for number, rows in enumerate(batches):
             is_last = number == len(batches) - 1
             # Rows fall due in the last batch only: a key that the original batch wrote never falls due with it.
             due = step.due and dataclasses.replace(step.due, pending=step.due.pending and is_last)
-            state = _FixedTimeState(step.state_now, self.at_ms)
+            state = _FixedTimeState(step.state, self.at_ms)
             self._merge_batch(rows, dataclasses.replace(step, state=state, seq=step.seq + number, due=due))
         sent = {name: tuple(rows) for name, rows in self.sent.items()}
         keys = pa.concat_tables([_key_schema(replay).empty_table(), *self.keys])
-        return RunOutcome(sent, keys, self.ssts, find_max_abs_float(batches))
+        return RunOutcome(sent, keys, self.ssts, self.sides, find_max_abs_float(batches))
+
+    @property
+    def look_ups(self) -> dict[str, TableLookUps]:
+        return {
+            name: dataclasses.replace(stored, ssts=self.sides[name]) for name, stored in self.replay.look_ups.items()
+        }
 
     def _merge_batch(self, rows: pa.Table, step: Step) -> None:
         replay, program = self.replay, self.replay.program
@@ -108,21 +135,27 @@ class _Run:
             partition_rows = in_time.filter(pa.array(partition_numbers == partition))
             if partition_rows.num_rows or (step.due is not None and step.due.pending):
                 hashes = hash_ranges.hash_bounds(partition, self.partitions)
-                results.append(step.apply(partition_rows, stored, hashes))
+                results.append(step.apply(partition_rows, stored, hashes, self.look_ups))
         new = [result.new for result in results if result.new.num_columns]
         self._add_emitted([result.emitted for result in results if result.emitted])
         if replay.stage.late_output is not None:
             columns = replay.shape.late_columns
             rows = late.select(list(columns)).rename_columns(list(columns.values()))
             self.sent.setdefault(replay.stage.late_output.name, []).append(rows)
+        for name, stored in self.look_ups.items():
+            if parts := [result.parts[name] for result in results if name in result.parts]:
+                self.sides[name] = self.sides[name].plus(self._write(stored.table, pa.concat_tables(parts)))
         if new and (written := pa.concat_tables(new)).num_rows:
             # Without time to live, later batches see these rows, as a single batch of all records would.
-            table = replace(replay.table, partitions=1, ttl=None)
-            write = partial(sst.write_sst, program.scratch, None, app=replay.after.app, stage=replay.after.stage)
-            made_sst = write(table=table, partition=0, rows=written)
-            self.ssts = self.ssts.plus((replace(made_sst, root=program.scratch.url),))
+            self.ssts = self.ssts.plus(self._write(replay.table, written))
             schema = _key_schema(replay)
             self.keys.append(written.select(schema.names).cast(schema))
+
+    def _write(self, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
+        after, scratch = self.replay.after, self.replay.program.scratch
+        whole = replace(table, partitions=1, ttl=None)
+        written = sst.write_sst(scratch, None, app=after.app, stage=after.stage, table=whole, partition=0, rows=rows)
+        return (replace(written, root=scratch.url),)
 
     def _add_emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> None:
         outputs, schemas = self.replay.stage.emits_to, self.replay.step.state.emitted_schemas
@@ -138,7 +171,8 @@ def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> RunOutcome:
     if replay.shape.bound is None:
         return RunOutcome(sent_tables)
     schema = _key_schema(replay)
-    return RunOutcome(sent_tables, replay.written_rows().select(schema.names).cast(schema), replay.after.ssts)
+    sides = {name: side.ssts for name, side in part_tables(replay.after).items()}
+    return RunOutcome(sent_tables, replay.written_rows().select(schema.names).cast(schema), replay.after.ssts, sides)
 
 
 def find_max_abs_float(tables: Sequence[pa.Table]) -> float:
@@ -160,10 +194,12 @@ class Differences:
 
     keys: KeyChanges | None = None
     sent: dict[str, RowDifferences] = field(default_factory=dict)
+    parts: dict[str, RowDifferences] = field(default_factory=dict)
+    """Differences between tables of parts, by table name."""
     failed: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.keys or self.sent or self.failed)
+        return bool(self.keys or self.sent or self.parts or self.failed)
 
 
 def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
@@ -181,7 +217,8 @@ def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome)
     for name in first.sent.keys() & second.sent.keys():
         if different := _sent_differences(replay, name, first.sent[name], second.sent[name], largest):
             sent[name] = different
-    return Differences(keys or None, dict(sorted(sent.items())))
+    parts = _part_differences(replay, first, second, largest)
+    return Differences(keys or None, dict(sorted(sent.items())), parts)
 
 
 def _differing_keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, largest: float) -> KeyChanges | None:
@@ -201,6 +238,23 @@ def _differing_keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, 
     ]
     changes = changes.take(np.flatnonzero(flag_unmatched_rows(rows[0], rows[1], largest)[0])).changed()
     return changes.sorted_by_key() if len(changes) else None
+
+
+def _part_differences(
+    replay: StageReplay, first: RunOutcome, second: RunOutcome, largest: float
+) -> dict[str, RowDifferences]:
+    touched = [run.keys for run in (first, second) if run.keys is not None and run.keys.num_rows]
+    if not touched:
+        return {}
+    keys = distinct_keys(pa.concat_tables(touched)).drop_columns([HASH])
+    differences = {}
+    for name, look_ups in replay.look_ups.items():
+        first_parts, second_parts = (
+            dataclasses.replace(look_ups, ssts=run.sides[name]).get_parts(keys)[1] for run in (first, second)
+        )
+        if different := RowDifferences.compare(first_parts, second_parts, largest):
+            differences[table_name(replay.after.stage, name)] = different
+    return differences
 
 
 def _names(changes: KeyChanges) -> list[str]:

@@ -29,7 +29,7 @@ from ....store.sst import writer as sst
 from ....store.sst.schema import add_missing_columns, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, SideTable
-from ....store.versions.side_tables import as_main_table, table_name
+from ....store.versions.side_tables import REJECTED, as_main_table, table_name
 from .inputs import ORIGIN_SCHEMA
 from .program import LoadedProgram
 from .stage_replay import StageReplay
@@ -127,6 +127,8 @@ class ReplayBatch:
         """Rows that the batch wrote to each side table, and the record number of each row; -1 for no record."""
         program, after, result = self.replay.program, self.replay.after, {}
         for name, side in after.side_tables.items():
+            if name != REJECTED:
+                continue
             version = as_main_table(after, table_name(after.stage, name))
             rows = TableSide(program.store, program.cache, side.table, version).read_written(after.row_seq)
             numbers = np.full(rows.num_rows, -1, np.int64)
@@ -144,7 +146,7 @@ class ReplayBatch:
 
     def side_tables(self, chosen: RecordNumbers) -> dict[str, SideTable]:
         previous, after, program = self.replay.before, self.replay.after, self.replay.program
-        tables = dict(after.side_tables)
+        tables = {name: after.side_tables[name] for name in self.side_rows}
         for name, (rows, numbers) in self.side_rows.items():
             present = np.isin(numbers, chosen) | (numbers < 0)
             if present.all():
@@ -396,6 +398,8 @@ class SubsetReplay:
         if batch not in self._manifests:
             replay, after = self._replay(batch), batch.replay.after
             if replay.shape.bound is not None:
-                after = replay.manifest(replay.merge(self.rows(batch))[0])
-            self._manifests[batch] = replace(after, side_tables=batch.side_tables(self.numbers(batch)))
+                after = replay.manifest(replay.merge(self.rows(batch)))
+            self._manifests[batch] = replace(
+                after, side_tables=after.side_tables | batch.side_tables(self.numbers(batch))
+            )
         return self._manifests[batch]

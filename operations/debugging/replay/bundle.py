@@ -12,7 +12,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +25,7 @@ from ....common.whole_file import atomic_file
 from ....errors import Refused
 from ....store.sst.schema import PREV, arrow_schema, sst_schema
 from ....store.versions import checks, limits
-from ....store.versions.manifest import EventTime, Manifest, Table
+from ....store.versions.manifest import EventTime, Manifest, SideTable, Table
 from .inputs import ORIGIN_SCHEMA, InputRecords
 
 FORMAT = 1
@@ -75,6 +75,8 @@ class Index(Struct, frozen=True, kw_only=True):
     inputs: Annotated[tuple[BundledInput, ...], _Names]
     outputs: Annotated[tuple[BundledOutput, ...], _Names]
     table: Table | None
+    parts: Annotated[dict[limits.Name, Table], _Names] = {}
+    """Tables of the parts of lists and maps, by side-table name."""
     seq: limits.Version
     before_clock_ms: limits.AnyTimeMs
     clock_ms: limits.AnyTimeMs
@@ -108,6 +110,7 @@ class Index(Struct, frozen=True, kw_only=True):
             time_ms=self.time_ms,
             kind="batch",
             table=self.table,
+            side_tables={name: SideTable(table) for name, table in self.parts.items()},
             clock_ms=self.clock_ms,
             seq=self.seq,
             event_time=EventTime(
@@ -135,6 +138,7 @@ class Bundle:
             None without a table.
         committed: Rows that the version wrote, with the columns of SSTs except `_prev_seq`; None without a table.
         sent: Rows that the version sent, by channel, if known.
+        parts: Parts of the keys in `before`, and the rows that the version wrote, by side table.
     """
 
     index: Index
@@ -143,6 +147,7 @@ class Bundle:
     before: pa.Table | None
     committed: pa.Table | None
     sent: Mapping[str, pa.Table]
+    parts: Mapping[str, tuple[pa.Table, pa.Table]] = field(default_factory=dict)
 
 
 def committed_schema(table: Table) -> pa.Schema:
@@ -221,6 +226,8 @@ def _member_tables(bundle: Bundle) -> Iterator[tuple[str, pa.Table]]:
     if bundle.before is not None and bundle.committed is not None:
         yield _BEFORE, bundle.before
         yield _COMMITTED, bundle.committed
+    for number, name in enumerate(bundle.index.parts):
+        yield from zip(_part_members(number), bundle.parts[name], strict=True)
 
 
 def _input_member(number: int) -> str:
@@ -231,6 +238,10 @@ def _output_member(number: int) -> str:
     return f"sent/{number}.arrow"
 
 
+def _part_members(number: int) -> tuple[str, str]:
+    return f"parts/{number}/{_BEFORE}", f"parts/{number}/{_COMMITTED}"
+
+
 def _read_bundle(archive: zipfile.ZipFile) -> Bundle:
     """Return the bundle in a zip. Raises `ValueError` if the zip is no valid bundle, and zip errors."""
     entries = archive.infolist()
@@ -238,7 +249,9 @@ def _read_bundle(archive: zipfile.ZipFile) -> Bundle:
         raise ValueError(f"its members have {size:,} bytes; expected at most {MAX_BYTES:,}")
     index = _read_index(archive)
     outputs = {_output_member(number): output.name for number, output in enumerate(index.outputs) if output.known}
-    state = (_BEFORE, _COMMITTED) if index.table is not None else ()
+    state = [_BEFORE, _COMMITTED] if index.table is not None else []
+    parts = {name: _part_members(number) for number, name in enumerate(index.parts)}
+    state += [member for members in parts.values() for member in members]
     expected = {_INDEX, _PROGRAM, *map(_input_member, range(len(index.inputs))), *outputs, *state}
     names = [entry.filename for entry in entries]
     if unknown := sorted(set(names) - expected):
@@ -256,7 +269,15 @@ def _read_bundle(archive: zipfile.ZipFile) -> Bundle:
     if index.table is not None:
         rows_before = _read_table(archive, _BEFORE, before_schema(index.table))
         committed = _read_table(archive, _COMMITTED, committed_schema(index.table))
-    return Bundle(index, _read_member(archive, _PROGRAM, MAX_BYTES), records, rows_before, committed, sent)
+    part_rows = {}
+    for name, (before, written) in parts.items():
+        declared = index.parts[name]
+        part_rows[name] = (
+            _read_table(archive, before, arrow_schema(declared.columns)),
+            _read_table(archive, written, committed_schema(declared)),
+        )
+    program = _read_member(archive, _PROGRAM, MAX_BYTES)
+    return Bundle(index, program, records, rows_before, committed, sent, part_rows)
 
 
 def _read_index(archive: zipfile.ZipFile) -> Index:

@@ -17,15 +17,15 @@ from ....errors import Refused
 from ....pipeline.kafka.memory import MemoryKafka
 from ....pipeline.run.program import load_app
 from ....snapshot.diff.stored_rows import distinct_keys
-from ....state.step import EVERY_HASH
+from ....state.step import EVERY_HASH, StepResult
 from ....store.objects.local import LocalStore
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import HASH, OP, PUT, SEQ, add_missing_columns, sst_schema
-from ....store.versions.entries.ssts import Sst
-from ....store.versions.manifest import EventTime, Table
+from ....store.versions.entries.ssts import Sst, Ssts
+from ....store.versions.manifest import EventTime, Manifest, SideTable, Table
 from .bundle import EXISTED, FILE_NAME, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
 from .compare import Comparison, SentRows
 from .program import open_program
@@ -42,7 +42,7 @@ class BundledReplay(StageReplay):
     known_keys: pa.Table | None = None
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
-    def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def merge(self, rows: pa.Table) -> StepResult:
         """Merge rows into the table. Raises `Refused` for keys whose previous rows are not in the bundle."""
         assert self.known_keys is not None  # noqa: S101  a stage without a table merges nothing
         known_hashes = hash_keys(self.known_keys, self.known_keys.column_names)
@@ -82,6 +82,7 @@ def capture_bundle(
             BundledOutput(channel.name, channel.key, sent[channel.name].rows is not None) for channel in channels
         ),
         table=table,
+        parts={name: look_ups.table for name, look_ups in replay.look_ups.items()},
         seq=after.row_seq,
         before_clock_ms=replay.before.clock_ms,
         clock_ms=after.clock_ms,
@@ -100,8 +101,15 @@ def capture_bundle(
         rows_before = _previous_rows(replay, table, comparison.keys.keys, only)
         schema = committed_schema(table)
         committed = comparison.committed.select(schema.names).cast(schema)
+    parts = {}
+    for name, look_ups in replay.look_ups.items():
+        assert rows_before is not None  # noqa: S101  a stage with parts has a table
+        stored = look_ups.get_parts(rows_before.select([column.name for column in replay.table.key]))[1]
+        schema = committed_schema(look_ups.table)
+        written = filter_by_keys(replay.written_parts(name), only)
+        parts[name] = (stored, written.select(schema.names).cast(schema))
     known_rows = {channel.name: rows for channel in channels if (rows := sent[channel.name].rows) is not None}
-    return Bundle(index, file.read_bytes(), records, rows_before, committed, known_rows)
+    return Bundle(index, file.read_bytes(), records, rows_before, committed, known_rows, parts)
 
 
 @contextmanager
@@ -128,6 +136,7 @@ def open_bundle(
                     before, ssts=_write_sst(store, index, index.table, _as_sst_rows(bundle.before, index.table))
                 )
                 after = replace(after, ssts=before.ssts.plus(_write_sst(store, index, index.table, bundle.committed)))
+                before, after = _with_parts(store, bundle, before, after)
             replay = BundledReplay(program, before, after, loaded=dict(bundle.records), known_keys=known_keys)
             _check_inputs(replay, bundle)
             sent = {
@@ -146,8 +155,21 @@ def _previous_rows(replay: StageReplay, table: Table, written: pa.Table, only: p
     return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
 
 
+def _with_parts(store: ObjectStore, bundle: Bundle, before: Manifest, after: Manifest) -> tuple[Manifest, Manifest]:
+    versions: tuple[dict[str, SideTable], dict[str, SideTable]] = {}, {}
+    for name, rows in bundle.parts.items():
+        ssts, table = Ssts(), bundle.index.parts[name]
+        for sides, part_rows in zip(versions, (_with_internal_columns(rows[0], table), rows[1]), strict=True):
+            ssts = ssts.plus(_write_sst(store, bundle.index, table, part_rows))
+            sides[name] = SideTable(table, ssts)
+    return replace(before, side_tables=versions[0]), replace(after, side_tables=versions[1])
+
+
 def _as_sst_rows(rows_before: pa.Table, table: Table) -> pa.Table:
-    rows = rows_before.filter(rows_before[EXISTED]).drop_columns([EXISTED])
+    return _with_internal_columns(rows_before.filter(rows_before[EXISTED]).drop_columns([EXISTED]), table)
+
+
+def _with_internal_columns(rows: pa.Table, table: Table) -> pa.Table:
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),

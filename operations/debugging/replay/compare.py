@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -16,12 +17,17 @@ from ....snapshot.diff.candidates import changed_keys
 from ....snapshot.diff.equality import flag_unmatched_rows
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
+from ....state.kinds.parts import POSITION
 from ....state.records import fully_read_input
+from ....store.read.multi_get import TableLookUps
 from ....store.sst.hashing import hash_keys
-from ....store.sst.schema import arrow_schema
+from ....store.sst.schema import OP, arrow_schema, visible_columns
 from ....store.versions.manifest import Output
+from ....store.versions.side_tables import table_name
 from .inputs import read_input
 from .stage_replay import StageReplay, filter_by_keys
+
+_OWNER = "_owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class RowDifferences:
 
 @dataclass(frozen=True, slots=True)
 class ChannelComparison:
-    """Comparison of the rows that a version sent on one channel with the rows that the replay sends."""
+    """Comparison of the rows that a version sent on one channel, or wrote to a table of parts, with the replay's."""
 
     name: str
     committed: SentRows
@@ -92,6 +98,8 @@ class Comparison:
     """Number of keys that differ only in internal columns, or that one side writes without a visible change."""
     channels: tuple[ChannelComparison, ...]
     """Comparison of each channel; empty if the comparison is limited to some keys."""
+    parts: tuple[ChannelComparison, ...] = ()
+    """Comparison of the rows written to each table of parts, with `_op`: 1 for a removed part."""
 
     @property
     def different(self) -> KeyChanges | None:
@@ -99,7 +107,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        return not self.different and not self.hidden and all(channel.same for channel in self.channels)
+        return not self.different and not self.hidden and all(rows.same for rows in (*self.channels, *self.parts))
 
     @property
     def ref(self) -> str:
@@ -126,11 +134,13 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
         channels = tuple(_compare_channel(output.name, sent[output.name], rows) for output, rows in outputs)
         return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
-        new_rows, emitted = replay.merge(function_rows)
-    new_rows, stored = filter_by_keys(new_rows, only), filter_by_keys(replay.written_rows(), only)
+        result = replay.merge(function_rows)
+    emitted = result.emitted
+    new_rows, stored = filter_by_keys(result.new, only), filter_by_keys(replay.written_rows(), only)
     key, program = arrow_schema(replay.table.key), replay.program
     touched = pa.concat_tables([rows.select(key.names).cast(key) for rows in (stored, function_rows, new_rows)])
-    keys = changed_keys(program.store, program.cache, after, replay.manifest(new_rows), touched)
+    replayed = replay.manifest(dataclasses.replace(result, new=new_rows))
+    keys = changed_keys(program.store, program.cache, after, replayed, touched)
     visible_hashes = hash_keys(keys.changed().keys, key.names) if keys is not None else np.array([], np.int64)
     hidden = len(np.setdiff1d(replay.differing_keys(stored, new_rows), visible_hashes))
     writes = replay.stage.emits_to if only is None else ()
@@ -140,7 +150,8 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
     if (late := replay.stage.late_output) is not None and only is None:
         outputs.append((late, replay.late_rows(function_rows)))
     channels = tuple(_compare_channel(output.name, sent[output.name], rows) for output, rows in outputs)
-    return Comparison(*batch, stored, new_rows.num_rows, keys, hidden, channels)
+    parts = tuple(_compare_parts(replay, name, result.parts.get(name), only) for name in replay.look_ups)
+    return Comparison(*batch, stored, new_rows.num_rows, keys, hidden, channels, parts)
 
 
 def read_sent_rows(replay: StageReplay) -> dict[str, SentRows]:
@@ -174,6 +185,45 @@ def _compare_channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelC
     rows = cast_to_sent(rows, committed.rows.schema, name)
     unlike_rows = RowDifferences.compare(committed.rows, rows)
     return ChannelComparison(name, committed, rows, unlike_rows.missing, unlike_rows.added)
+
+
+def _compare_parts(
+    replay: StageReplay, name: str, replayed: pa.Table | None, only: pa.Table | None
+) -> ChannelComparison:
+    committed = filter_by_keys(replay.written_parts(name), only)
+    names = [*(column.name for column in replay.look_ups[name].table.columns), OP]
+    committed = committed.select(names)
+    rows = committed.slice(0, 0) if replayed is None else filter_by_keys(replayed, only).select(names)
+    unlike_rows = RowDifferences.compare(committed, rows.cast(committed.schema))
+    table = table_name(replay.after.stage, name)
+    return ChannelComparison(table, SentRows(committed), rows, unlike_rows.missing, unlike_rows.added)
+
+
+def keys_with_other_parts(replay: StageReplay, keys: pa.Table) -> pa.Table:
+    """Return the keys, among these, whose lists or maps the replay leaves with other parts than the version has.
+
+    Compares what user code sees: the order of a list's elements, not their positions.
+    """
+    merged = replay.manifest(replay.merge(replay.rows()))
+    different = np.zeros(keys.num_rows, np.bool_)
+    for name, look_ups in replay.look_ups.items():
+        first, second = (
+            _visible_parts(dataclasses.replace(look_ups, ssts=version.side_tables[name].ssts), keys)
+            for version in (replay.after, merged)
+        )
+        unlike = RowDifferences.compare(first, second)
+        different[[*unlike.missing[_OWNER].to_pylist(), *unlike.added[_OWNER].to_pylist()]] = True
+    return keys.filter(pa.array(different))
+
+
+def _visible_parts(look_ups: TableLookUps, keys: pa.Table) -> pa.Table:
+    owners, parts = look_ups.get_parts(keys)
+    rows = parts.select([column.name for column in visible_columns(look_ups.table)][keys.num_columns :])
+    if POSITION in rows.column_names:
+        starts = np.flatnonzero(np.append(True, owners[1:] != owners[:-1])) if len(owners) else owners
+        ranks = np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
+        rows = rows.set_column(0, POSITION, pa.array(ranks, pa.int64()))
+    return rows.append_column(_OWNER, pa.array(owners, pa.int64()))
 
 
 def drop_record_numbers(rows: pa.Table) -> pa.Table:

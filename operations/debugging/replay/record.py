@@ -189,7 +189,7 @@ def _open_search(
     replay = search.root.replay
     if replay.shape.bound is not None:
         stored, whole_choice = replay.written_rows(), SubsetReplay(search.batches, search.all_records)
-        if different := len(replay.differing_keys(stored, replay.merge(whole_choice.rows(search.root))[0])):
+        if different := len(replay.differing_keys(stored, replay.merge(whole_choice.rows(search.root)).new)):
             raise UnprovedRecord(
                 f"a replay of {stage}@v{after.version} does not give what was committed: {different} of "
                 f"{stored.num_rows} keys are different. {explain_difference(program, after)}"

@@ -24,14 +24,16 @@ from ....snapshot.diff.equality import flag_unmatched_rows
 from ....snapshot.diff.stored_rows import TableSide
 from ....state.event_time import Due, Lateness, due_span_after
 from ....state.failing import RECORD
-from ....state.step import Step
+from ....state.step import Step, StepResult
 from ....store.read.multi_get import TableLookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import HASH, OP, arrow_schema, sst_schema
 from ....store.versions import history
+from ....store.versions.entries.ssts import Sst
 from ....store.versions.manifest import Manifest, Table
+from ....store.versions.side_tables import as_main_table, table_name
 from .inputs import InputRecords, read_input, split_rejected
 from .program import LoadedProgram
 
@@ -199,28 +201,42 @@ class StageReplay:
         numbers = {name: np.zeros(rows.num_rows, np.int64) for name, rows in inputs.items()}
         return self._run_function(inputs, numbers)[0]
 
-    def manifest(self, new: pa.Table) -> Manifest:
-        table, program = self.table, self.program
-        clock_ms = self.clock_ms
-        written = []
+    def manifest(self, result: StepResult) -> Manifest:
+        """Return the version that the batch commits with this result of `merge`."""
+        table, new, clock_ms = self.table, result.new, self.clock_ms
         if new.num_rows:
             new, latest = self.step.with_expiry(new)
             clock_ms = clock_ms if latest is None else max(clock_ms, latest)
-            app, stage = self.after.app, self.after.stage
-            ssts = sst.write_partitions(program.scratch, None, app=app, stage=stage, table=table, rows=new)
-            written = [replace(sst_written, root=program.scratch.url) for sst_written in ssts]
-        return replace(self.after, table=table, ssts=self.before.ssts.plus(written), clock_ms=clock_ms)
+        unchanged = {name: self.before.side_tables[name] for name in self.look_ups}
+        sides = unchanged | {
+            name: replace(side, ssts=side.ssts.plus(self._write(side.table, result.parts[name])))
+            for name, side in self.before.side_tables.items()
+            if name in result.parts
+        }
+        return replace(
+            self.after,
+            table=table,
+            ssts=self.before.ssts.plus(self._write(table, new)),
+            clock_ms=clock_ms,
+            side_tables=self.after.side_tables | sides,
+        )
 
-    def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Merge the function's rows into the table. Returns the table rows to write, and the rows that the state emits.
+    def _write(self, table: Table, rows: pa.Table) -> list[Sst]:
+        if not rows.num_rows:
+            return []
+        app, stage, scratch = self.after.app, self.after.stage, self.program.scratch
+        ssts = sst.write_partitions(scratch, None, app=app, stage=stage, table=table, rows=rows)
+        return [replace(written, root=scratch.url) for written in ssts]
 
-        The emitted rows are one table for all outputs, or one table per output.
-        """
+    def merge(self, rows: pa.Table) -> StepResult:
+        """Merge the function's rows into the table. The result has all columns of the table, also without rows."""
         step = self.step
-        result = step.apply(step.split_late(rows)[0], self.stored)
+        result = step.apply(step.split_late(rows)[0], self.stored, parts=self.look_ups)
         if result.new.num_columns:
-            return result.new, result.emitted
-        return sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emitted_schemas)
+            return result
+        return StepResult(
+            sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emitted_schemas)
+        )
 
     @property
     def step(self) -> Step:
@@ -236,6 +252,15 @@ class StageReplay:
         return TableLookUps(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
 
     @property
+    def look_ups(self) -> dict[str, TableLookUps]:
+        """Look-ups in the side tables that the state has."""
+        bound, sides = self.shape.bound, self.before.side_tables
+        return {
+            name: TableLookUps(self.program.store, self.program.cache, sides[name].table, sides[name].ssts, 0)
+            for name in (bound.side_tables if bound is not None else ())
+        }
+
+    @property
     def due(self) -> Due | None:
         by, after = self.shape.due_by, self.after.event_time
         return due_span_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
@@ -243,6 +268,12 @@ class StageReplay:
     def written_rows(self) -> pa.Table:
         """Return the rows that the version wrote to its table, with internal columns and tombstones."""
         side = TableSide(self.program.store, self.program.cache, self.table, self.after, self.after.clock_ms)
+        return side.read_written(self.after.row_seq)
+
+    def written_parts(self, name: str) -> pa.Table:
+        """Return the rows that the version wrote to a table of parts, with internal columns and tombstones."""
+        version = as_main_table(self.after, table_name(self.after.stage, name))
+        side = TableSide(self.program.store, self.program.cache, self.look_ups[name].table, version)
         return side.read_written(self.after.row_seq)
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
@@ -262,7 +293,7 @@ class StageReplay:
             return rows
         if self.stage.late_output is not None and self.output == self.stage.late_output.name:
             return self.late_rows(rows)
-        emitted = self.merge(rows)[1]
+        emitted = self.merge(rows).emitted
         names = [output.name for output in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 

@@ -26,7 +26,7 @@ from ....snapshot.diff.key_changes import KeyChanges
 from ....snapshot.diff.stored_rows import TableSide
 from ....state.failing import RECORD
 from ....state.kinds.kind import Groups
-from ....state.step import EVERY_HASH
+from ....state.step import EVERY_HASH, PartLookUps
 from ....store.sst import ttl
 from ....store.sst.hashing import normalise_keys
 from ....store.sst.schema import DUE, EXPIRES, HASH, SEQ, arrow_schema
@@ -292,7 +292,7 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> RecordNumbers | None
 
 def _rows_by_record(replay: StageReplay) -> pa.Table:
     step, table = replay.step, replay.table
-    bound = step.state_now
+    bound = step.state_with(PartLookUps(replay.look_ups))
     key = [column.name for column in table.key]
     rows = normalise_keys(step.split_late(replay.rows())[0], key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))

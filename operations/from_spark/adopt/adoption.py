@@ -32,6 +32,7 @@ from ....store.versions import apps, codec, history, keys
 from ....store.versions.amend import Amendment, amend, read_base
 from ....store.versions.entries.ssts import Sst
 from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Output, Table
+from ....store.versions.side_tables import part_tables, side_manifests, tables_of, with_part_tables
 from ...maintenance.compact import StageCompactor
 from ..attach.rows import RowWriter
 from ..attach.steps import MAX_BATCHES
@@ -160,7 +161,9 @@ class Adoption:
         if head is None:
             batch = self.checkpoint.read_batch(self.batches[0])
             whole = rows.map_all([self.checkpoint.read_rows(state, batch.id) for state in rows.states])
-            ssts = writer.write_differences(self.first, whole, 1)
+            ssts = {"": writer.write_differences(self.first, whole, 1)}
+            for side in side_manifests(self.first):
+                ssts[side.name] = writer.write_differences(side, rows.part_rows(side.name, all_keys=True), 1)
             first = replace(self.first, outputs=dict(self.create_channels()), clock_ms=clock_ms)
             head = self._commit_batch(None, batch, ssts, lambda draft: replace(first, **_identity(draft)))
         elif self._mapping is None:
@@ -171,7 +174,12 @@ class Adoption:
             up_to = min(following + MAX_BATCHES - 1, self.batches[-1])
             changes = [self.checkpoint.read_changes(state, following - 1, up_to) for state in rows.states]
             for number, *batch_changes in zip(range(following, up_to + 1), *changes, strict=True):
-                ssts = writer.write_changes(table, rows.map_changes(batch_changes), head.version + 1)
+                changed, seq = rows.map_changes(batch_changes), head.version + 1
+                ssts = {"": writer.write_changes(table, changed, seq)}
+                touched = changed.select([column.name for column in table.key])
+                for side in side_manifests(head) if touched.num_rows else ():
+                    parts = rows.part_rows(side.name, all_keys=False)
+                    ssts[side.name] = writer.write_parts(side, touched, parts, seq)
                 head = self._commit_batch(head, self.checkpoint.read_batch(number), ssts, lambda draft: draft)
             head = self._run_merges(head)
         return head
@@ -180,14 +188,18 @@ class Adoption:
         self,
         head: Manifest | None,
         batch: ReadableBatch,
-        ssts: tuple[Sst, ...],
+        ssts: Mapping[str, tuple[Sst, ...]],
         initialise: Callable[[Manifest], Manifest],
     ) -> Manifest:
         def update(draft: Manifest) -> Manifest:
             manifest = initialise(draft)
+            parts = {
+                name: replace(side, ssts=side.ssts.plus(ssts.get(name, ())))
+                for name, side in part_tables(manifest).items()
+            }
             return replace(
-                manifest,
-                ssts=manifest.ssts.plus(ssts),
+                with_part_tables(manifest, parts),
+                ssts=manifest.ssts.plus(ssts[""]),
                 inputs={name: self._input(name, source, batch) for name, source in manifest.inputs.items()},
                 event_time=self._event_time(batch),
                 adopted=self._followed(batch.id),
@@ -197,7 +209,7 @@ class Adoption:
         change = Amendment("init" if head is None else "batch", update, epoch=0 if head is None else head.epoch)
         by, writer = self.first.by, self.first.writer
         manifest = amend(self.store, head or names, change, by=by, now_ms=batch.committed_ms, writer=writer).manifest
-        self.on_step(AdoptedBatch(manifest, batch.id, sum(sst.rows for sst in ssts)))
+        self.on_step(AdoptedBatch(manifest, batch.id, sum(sst.rows for sst in ssts[""])))
         return manifest
 
     def _run_merges(self, head: Manifest) -> Manifest:
@@ -213,9 +225,10 @@ class Adoption:
         rows, table = self.new_mapping(), self.first.table
         assert table is not None  # noqa: S101
         stored = checksum_version(self.store, self.cache, head)
-        from_spark = checksum_rows(
-            rows.map_all([self.checkpoint.read_rows(state, self.batches[-1]) for state in rows.states]), table
-        )
+        whole = rows.map_all([self.checkpoint.read_rows(state, self.batches[-1]) for state in rows.states])
+        from_spark = checksum_rows(whole, table)
+        for side, parts in rows.side_tables.items():
+            from_spark += checksum_rows(rows.part_rows(side, all_keys=True), parts)
         if stored != from_spark:
             raise Refused(
                 f"{self.info.name}/{self.first.stage} would have {stored}, but Spark reads {from_spark} at batch "
@@ -324,6 +337,9 @@ class Checksum:
     sum: int = 0
     """Sum of the rows' hashes, modulo 2^64."""
 
+    def __add__(self, other: Checksum) -> Checksum:
+        return Checksum(self.rows + other.rows, (self.sum + other.sum) % (1 << 64))
+
     def __str__(self) -> str:
         return f"{self.rows:,} rows, checksum {self.sum:016x}"
 
@@ -340,6 +356,11 @@ def checksum_rows(rows: Iterable[pa.Table], table: Table) -> Checksum:
 
 
 def checksum_version(store: ObjectStore, cache: SstCache, version: Manifest) -> Checksum:
+    """Return the checksum of the stage's table and of its tables of parts."""
+    return sum((_checksum_table(store, cache, table) for table in tables_of(version).values()), Checksum())
+
+
+def _checksum_table(store: ObjectStore, cache: SstCache, version: Manifest) -> Checksum:
     table = version.table
     assert table is not None  # noqa: S101  callers pass versions with a table
     partitions = range(table.partitions)

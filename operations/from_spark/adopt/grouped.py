@@ -4,7 +4,7 @@ A batch changes single rows of the query, but the table needs the complete row o
 DuckDB, on disk if they exceed the memory limit, and for each batch the rows of changed keys are recomputed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -40,6 +40,10 @@ class KeyPart:
     """Columns that distinguish several rows of one key."""
     per_key: tuple[tuple[str, str], ...]
     """Name and DuckDB expression of each aggregate over the rows of a key."""
+    side: str = ""
+    """Name of the side table with the parts of a list or a map; empty for none."""
+    per_part: tuple[tuple[str, str], ...] = ()
+    """Name and DuckDB expression of each column of the side table, besides the key columns of the stage."""
 
     def to_database_rows(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
         makers = {column.column: column for column in self.columns}
@@ -57,6 +61,8 @@ class GroupedMapping:
     table: Table
     values: tuple[tuple[str, str], ...]
     columns: tuple[MappedColumn, ...]
+    side_tables: Mapping[str, Table] = field(default_factory=dict)
+    """Tables of the parts of lists and maps, by side-table name."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, init=False)
 
     @property
@@ -121,6 +127,18 @@ class GroupedMapping:
             f"SELECT t.* FROM touched t ANTI JOIN found f ON {_columns_equal('t', 'f', self.key)}"
         ).to_arrow_table()
         return concat_changes(current, cast_to_columns(deleted, self.table.key), self.table)
+
+    def part_rows(self, side: str, *, all_keys: bool) -> Iterator[pa.Table]:
+        """Yield the current rows of a table of parts, of all keys or of the keys that `map_changes` returned last."""
+        con = self._con
+        assert con is not None  # noqa: S101  `load_state` was called
+        table = self.side_tables[side]
+        number, part = next((number, part) for number, part in enumerate(self.parts) if part.side == side)
+        values = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in part.per_part)
+        source = f"t{number} t" + ("" if all_keys else f" SEMI JOIN touched k ON {_columns_equal('t', 'k', self.key)}")
+        query = f"SELECT {_column_list(self.key)}, {values} FROM (SELECT t.* FROM {source})"
+        for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
+            yield cast_to_columns(batch, table.columns)
 
     def _rows(self, touched: str) -> Iterator[pa.Table]:
         con = self._con

@@ -5,6 +5,7 @@ Each built-in kind of state has a rule. For other kinds, such as a program's own
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,9 +37,14 @@ class RowMapping:
     table: Table
     columns: tuple[MappedColumn, ...]
 
+    side_tables: ClassVar[Mapping[str, Table]] = {}
+
     @property
     def states(self) -> tuple[ReadableTable, ...]:
         return (self.state,)
+
+    def part_rows(self, side: str, *, all_keys: bool) -> Iterator[pa.Table]:
+        raise KeyError(side)
 
     def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
         (rows,) = states

@@ -24,7 +24,7 @@ from ....store.read.cache import SstCache
 from ....store.sst.schema import arrow_schema
 from ....store.versions import apps
 from ....store.versions.manifest import Manifest
-from ...debugging.replay.compare import compare
+from ...debugging.replay.compare import compare, keys_with_other_parts
 from ...debugging.replay.program import LoadedProgram, open_program
 from ...debugging.replay.stage_replay import StageReplay
 from .adopting import PreparedAdoption
@@ -41,6 +41,8 @@ class ShadowBatch:
     keys: int
     different: KeyChanges | None
     """Keys whose rows differ: `before` has the query's rows, `after` the stage's; None if all are equal."""
+    parts: pa.Table | None = None
+    """Keys whose lists or maps have other elements; None for no key."""
 
 
 @dataclass(slots=True)
@@ -75,13 +77,17 @@ class ShadowRun:
 
     def _compare_batch(self, step: AdoptedBatch) -> ShadowBatch:
         version = step.manifest
-        comparison = compare(StageReplay.for_version(self.program, version), {})
+        replay = StageReplay.for_version(self.program, version)
+        comparison = compare(replay, {})
         different = _without_evicted(comparison.different, version) if comparison.different else None
-        self.equal_batches = 0 if different else self.equal_batches + 1
+        # The adoption writes only parts that differ from the stored ones, so the rows written are not compared.
+        parts = keys_with_other_parts(replay, comparison.keys.keys) if comparison.keys else None
+        parts = parts if parts is not None and parts.num_rows else None
+        self.equal_batches = 0 if different or parts is not None else self.equal_batches + 1
         self.equal_ms = self.equal_ms + version.time_ms - self._last_ms if self.equal_batches else 0
         self._last_ms = version.time_ms
         records = sum(count for _, count in comparison.read)
-        return ShadowBatch(step.batch, version.time_ms, records, step.rows, different or None)
+        return ShadowBatch(step.batch, version.time_ms, records, step.rows, different or None, parts)
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ....state.fits import declare_parts
 from ....state.kinds.due import due_ms
 from ....state.kinds.kind import BoundState, Kind
-from ....state.kinds.processor import Processor
-from ....state.kinds.state_variables import TIMERS, Variable, expiry_column
+from ....state.kinds.parts import MAP_KEY, POSITION
+from ....state.kinds.processor import BoundProcessor, Processor, side_table_name
+from ....state.kinds.state_variables import TIMERS, StateColumn, expiry_column, span_column
 from ....store.read.duckdb_view import quote_identifier
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.schema import DUE, arrow_schema
@@ -23,26 +25,25 @@ _NEXT_EXPIRY = "_at"
 
 
 def map_processor(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: BoundState | None, search: ColumnMapper
+    kind: Kind, states: Sequence[ReadableTable], table: Table, bound: BoundState | None, search: ColumnMapper
 ) -> GroupedMapping | None:
     """Map the state variables and timers of a `transformWithState` class. Spark has a table for each of them."""
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
+    assert isinstance(bound, BoundProcessor)  # noqa: S101  the state of that kind
     if {state.kind for state in states} != {"transform"}:
         keeps = states[0].kind
         search.problems.append(f"{kind} requires a class of transformWithState, but the query has the operator {keeps}")
         return None
     by_name = _states_by_name(kind, states, search)
-    types = {column.name: column.type for column in arrow_schema(table.values)}
     parts = [
-        _variable(name, variable, types[name], by_name[name], table, search)
-        for name, variable in kind.variables.items()
-        if name in by_name
+        _variable(column, by_name[column.name], table, search) for column in bound.columns if column.name in by_name
     ]
-    if TIMERS in types and TIMERS in by_name:
+    if bound.due_by and TIMERS in by_name:
         parts.append(_timers(by_name[TIMERS], table, search))
     if search.problems:
         return None
-    return GroupedMapping(tuple(parts), table, _values(parts, table), _reported(parts, table))
+    sides = declare_parts(bound, table)
+    return GroupedMapping(tuple(parts), table, _values(parts, table), _reported(parts, table), sides)
 
 
 def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: ColumnMapper) -> dict[str, ReadableTable]:
@@ -80,41 +81,48 @@ def _reported(parts: Sequence[KeyPart], table: Table) -> tuple[MappedColumn, ...
     return tuple(reported)
 
 
-def _variable(
-    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, search: ColumnMapper
-) -> KeyPart:
+def _variable(column: StateColumn, state: ReadableTable, table: Table, search: ColumnMapper) -> KeyPart:
     key, remaining_key = _key(state, table, search)
-    columns, order = list(key), ""
-    ids: tuple[str, ...] = ()
-    timed = bool(variable.ttl_ms)
+    name, form, timed = column.name, column.variable.form, bool(column.variable.ttl_ms)
     # The expiry is the last column, except in a list, whose elements have it.
-    value_fields = pa.schema(list(state.values)[: -1 if timed and variable.form != "list" else None])
-    if variable.form == "list":
-        (column,) = value_fields.names
-        fields = kind.value_type
-        columns.append(MappedColumn("_value", (column,), lambda rows: _elements(rows[column], fields, timed=timed)))
-        value = 'first("_value")'
-        if timed:
-            columns.append(MappedColumn("_ttl", (column,), lambda rows: _expirations(rows[column])))
-    elif variable.form == "map":
-        keys = _struct(f"{name} key", "k", kind.key_type, remaining_key, search)
-        entries = _struct(name, "v", kind.item_type, value_fields, search)
-        columns += [*keys, *entries]
-        ids = tuple(key_column.column for key_column in keys)
-        order = ", ".join(f"{quote_identifier(name_of_key)} NULLS FIRST" for name_of_key in ids)
-        entry = f"struct_pack(k := {_pack(kind.key_type, 'k')}, v := {_pack(kind.item_type, 'v')})"
-        value = f"map_from_entries(list({entry} ORDER BY {order}))"
-    else:
-        columns += _struct(name, "v", kind, value_fields, search)
-        value = f"first({_pack(kind, 'v')})"
+    value_fields = pa.schema(list(state.values)[: -1 if timed and form != "list" else None])
+    if form == "list":
+        return _list(column, key, state)
+    columns = [*key, *_struct(name, "v", column.fields, value_fields, search)]
+    if timed:
+        columns.append(_in_ms("_ttl", state.values.names[-1]))
+    value, ids = f"first({_pack(column.fields, 'v')})", tuple[str, ...]()
+    part_columns = tuple[tuple[str, str], ...]()
+    if column.key is not None:
+        keys = _struct(f"{name} key", "k", column.key, remaining_key, search)
+        columns += keys
+        value, ids = "count(*)", tuple(key_column.column for key_column in keys)
+        part_columns = ((MAP_KEY, _pack(column.key, "k")), (name, _pack(column.fields, "v")))
     per_key = [(name, value)]
     if timed:
-        if variable.form != "list":
-            columns.append(_in_ms("_ttl", state.values.names[-1]))
-        expirations = f"list(_ttl ORDER BY {order})" if order else "first(_ttl)"
-        next_expiry = "min(list_min(_ttl))" if variable.form == "list" else "min(_ttl)"
-        per_key += [(expiry_column(name), expirations), (_NEXT_EXPIRY, next_expiry)]
-    return KeyPart(state, tuple(columns), ids, tuple(per_key))
+        per_key += [(expiry_column(name), "min(_ttl)"), (_NEXT_EXPIRY, "min(_ttl)")]
+        part_columns += ((expiry_column(name), "_ttl"),) if part_columns else ()
+    side = side_table_name(name) if part_columns else ""
+    return KeyPart(state, tuple(columns), ids, tuple(per_key), side, part_columns)
+
+
+def _list(column: StateColumn, key: Sequence[MappedColumn], state: ReadableTable) -> KeyPart:
+    name, timed, (source,) = column.name, bool(column.variable.ttl_ms), state.values.names
+    columns = [
+        *key,
+        MappedColumn("_value", (source,), lambda rows: _elements(rows[source], column.fields, timed=timed)),
+    ]
+    count = "max(len(_value))"
+    per_key = [
+        (name, f"nullif({count}, 0)"),
+        (span_column(name), f"CASE WHEN {count} > 0 THEN {{'first': 0::BIGINT, 'next': {count}}} END"),
+    ]
+    per_part = [(POSITION, "unnest(range(len(_value)))"), (name, "unnest(_value)")]
+    if timed:
+        columns.append(MappedColumn("_ttl", (source,), lambda rows: _expirations(rows[source])))
+        per_key += [(expiry_column(name), "min(list_min(_ttl))"), (_NEXT_EXPIRY, "min(list_min(_ttl))")]
+        per_part.append((expiry_column(name), "unnest(_ttl)"))
+    return KeyPart(state, tuple(columns), (), tuple(per_key), side_table_name(name), tuple(per_part))
 
 
 def _timers(state: ReadableTable, table: Table, search: ColumnMapper) -> KeyPart:

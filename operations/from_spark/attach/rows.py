@@ -21,10 +21,12 @@ from ....pipeline.batch.task_count import TaskCount
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.kinds.kind import Attached
 from ....store.compaction.merge import iter_visible_rows
+from ....store.objects.counting import ReadCounters
 from ....store.objects.many import map_concurrently
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.multi_get import multi_get
+from ....store.read.parts import find_parts
 from ....store.sst import writer
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
@@ -151,9 +153,12 @@ class RowWriter:
         if APPENDED in rows.column_names:
             hashed = self._with_stored_elements(table, ssts, hashed, np.flatnonzero(rows[APPENDED]))
         hashed = hashed.append_column(OP, pa.array(np.where(deleted, TOMBSTONE, PUT).astype(np.uint8)))
+        return self._write_level_0(table, hashed, seq)
+
+    def _write_level_0(self, table: Table, rows: pa.Table, seq: int) -> tuple[Sst, ...]:
         table = replace(table, tasks=TaskCount().choose(table.ranges, rows.num_rows))
-        numbers = partition_of(hashed[HASH].to_numpy(), table.ranges)
-        parts = ((p, hashed.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
+        numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
+        parts = ((p, rows.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
         return self._write(table, parts, seq, level=0)
 
     def _with_stored_elements(
@@ -168,6 +173,18 @@ class RowWriter:
         stored_rows[positions] = np.arange(len(positions))
         lists = concat_lists(stored_lists.take(pa.array(stored_rows, mask=stored_rows < 0)), column)
         return changed.set_column(index, changed.schema.field(index), lists)
+
+    def write_parts(self, version: Manifest, keys: pa.Table, parts: Iterable[pa.Table], seq: int) -> tuple[Sst, ...]:
+        """Write the differences between all parts of some keys and their stored parts in a version's table."""
+        table = version.table
+        assert table is not None  # noqa: S101  it is a version of a table of parts
+        key, columns = [column.name for column in table.key], arrow_schema(table.columns)
+        new = pa.concat_tables([columns.empty_table(), *parts])
+        old = find_parts(
+            self.store, self.cache, table, version.ssts, hash_keys(keys, keys.column_names), keys, ReadCounters()
+        )[1]
+        changed = diff_rows(_with_hashes(old, key), _with_hashes(new, key), key)
+        return self._write_level_0(table, changed, seq) if changed.num_rows else ()
 
     def write_differences(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
         """Write the differences between a whole state and the stored table, as puts and deletes.

@@ -223,7 +223,8 @@ def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
     one = pick_for_manifest(head)[0]
     stage.compactor.close()
     stage.compactor._running_merges.add(one)
-    stage.compactor._run(head, one)
+    assert head.table is not None
+    stage.compactor._run(head, head.table, one)
     assert stage.compactor.merge_progress == "nothing"
 
 

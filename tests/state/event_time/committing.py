@@ -1,16 +1,18 @@
 """A stage whose versions are committed as batches commit them, without Spark."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slackwater.operations.staging.clone import clone
+from slackwater.operations.staging.clone_plan import CloneTerms
 from slackwater.state.event_time import BatchTimes, Due, TimeRules, Watermark
 from slackwater.state.kinds.kind import DueBy
 from slackwater.state.next_version import BatchResult, ProtocolOutcome, TaskReport, next_version
 from slackwater.state.records import Position
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import codec, commit, history
-from slackwater.store.versions.manifest import Input, Manifest, Table
+from slackwater.store.versions.manifest import Input, Manifest, SideTable, Table
 
 from tests.support.histories import Kafka, Message
 
@@ -22,11 +24,14 @@ class Committing:
     store: ObjectStore = field(init=False)
     head: Manifest = field(init=False)
 
-    def begin(self, store: ObjectStore, table: Table, *topics: str) -> None:
-        """Claim the stage."""
+    def begin(
+        self, store: ObjectStore, table: Table, *topics: str, side_tables: Mapping[str, SideTable] | None = None
+    ) -> None:
+        """Claim it."""
         self.store = store
         inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
-        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table))
+        sides = dict(side_tables or {})
+        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table, side_tables=sides))
 
     def batch_done(
         self,
@@ -61,12 +66,22 @@ class Committing:
         now_ms = head.time_ms + 1
         self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
 
-    def clone(self) -> None:
-        """Continue as a clone of the newest moment, with only its SSTs and stored state."""
+    def clone(self, masks: Mapping[str, str] | None = None, cache: SstCache | None = None) -> None:
+        """Go on as a clone of the newest moment, which has its SSTs and knows nothing but what is stored."""
         name, kafka = f"{self.head.app}b", Kafka()
         for topic, at in self.head.inputs.items():
             kafka.topics[topic] = [[Message(())] * at.offsets[0]]
-        clone(self.store, self.head.app, name, topics={}, channels=kafka, by="h:1", now_ms=self.head.time_ms)
+        terms = CloneTerms(masks=masks or {})
+        clone(
+            self.store,
+            self.head.app,
+            name,
+            terms=terms,
+            channels=kafka,
+            cache=cache,
+            by="h:1",
+            now_ms=self.head.time_ms,
+        )
         self.head = history.read(self.store, name, "s", self.head.version)
         self.restart()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from slackwater.pipeline.batch.task import IS_PROBE, StateTask
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.snapshot.change.migrate import describe_stage_change, find_plan, migrate
 from slackwater.state.event_time import EventTimeScan, Lateness, Watermark, due_span_after
-from slackwater.state.fits import Declared, DeclaredStage
+from slackwater.state.fits import Declared, DeclaredStage, declare_parts, reconcile_parts
 from slackwater.state.kinds.due import window_of
 from slackwater.state.kinds.kind import BoundState, Kind
 from slackwater.state.next_version import TaskReport
@@ -67,22 +68,25 @@ class Stage(Committing):
     rows: pa.Schema
     state: Declaration = field(default_factory=dict)
     jobs: int = 0
+    max_reported: int | None = None
 
     def __post_init__(self) -> None:
         self.table = self.declared(self.bound, self.state)
         self.resources = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
-        self.begin(self.resources.memory, self.table)
+        parts = reconcile_parts(declare_parts(self.bound, self.table), self.table, {})
+        self.begin(self.resources.memory, self.table, side_tables=parts)
 
     def declared(self, bound: BoundState, state: Declaration) -> Table:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
         columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
         return Table(columns, values, 3, state, tasks=2)
 
-    def migrate(self, state: Kind) -> tuple[str, ...]:
-        """Continue with another state; return the messages about the change."""
+    def migrate(self, state: Kind, renames: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Go on with another state; what is said of that."""
         self.bound = state.bind([self.rows], self.key)
-        stages = {"s": DeclaredStage("s", {"t": ""}, {}, self.declared(self.bound, state.stored))}
-        found = find_plan(self.store, Declared("a", stages), {})
+        declared = self.declared(self.bound, state.stored)
+        stages = {"s": DeclaredStage("s", {"t": ""}, {}, declared, declare_parts(self.bound, declared))}
+        found = find_plan(self.store, Declared("a", stages), renames or {})
         done = migrate(self.store, found, {}, by="ada@host", now_ms=self.head.time_ms + 1)
         self.head = history.read(self.store, "a", "s", done.versions["s"])
         assert self.head.table is not None
@@ -105,7 +109,7 @@ class Stage(Committing):
             made = pa.concat_tables([made, marks]).append_column(IS_PROBE, is_mark)
         late_by = self.bound.lateness_columns(window_of(self.rows))
         late = Lateness(late_by, self.head.watermark_ms, 1 << 50) if late_by else None
-        step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
+        step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling, self.max_reported)
         task = StateTask(
             dataclasses.replace(self.resources, app=self.head.app),
             "w",
@@ -113,6 +117,7 @@ class Stage(Committing):
             (),
             step,
             self.head.ssts,
+            side_tables={name: self.head.side_tables[name] for name in self.bound.side_tables},
             times=EventTimeScan((WATERMARK,), 1 << 50),
         )
         results: list[TaskReport] = []

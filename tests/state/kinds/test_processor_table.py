@@ -1,6 +1,7 @@
 """A Spark class's state as a table: its variables as columns, their changes, and refusals."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,21 @@ import slackwater as sw
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, TimestampType
-from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.errors import Corruption, NotFound, Refused, SlackwaterError, Usage
+from slackwater.snapshot.change.copies import Masks, check_masks
+from slackwater.snapshot.change.edit import newest_active_cut
 from slackwater.state.kinds.kind import with_input_metadata
+from slackwater.state.kinds.state_variables import SPAN
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo
 
 from tests.state.event_time.falling import Stage
 from tests.state.kinds.spark_model import OUTPUT, struct
 from tests.state.kinds.test_processor import ROWS, rows_of
 
 N = struct(n=LongType())
+TEXT = struct(s=StringType())
 Init = Callable[[StatefulProcessorHandle, "Scripted"], None]
 Rows = Callable[["Scripted", Any, list[Any]], Any]
 
@@ -78,13 +86,21 @@ def test_state_variables_are_columns_by_their_names() -> None:
     assert state.bind([ROWS], ("k",)).values == pa.schema(
         [
             ("visits", pa.struct([("n", pa.int64()), ("last", pa.timestamp("us", "UTC"))])),
-            ("pages", pa.list_(text)),
-            ("_expires_pages", pa.list_(pa.int64())),
-            ("by_page", pa.map_(text, fields)),
+            ("pages", pa.int64()),
+            ("_span_pages", SPAN),
+            ("_expires_pages", pa.int64()),
+            ("by_page", pa.int64()),
             ("timers", pa.list_(pa.int64())),
             ("_due_at", pa.int64()),
         ]
     )
+    assert state.bind([ROWS], ("k",)).side_tables == {
+        "pages": (
+            pa.schema([("k", pa.string()), ("_position", pa.int64())]),
+            pa.schema([("pages", text), ("_expires_pages", pa.int64())]),
+        ),
+        "by_page": (pa.schema([("k", pa.string()), ("_key", text)]), pa.schema([("by_page", fields)])),
+    }
     assert state.stored == {
         "kind": "processor",
         "time_mode": "ProcessingTime",
@@ -112,7 +128,7 @@ def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
     stage = stage_of(Scripted(value(), count))
     stage.batch([row("a"), row("a"), row("b")])
     assert stage.migrate(sw.processor(Scripted(more, both), OUTPUT, time_mode="ProcessingTime")) == (
-        "+ w list<struct<n: int64>>; existing rows have null",
+        "+ w int64; existing rows have null",
         "+ timers list<int64>; existing rows have null",
         "+ timers by ProcessingTime: new rows fall due; existing ones once they are rewritten",
     )
@@ -122,7 +138,95 @@ def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
         "((2,), [(9,)])",
     ], "what is written since lives five seconds, and what was before has no end"
     stage.migrate(sw.processor(Scripted(gone), OUTPUT, time_mode="ProcessingTime"))
-    assert {each["k"]: each["w"] for each in rows_of(stage)} == {"a": [{"n": 7}, {"n": 8}], "b": [{"n": 9}]}
+    parts = [(each["k"], each["_position"], each["w"]["n"]) for each in rows_of(stage, "w")]
+    assert sorted(parts) == [("a", 0, 7), ("a", 1, 8), ("b", 0, 9)]
+    assert {each["k"]: each["w"] for each in rows_of(stage)} == {"a": 2, "b": 1}
+
+
+def of_lists(words: str, by_n: str, schema: Any = N, key: Any = N, ttl_ms: int | None = None) -> Scripted:
+    """A class that adds each row to a list and to a map, and tells their elements."""
+
+    def init(handle: StatefulProcessorHandle, made: Scripted) -> None:
+        made.words = handle.getListState(words, schema, ttl_ms)
+        made.by_n = handle.getMapState(by_n, key, N)
+
+    def add(made: Any, _key: Any, rows: list[Any]) -> Any:
+        for each in rows:
+            made.words.appendValue((each.n, None)[: len(schema.fields)])
+            made.by_n.updateValue((each.n,), (each.n,))
+        return list(made.words.get()), sorted((key[0], item[0]) for key, item in made.by_n.iterator())
+
+    return Scripted(init, add)
+
+
+def test_lists_and_maps_are_renamed_and_widened_with_their_parts() -> None:
+    stage = stage_of(of_lists("w", "m"))
+    stage.batch([row("a", 1), row("a", 2), row("b", 3)])
+    wide = sw.processor(of_lists("words", "m2", struct(n=LongType(), s=StringType())), OUTPUT)
+    assert stage.migrate(wide, {"w": "words", "m": "m2"}) == (
+        "~ w is renamed to words",
+        "~ m is renamed to m2",
+        "~ words is struct<n: int64, s: string>, was struct<n: int64>",
+    )
+    assert [*stage.head.side_tables] == ["m2", "words"]
+    (seen,) = (each["seen"] for each in stage.batch([row("a", 4)]))
+    assert seen == str(([(1, None), (2, None), (4, None)], [(1, 1), (2, 2), (4, 4)]))
+    assert {each["k"]: (each["words"], each["m2"]) for each in rows_of(stage)} == {"a": (3, 3), "b": (1, 1)}
+    with pytest.raises(Refused, match=r"its key is now \(k string, _key struct<s: string>\)"):
+        stage.migrate(sw.processor(of_lists("words", "m2", struct(n=LongType(), s=StringType()), TEXT), OUTPUT))
+    with pytest.raises(Refused, match="may not fit"):
+        stage.migrate(sw.processor(of_lists("words", "m2", struct(n=StringType())), OUTPUT))
+
+
+def test_a_list_that_comes_back_by_a_later_migration_is_empty_and_a_ttl_may_come() -> None:
+    stage = stage_of(of_lists("w", "m"), time_mode="ProcessingTime")
+    stage.batch([row("a", 1)])
+    stage.migrate(sw.processor(of_lists("w", "m", ttl_ms=1_000), OUTPUT, time_mode="ProcessingTime"))
+    assert [each["seen"] for each in stage.batch([row("a", 2)], 10_000)] == ["([(1,), (2,)], [(1, 1), (2, 2)])"]
+    assert [each["seen"] for each in stage.batch([row("a", 3)], 12_000)] == ["([(1,), (3,)], [(1, 1), (2, 2), (3, 3)])"]
+    for name in ("other", "w"):
+        stage.migrate(sw.processor(of_lists(name, "m"), OUTPUT, time_mode="ProcessingTime"))
+    assert rows_of(stage, "w") == []
+    assert [each["seen"] for each in stage.batch([row("a", 4)], 13_000)] == [
+        "([(4,)], [(1, 1), (2, 2), (3, 3), (4, 4)])"
+    ]
+
+
+def test_an_error_of_the_store_while_parts_are_read_is_the_stores_also_where_a_class_catches_it() -> None:
+    def add(made: Any, _key: Any, rows: list[Any]) -> Any:
+        try:
+            return list(made.w.get())
+        except Exception:
+            return "caught"
+        finally:
+            made.w.appendValue((rows[0].n,))
+
+    def init(handle: StatefulProcessorHandle, made: Scripted) -> None:
+        made.w = handle.getListState("w", N)
+
+    stage = stage_of(Scripted(init, add))
+    stage.batch([row("a", 1)])
+    (sst,) = stage.head.side_tables["w"].ssts
+    data = stage.store.get(sst.object)
+    stage.store.delete(sst.object)
+    for max_reported in (None, 5):
+        stage.max_reported = max_reported
+        with pytest.raises(Corruption, match="missing"):
+            stage.batch([row("a", 2)])
+    stage.store.put(sst.object, data)
+    assert [each["seen"] for each in stage.batch([row("a", 2)])] == ["[(1,)]"]
+
+
+def test_elements_that_a_clone_masked_are_elements_of_nulls(tmp_path: Path) -> None:
+    stage = stage_of(of_lists("w", "m"))
+    apps.ensure_app(stage.store, AppInfo("a", 1))
+    stage.batch([row("a", 1), row("a", 2)])
+    with pytest.raises(Refused, match=r"s\.w cannot be masked: it counts the parts of a list"):
+        check_masks(newest_active_cut(stage.store, "a", "s"), Masks.from_options({"s.w": "null"}))
+    stage.clone({"s_w.w": "null"}, SstCache(tmp_path, 1 << 30))
+    assert [each["seen"] for each in stage.batch([row("a", 3)])] == [
+        str(([(None,), (None,), (3,)], [(1, 1), (2, 2), (3, 3)]))
+    ]
 
 
 def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state() -> None:
@@ -131,7 +235,7 @@ def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state
 
     stage = stage_of(Scripted(value(), count), time_mode="ProcessingTime")
     stage.batch([row("a")])
-    with pytest.raises(Refused, match="column 'v' is now list<struct<n: int64>>"):
+    with pytest.raises(Refused, match="column 'v' is now int64"):
         stage.migrate(sw.processor(Scripted(as_list), OUTPUT, time_mode="ProcessingTime"))
     for other in ("EventTime", "None"):
         with pytest.raises(Refused, match=rf"its state is now processor\(time_mode={other}\)"):

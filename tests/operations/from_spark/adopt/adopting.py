@@ -9,6 +9,7 @@ from slackwater.operations.from_spark.adopt.adoption import AdoptedBatch, Adopti
 from slackwater.operations.from_spark.adopt.mapping import map_tables
 from slackwater.operations.from_spark.checkpoint.protocol import ReadableCheckpoint
 from slackwater.state.event_time import TimeRules
+from slackwater.state.fits import declare_parts, reconcile_parts
 from slackwater.state.kinds.kind import BoundState, Kind
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -38,12 +39,14 @@ def adoption(
     rules: TimeRules = TimeRules(),  # noqa: B008  it is frozen
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None,
     topics: Mapping[str, tuple[int, ...]] | None = None,
+    bound: BoundState | None = None,
     **how: Any,
 ) -> Adoption:
-    """Return the adoption of a checkpoint's query as shop/totals, which reads the topic `orders`."""
-    first = Manifest("shop", stage, 1, 1, "w", 1, "init", table=table, by="host:1")
+    """The query of a checkpoint as shop/totals, which reads the topic `orders`."""
+    sides = reconcile_parts(declare_parts(bound, table), table, {}) if bound is not None else {}
+    first = Manifest("shop", stage, 1, 1, "w", 1, "init", table=table, by="host:1", side_tables=sides)
     inputs = {name: Input(name, at) for name, at in (topics or {"orders": (0, 0)}).items()}
-    rows = lambda: map_tables(checkpoint.tables, table, f"stage shop/{stage}")  # noqa: E731
+    rows = lambda: map_tables(checkpoint.tables, table, f"stage shop/{stage}", bound)  # noqa: E731
     return Adoption(
         store, cache, checkpoint, replace(first, inputs=inputs), rows,
         batches=batches or checkpoint.readable_batches(), time_rules=rules, info=AppInfo("shop", 1),

@@ -9,24 +9,34 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming import StatefulProcessorHandle
+from pyspark.sql.types import IntegerType, LongType, StringType
 from slackwater.errors import Refused
+from slackwater.operations.from_spark.adopt.adoption import AdoptedBatch
 from slackwater.operations.from_spark.adopt.grouped import GroupedMapping
-from slackwater.operations.from_spark.adopt.mapping import RowMapping, map_tables
+from slackwater.operations.from_spark.adopt.mapping import RowMapping, StateMapping, map_tables
 from slackwater.operations.from_spark.checkpoint.protocol import DELETED
 from slackwater.state.kinds.aggregate import Aggregates
 from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.kind import BoundState, Groups, Kind, with_input_metadata
 from slackwater.state.kinds.pandas_state import PandasState
-from slackwater.state.kinds.processor import Processor
 from slackwater.state.kinds.session import Sessions
-from slackwater.state.kinds.state_variables import Variable
 from slackwater.state.kinds.update import Update
+from slackwater.store.compaction.merge import iter_visible_rows
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.schema import DUE, arrow_schema
 from slackwater.store.versions.manifest import Column, Table
+from slackwater.store.versions.side_tables import side_manifests
 
-from tests.operations.from_spark.adopt.adopting import declared, table_of
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryTable
+from tests.models.profiles import scaled
+from tests.operations.from_spark.adopt.adopting import adoption, declared, table_of
+from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
+from tests.state.kinds.spark_model import OUTPUT, struct
+from tests.state.kinds.test_processor_table import Scripted
 
 TIME = pa.timestamp("us", "UTC")
 COUNTRY = pa.schema([("country", pa.string())])
@@ -329,16 +339,17 @@ def test_several_operators_are_no_one_table() -> None:
 
 
 def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
-    value, element = pa.struct([("n", INT), ("last", pa.string())]), pa.struct([("x", pa.int32())])
-    map_key, entry = pa.struct([("k", pa.string())]), pa.struct([("c", INT)])
-    forms = {"v": Variable("value"), "l": Variable("list"), "m": Variable("map"), "t": Variable("value", 5_000)}
-    columns = {
-        "v": value, "l": pa.list_(element), "m": pa.map_(map_key, entry), "t": pa.struct([("n", INT)]),
-        "_expires_t": INT, "timers": pa.list_(INT), DUE: INT,
-    }  # fmt: skip
-    kind = Processor("ProcessingTime", forms)
-    stored = tuple(Column(name, from_arrow(of)) for name, of in columns.items())
-    table = Table((Column("country", "string"),), stored, 1, kind.stored)
+    element = pa.struct([("x", pa.int32())])
+
+    def init(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+        handle.getValueState("v", struct(n=LongType(), last=StringType()))
+        handle.getListState("l", struct(x=IntegerType()))
+        handle.getMapState("m", struct(k=StringType()), struct(c=LongType()))
+        handle.getValueState("t", struct(n=LongType()), 5_000)
+
+    kind = sw.processor(Scripted(init), OUTPUT, time_mode="ProcessingTime")
+    bound = kind.bind([pa.schema([("country", pa.string())])], ("country",))
+    table = table_of(kind, COUNTRY, bound, 1)
 
     def state(name: str, values: list[Any], more: list[Any], *rows: tuple[Any, ...]) -> tuple[MemoryTable, pa.Table]:
         made = MemoryTable(
@@ -355,18 +366,76 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
         state("timers", [], [("due_at", TIME)], ("DE", at_ms(80)), ("DE", at_ms(70))),
         strict=True,
     )
-    mapping = map_tables(tables, table, "stage s")
+    mapping = map_tables(tables, table, "stage s", bound)
     found = {row["country"]: row for row in rows_of(mapping, *rows)}
     assert found["DE"] == {
-        "country": "DE", "v": {"n": 3, "last": "x"}, "l": [{"x": 1}, {"x": 2}],
-        "m": [({"k": "a"}, {"c": 1}), ({"k": "b"}, {"c": 2})],
+        "country": "DE", "v": {"n": 3, "last": "x"}, "l": 2, "_span_l": {"first": 0, "next": 2}, "m": 2,
         "t": {"n": 7}, "_expires_t": 90, "timers": [70, 80], DUE: 70,
     }  # fmt: skip
-    assert found["FR"] == dict.fromkeys(table_names(table)) | {"country": "FR", "l": [{"x": 9}]}
+    one = {"l": 1, "_span_l": {"first": 0, "next": 1}}
+    assert found["FR"] == dict.fromkeys(table_names(table)) | {"country": "FR", **one}
+    assert parts_of(mapping, "l") == [("DE", 0, {"x": 1}), ("DE", 1, {"x": 2}), ("FR", 0, {"x": 9})]
+    assert parts_of(mapping, "m") == [("DE", {"k": "a"}, {"c": 1}), ("DE", {"k": "b"}, {"c": 2})]
     none = [each.slice(0, 0).append_column(DELETED, pa.array([], BOOL)) for each in rows]
     none[4] = rows[4].slice(1).append_column(DELETED, pa.array([True]))
     (now,) = mapping.map_changes(none).to_pylist()
     assert (now["timers"], now[DUE], now["v"]) == ([80], 80, {"n": 3, "last": "x"})
+    assert parts_of(mapping, "l", all_keys=False) == [("DE", 0, {"x": 1}), ("DE", 1, {"x": 2})]
+
+
+LISTS = st.dictionaries(st.sampled_from("abc"), st.none() | st.lists(st.integers(0, 3), min_size=1), max_size=3)
+MAPS = st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), st.none() | st.integers(0, 3))
+
+
+@scaled(25, in_ci=300)
+@given(st.lists(st.tuples(LISTS, MAPS), min_size=1, max_size=6))
+def test_lists_and_maps_of_each_batch_are_rows_of_their_tables(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[Any]
+) -> None:
+    def init(handle: StatefulProcessorHandle, _made: Scripted) -> None:
+        handle.getListState("l", struct(x=IntegerType()))
+        handle.getMapState("m", struct(k=StringType()), struct(c=LongType()))
+
+    kind = sw.processor(Scripted(init), OUTPUT)
+    bound = kind.bind([COUNTRY], ("country",))
+    elements = pa.list_(pa.struct([("x", pa.int32())]))
+    tables = (
+        MemoryTable("l", COUNTRY, pa.schema([("list_value", elements)]), "transform"),
+        MemoryTable("m", pa.schema([*COUNTRY, ("k", pa.string())]), pa.schema([("c", INT)]), "transform"),
+    )
+    checkpoint = MemoryCheckpoint(tables)
+    for number, (lists, maps) in enumerate(batches, start=1):
+        changes: dict[str, Any] = {
+            "l": {(k,): None if xs is None else ([{"x": x} for x in xs],) for k, xs in lists.items()},
+            "m": {key: None if c is None else (c,) for key, c in maps.items()},
+        }
+        checkpoint.commit(changes, {"orders": (number, 0)}, number * 1_000)
+    store, cache = MemoryStore(), SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)
+    steps: list[AdoptedBatch] = []
+    adoption(store, cache, checkpoint, table_of(kind, COUNTRY, bound), on_step=steps.append, bound=bound).run()
+    assert [step.batch for step in steps if step.manifest.traits.reads_records or step.manifest.version == 1] == [
+        *range(len(batches))
+    ]
+    for step in steps:
+        state = checkpoint.state(step.batch)
+        expected = {
+            "l": [(k, at, x) for (k,), (xs,) in state["l"].items() for at, x in enumerate(xs)],  # type: ignore[arg-type]
+            "m": [(k, {"k": name}, {"c": c}) for (k, name), (c,) in state["m"].items()],
+        }
+        for side in side_manifests(step.manifest):
+            assert side.table is not None
+            rows = [
+                tuple(row[column.name] for column in side.table.columns)
+                for partition in range(side.table.partitions)
+                for part in iter_visible_rows(store, cache, side.ssts, side.table, partition, 0)
+                for row in part.to_pylist()
+            ]
+            assert sorted(rows, key=str) == sorted(expected[side.name], key=str)
+
+
+def parts_of(mapping: StateMapping, side: str, *, all_keys: bool = True) -> list[tuple[Any, ...]]:
+    parts = [row for rows in mapping.part_rows(side, all_keys=all_keys) for row in rows.to_pylist()]
+    return sorted((tuple(row.values()) for row in parts), key=str)
 
 
 def at_ms(time_ms: int) -> datetime:

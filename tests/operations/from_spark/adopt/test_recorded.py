@@ -13,10 +13,12 @@ from slackwater.operations.from_spark.adopt.program_text import program_text
 from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.run.program import load_app
+from slackwater.state.fits import reconcile_parts
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
+from slackwater.store.versions.side_tables import part_tables
 
 from tests.operations.from_spark.checkpoint.queries import unpack
 
@@ -73,7 +75,10 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
         assert table is not None
         rows = partial(map_tables, found.tables, table, "stage shop/made", shape.bound)
         inputs = {topic: Input(topic, ()) for topic in topics}
-        first = Manifest("shop", "made", 1, 1, "w", 1, "init", inputs=inputs, table=table, by="host:1")
+        sides = reconcile_parts(shape.parts, table, {})
+        first = Manifest(
+            "shop", "made", 1, 1, "w", 1, "init", inputs=inputs, table=table, by="host:1", side_tables=sides
+        )
         adoption = Adoption(
             store, cache, found, first, rows,
             batches=found.readable_batches(), time_rules=shape.time_rules, info=AppInfo("shop", 1),
@@ -88,7 +93,11 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
             assert version.adopted is not None
             made = rows()
             states = [found.read_rows(each, version.adopted.next_batch - 1) for each in made.states]
-            assert checksum_version(store, cache, version) == checksum_rows(made.map_all(states), table)
+            expected = checksum_rows(made.map_all(states), table)
+            for side, parts in made.side_tables.items():
+                expected += checksum_rows(made.part_rows(side, all_keys=True), parts)
+            assert checksum_version(store, cache, version) == expected
+        assert len(part_tables(version)) == (4 if name.startswith("transform") else 0)
 
 
 @pytest.mark.parametrize(
