@@ -29,6 +29,8 @@ def test_whatever_object_is_corrupt_a_reader_answers_as_before_or_names_it(part:
         (keys.app_info("flights"), "cut", "verify"),
         (keys.edit_rows("flights", ID), "bit", "notes"),
     ],
+    # The id is another one in each process, and pytest's workers must find equal names.
+    ids=["protected", "removed", "removal", "app", "edit"],
 )
 def test_what_once_was_not_named_is(key: str, damage: str, reader: str) -> None:
     note = "" if key == keys.app_info("flights") else key

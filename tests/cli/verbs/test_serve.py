@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from slackwater.operations.maintenance.tokens import digest
+from slackwater.pipeline.dev.jvm_server import choose_port
 from slackwater.store.objects.local import LocalStore
 
 from tests.cli.verbs.calling import done, from_json, slackwater
-from tests.conftest import free_port
 from tests.serve.conftest import client_of, serving
 from tests.support.histories import FlightsApp, Kafka, flights
 from tests.support.running import SLACKWATER
@@ -101,7 +101,7 @@ def test_whoever_serves_others_without_tls_is_warned(app: FlightsApp, monkeypatc
 def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(
     verbose: str, line: str, code: int, app: FlightsApp
 ) -> None:
-    words = (SLACKWATER, "serve", "--store", app.store.url, "--port", str(free_port()))
+    words = (SLACKWATER, "serve", "--store", app.store.url, "--port", str(choose_port()))
     how: Any = {"env": os.environ | {"PYTHONVERBOSE": verbose}, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, start_new_session=True, **how) as server:
         assert server.stderr is not None
