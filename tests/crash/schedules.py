@@ -1,7 +1,7 @@
-"""Eight pieces that threads share, under every schedule of their threads that differs (frontrun's DPOR).
+"""Pieces that threads share, under every schedule of their threads that differs (frontrun's DPOR).
 
 `python -m tests.crash.schedules SCHEDULES SECONDS [PIECE]` explores them in a process of its own, whose locks frontrun
-replaces: at most so many schedules of each, and so many seconds for it. It a line for each piece: the schedules that were tried, and whether these were all.
+replaces, and prints a line for each: how many schedules were tried, and whether these were all.
 """
 
 import os
