@@ -193,7 +193,7 @@ class Answer:
 
 def _typed(world: World, words: tuple[str, ...]) -> Answer:
     by_root = {store.url: store for store in world.stores()}
-    with TemporaryDirectory() as cache_folder, pytest.MonkeyPatch.context() as environment:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as cache_folder, pytest.MonkeyPatch.context() as environment:
         environment.setattr("slackwater.store.objects.open.open_store", lambda root, **_settings: by_root[root])
         environment.setattr("slackwater.settings.Settings.store_root", lambda _self: world.app.store.url)
         environment.setattr(channels, "KafkaChannels", lambda _properties: world.app.kafka)

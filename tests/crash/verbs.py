@@ -89,7 +89,7 @@ def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     patch.setenv("SLACKWATER_STORE", "memory")
     patch.setenv("SLACKWATER_KAFKA", "memory:1")
-    with TemporaryDirectory() as cache:  # a copy of this app has the same SSTs, and reads them, too
+    with TemporaryDirectory(ignore_cleanup_errors=True) as cache:  # copies of an app have the same SSTs
         patch.setenv("SLACKWATER_CACHE", cache)
         yield
 

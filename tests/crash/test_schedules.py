@@ -1,0 +1,19 @@
+"""Pieces that threads share hold under each schedule that differs (`tests.crash.schedules`, a process of its own)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.crash.schedules import PIECES
+from tests.models.profiles import SEARCHES
+
+
+def test_pieces_that_threads_share_hold_under_each_schedule() -> None:
+    command = [sys.executable, "-m", "tests.crash.schedules", *(("500", "600") if SEARCHES else ("20", "5"))]
+    environment = os.environ | {"FRONTRUN_ACTIVE": "1"}
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
+    sys.stdout.write(ran.stdout)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("schedules, hold") == len(PIECES)
