@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all matrix collect test-without-servers test-with-servers: export OPENBLAS_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults mutants clean
+.PHONY: help tour demo docs docs-serve test test-all matrix programs collect test-without-servers test-with-servers check format bench soak faults simulate mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
