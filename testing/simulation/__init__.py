@@ -5,7 +5,7 @@ return Arrow tables.
 """
 
 from .app import Simulation
-from .scheduler import Killed, Process, Stuck
+from .scheduler import Killed, SimulatedProcess, Stuck
 from .world import Faults, World
 
-__all__ = ["Faults", "Killed", "Process", "Simulation", "Stuck", "World"]
+__all__ = ["Faults", "Killed", "SimulatedProcess", "Simulation", "Stuck", "World"]

@@ -20,7 +20,7 @@ from ...snapshot.gc.reachable import Retention
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from .engine import SimulatedEngine
-from .scheduler import Process
+from .scheduler import SimulatedProcess
 from .world import Faults, World
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Simulation:
         self._retention = retention or Retention()
         self._folder = Path()
         self._number = 0
-        self.runners: list[Process] = []
-        self.ended: list[Process] = []
+        self.runners: list[SimulatedProcess] = []
+        self.ended: list[SimulatedProcess] = []
         """Runners that ended with an error."""
 
     @contextmanager
@@ -79,7 +79,7 @@ class Simulation:
         cache = self._folder / f"cache-{name or self._next()}"
         return Client(Settings(store=self.world.objects.url, brokers=self.world.kafka.address, cache=str(cache)))
 
-    def start_runner(self, app: App | None = None, **options: Any) -> Process:
+    def start_runner(self, app: App | None = None, **options: Any) -> SimulatedProcess:
         """Start a runner of the app, or of another program or clone."""
         number, program = self._next(), app or self.app
         engine = SimulatedEngine(_Fate(self.world))
@@ -102,7 +102,7 @@ class Simulation:
         self.runners.append(process)
         return process
 
-    def spawn(self, name: str, work: Callable[[Client], object]) -> Process:
+    def spawn(self, name: str, work: Callable[[Client], object]) -> SimulatedProcess:
         """Run something in a process of its own, such as a verb that a person types."""
         client = self.client()
         return self.world.scheduler.spawn(f"{name}-{self._next()}", lambda: work(client))

@@ -57,7 +57,7 @@ class TaskFate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchRows:
     """Rows of a batch, which tasks read: the ranges of each input, and the stage's function."""
 
     stage: Stage
@@ -176,7 +176,7 @@ class SimulatedEngine:
                     return report
 
 
-def _rows_by_task(rows: Rows, task: Task) -> list[pa.Table]:
+def _rows_by_task(rows: BatchRows, task: Task) -> list[pa.Table]:
     frames = rows.frames()
     if isinstance(task, WriteTask):
         table = frames[0] if len(frames) == 1 else union_tagged(frames, ())
@@ -261,7 +261,7 @@ class SimulatedQuery:
                 }
                 shapes = self.config.schemas
                 schemas = {name: arrow_schema_of(shapes.inputs[name]) for name in self.readers}
-                self.on_batch(Rows(self.config.stage, parts, schemas, shapes.key), batch)
+                self.on_batch(BatchRows(self.config.stage, parts, schemas, shapes.key), batch)
                 self._at = ends
         except Exception as error:
             self.error = error

@@ -26,7 +26,7 @@ from ...common.runtime import Runtime
 START_MS = 1_767_225_600_000
 """Simulated time at the start: 2026-01-01T00:00:00Z."""
 _EXPECTED_STEPS, _CHANGE_POINTS = 20_000, 6
-_MAX_STEPS = 3_000_000
+_MAX_STEPS = 500_000
 _TAIL = 60
 _TICK_S = 1e-6
 """Time that each look at the clock takes, so that a loop until a deadline ends."""
@@ -41,7 +41,7 @@ class Stuck(Exception):
 
 
 @dataclass(eq=False)
-class Process:
+class SimulatedProcess:
     """Simulated process: threads that die together, and a wall clock that may be wrong."""
 
     name: str
@@ -57,7 +57,7 @@ class Process:
 @dataclass(eq=False)
 class _Thread:
     name: str
-    process: Process
+    process: SimulatedProcess
     priority: float
     gate: threading.Lock = field(default_factory=threading.Lock)
     ready: Callable[[], bool] | None = None
@@ -87,20 +87,20 @@ class Scheduler(Runtime):
         self._changes = {self.random.randrange(_EXPECTED_STEPS) for _ in range(_CHANGE_POINTS)} if seed % 2 else None
         self._digest, self._tail = blake2b(digest_size=8), deque[str](maxlen=_TAIL)
         self._stuck: Stuck | None = None
-        self.on_kill: Callable[[Process], None] = lambda _process: None
+        self.on_kill: Callable[[SimulatedProcess], None] = lambda _process: None
         self.thread_errors: list[tuple[str, BaseException]] = []
         """Errors that ended a thread."""
-        self.machine = Process("machine")
-        """Process that runs the simulation itself. It is never killed."""
+        self.machine = SimulatedProcess("machine")
+        """SimulatedProcess that runs the simulation itself. It is never killed."""
         self._threads = [_Thread("main", self.machine, 1.0)]
         self._current = self._threads[0]
         self._current.gate.acquire()
 
     # Processes
 
-    def spawn(self, name: str, work: Callable[[], object], *, skew_ms: int = 0) -> Process:
+    def spawn(self, name: str, work: Callable[[], object], *, skew_ms: int = 0) -> SimulatedProcess:
         """Start a process. It ends with `work`, and its other threads with it."""
-        process = Process(name, skew_ms=skew_ms)
+        process = SimulatedProcess(name, skew_ms=skew_ms)
 
         def run() -> None:
             try:
@@ -115,18 +115,18 @@ class Scheduler(Runtime):
         self._new_thread(process, run, name).start()
         return process
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: SimulatedProcess) -> None:
         self.note("kill", process.name)
         self.on_kill(process)
         process.is_alive, process.asleep_until = False, 0.0
 
-    def suspend(self, process: Process, seconds: float) -> None:
+    def suspend(self, process: SimulatedProcess, seconds: float) -> None:
         """Let no thread of a process run for some seconds, as on a machine that sleeps."""
         self.note("suspend", process.name, f"{seconds:.0f}")
         process.asleep_until = self.now + seconds
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimulatedProcess:
         return self._current.process
 
     def note(self, *words: object) -> None:
@@ -216,7 +216,7 @@ class Scheduler(Runtime):
                 parts.append(f"{thread.name} ({thread.process.name}):\n{''.join(traceback.format_stack(frame)[-8:])}")
         return "\n".join(parts)
 
-    def _new_thread(self, process: Process, work: Callable[[], object], name: str) -> SimulatedThread:
+    def _new_thread(self, process: SimulatedProcess, work: Callable[[], object], name: str) -> SimulatedThread:
         return SimulatedThread(self, process, work, name)
 
     def _start(self, simulated: SimulatedThread) -> None:
@@ -306,7 +306,7 @@ def _is_done(future: Future[Any]) -> bool:
 class SimulatedThread:
     """Implements `Thread`."""
 
-    def __init__(self, scheduler: Scheduler, process: Process, work: Callable[[], object], name: str) -> None:
+    def __init__(self, scheduler: Scheduler, process: SimulatedProcess, work: Callable[[], object], name: str) -> None:
         self.process, self.work, self.name = process, work, name
         self.is_started = self.is_over = False
         self._scheduler = scheduler

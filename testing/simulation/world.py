@@ -33,7 +33,7 @@ from ...store.objects.retry import Retry, TransientError
 from ...store.objects.wrapper import StoreWrapper
 from ...store.read import footers, visible_rows
 from .engine import ExecutorLost
-from .scheduler import Process, Scheduler
+from .scheduler import Scheduler, SimulatedProcess
 
 T = TypeVar("T")
 _REQUEST_S = 0.002
@@ -105,7 +105,7 @@ class World:
         """Number of faults that were injected, by name."""
         self.silent_until = {"store": 0.0, "kafka": 0.0}
         self._folder = folder
-        self.on_request: Callable[[Process, str, str, str], None] = lambda _process, _server, _method, _key: None
+        self.on_request: Callable[[SimulatedProcess, str, str, str], None] = lambda *_: None
         """Called before each request with the process, `store` or `kafka`, the method, and the key or topic."""
         self.on_event: Callable[[str], None] = lambda _name: None
         """Called with the name of a rare event."""

@@ -18,7 +18,7 @@ from tests.simulation.scenario import Outcome, Plan, simulate
 
 _REPEATED = 20
 """One seed in so many runs twice, and both traces must be equal."""
-_HANG_S = 300
+_HANG_S = 1_800
 _MEMORY = Path("/dev/shm")  # noqa: S108
 
 

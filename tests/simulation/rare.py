@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from slackwater.store.versions.manifest import Manifest
-from slackwater.testing.simulation import Process
+from slackwater.testing.simulation import SimulatedProcess
 
 SOMETIMES = frozenset((
     "a batch commits on another writer's version",
@@ -45,17 +45,17 @@ class Rare:
 
     def __init__(self) -> None:
         self.reached = Counter[str]()
-        self._uncommitted: set[Process] = set()
+        self._uncommitted: set[SimulatedProcess] = set()
         """Processes that sent rows and have not committed a version since."""
-        self._pins: dict[Process, bool] = {}
-        self._put: dict[Process, str] = {}
+        self._pins: dict[SimulatedProcess, bool] = {}
+        self._put: dict[SimulatedProcess, str] = {}
 
     def add(self, name: str, condition: object = True) -> None:
         if condition:
             assert name in SOMETIMES, name
             self.reached[name] += 1
 
-    def on_request(self, process: Process, server: str, method: str, key: str) -> None:
+    def on_request(self, process: SimulatedProcess, server: str, method: str, key: str) -> None:
         if server == "kafka" and method == "send":
             self._uncommitted.add(process)
         if server != "store":
@@ -73,7 +73,7 @@ class Rare:
         if method == "list" and key.endswith("/boundaries/") and (came := self._pins.pop(process, None)) is not None:
             self.add("a collection comes between a pin and its look at the boundary", came)
 
-    def on_kill(self, process: Process) -> None:
+    def on_kill(self, process: SimulatedProcess) -> None:
         self.add("a runner dies with rows sent and not committed", process in self._uncommitted)
         self.add("a verb is interrupted", process.is_alive and not process.name.startswith("runner"))
 
@@ -90,7 +90,7 @@ class Rare:
         merged = any(sst.level for sst in after.ssts) and not set(before.ssts) <= set(after.ssts)
         self.add("a version merges SSTs", merged and after.kind == "batch")
 
-    def on_runner_end(self, process: Process) -> None:
+    def on_runner_end(self, process: SimulatedProcess) -> None:
         kind = type(process.ended).__name__
         self.add("a runner is fenced", kind == "Fenced")
         late = kind == "Fenced" and process in self._uncommitted

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
+from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.testing.simulation import Faults, Simulation, Stuck
 
@@ -50,7 +51,7 @@ class Plan:
             seed,
             Faults.swarm(random),
             verbs,
-            random.choice((20, 40, 80)),
+            random.choice((15, 30, 60)),
             random.choice(RETENTIONS),
             random.choice((0.0, 0.05, 0.2)),
             options,
@@ -142,7 +143,8 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
                 laws.check()
             if not caught_up:
                 raise Broken(f"not caught up {_PATIENCE_S:.0f} s after the last fault: {simulation.backlog()}")
-            simulation.run_for(70.0)
+            simulation.run_for(90.0, lambda: not open_requests(simulation.world.objects, simulation.app.name))
+            simulation.run_for(2.0)
             _check_person(person)
             laws.check_end()
             if person.results["forget: done"]:

@@ -17,6 +17,7 @@ PARTS = (
     "client",
     "serve",
     "cli",
+    "testing",
 )
 
 
