@@ -137,17 +137,19 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
             sent = read_sent_rows(replay)
             comparison = compare(replay, sent)
             assert comparison.same
+            if all(parts.replayed.num_rows for parts in comparison.parts):
+                with_parts = replay, sent, comparison
+        replay, sent, comparison = with_parts
         assert comparison.keys is not None
         assert keys_with_other_parts(replay, comparison.keys.keys).num_rows == 0
-        stale = replace(replay, after=structs.replace(version, side_tables=replay.before.side_tables))
-        assert keys_with_other_parts(stale, comparison.keys.keys).num_rows == len(comparison.keys)
+        stale = replace(replay, after=structs.replace(replay.after, side_tables=replay.before.side_tables))
+        assert keys_with_other_parts(stale, comparison.keys.keys).num_rows > 0
         bundles.write(capture_bundle(replay, comparison, sent), tmp_path / "bundle.zip")
         with open_bundle(bundles.read(tmp_path / "bundle.zip")) as (bundled, rows, _):
             again = compare(bundled, rows)
         assert again.same
         numbers = [parts.replayed.num_rows for parts in comparison.parts]
         assert [parts.replayed.num_rows for parts in again.parts] == numbers
-        assert min(numbers) > 0
         checked = app.slackwater("check", str(app.program), "--app", app.app, "--json")
         assert json.loads(checked.stdout)["same"], checked.stdout
     where = "SELECT * FROM accounts WHERE booked.balance > 500000000"
