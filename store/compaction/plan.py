@@ -167,7 +167,7 @@ def _side_tables(
             sides[name] = after[name]
         else:
             outputs = {sst for done in merges if isinstance(done, CompactionResult) for sst in done.outputs}
-            added = side.ssts.added_since(before[name].ssts, base.version)
+            added = side.ssts.changes_since(before[name].ssts)[0]
             ssts = after[name].ssts.plus(sst for sst in added if sst not in outputs)
             sides[name] = replace(side, ssts=apply_results(ssts, merges))
     return sides
