@@ -15,10 +15,10 @@ _store_numbers = count(1)
 class MemoryStore(BaseStore):
     """Objects in the memory of this process. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str = "") -> None:
         super().__init__()
         # Two stores never share a root, so their URLs differ.
-        self._url = f"memory:{next(_store_numbers)}"
+        self._url = url or f"memory:{next(_store_numbers)}"
         self._lock = runtime.lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []

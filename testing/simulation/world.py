@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 from ...common import runtime
 from ...errors import Gone, Unavailable
+from ...pipeline.batch import task
 from ...pipeline.kafka.memory import MemoryKafka, MemoryTransactionalProducer
 from ...pipeline.kafka.open import simulated_clusters
 from ...pipeline.kafka.protocol import (
@@ -39,7 +39,6 @@ T = TypeVar("T")
 _REQUEST_S = 0.002
 _TIMEOUT_S = 5.0
 _LATE_S = 40.0
-_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +108,9 @@ class World:
         """Called before each request with the process, `store` or `kafka`, the method, and the key or topic."""
         self.on_event: Callable[[str], None] = lambda _name: None
         """Called with the name of a rare event."""
-        self.objects, self.replica = MemoryStore(), MemoryStore()
+        self.objects, self.replica = MemoryStore("memory:1"), MemoryStore("memory:2")
         """Stores of the app, and of another place."""
-        self.kafka = SimulatedKafka(self, f"simulated://{next(_numbers)}")
+        self.kafka = SimulatedKafka(self, "simulated://kafka")
 
     @contextmanager
     def running(self) -> Iterator[Path]:
@@ -120,12 +119,12 @@ class World:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sim-", dir=self._folder)))
             previous, tempfile.tempdir = tempfile.gettempdir(), str(folder)
             stack.callback(setattr, tempfile, "tempdir", previous)
-            for cache in (footers._footers, footers._indexes, footers._chunks, visible_rows._cached):
-                cache.clear()  # SSTs of another run of this seed have the same names
+            for cache in (footers._footers, footers._indexes, footers._chunks, visible_rows._cached, task._limits):
+                cache.clear()  # objects of another run of this seed have the same names
             stack.callback(worker_resources.forget_connections)
             stack.enter_context(runtime.use(self.scheduler))
             # Created again, with locks of the simulation.
-            self.objects, self.replica = MemoryStore(), MemoryStore()
+            self.objects, self.replica = MemoryStore("memory:1"), MemoryStore("memory:2")
             self.kafka = SimulatedKafka(self, self.kafka.address)
             for objects in (self.objects, self.replica):
                 simulated_stores[objects.url] = partial(SimulatedStore, self, objects)

@@ -71,7 +71,7 @@ def report(outcomes: Sequence[Outcome], *, all_reached: bool) -> int:
     """Print what the seeds did and reached. Return 1 if a rare situation was never reached and that matters."""
     steps, simulated_s = sum(outcome.steps for outcome in outcomes), sum(outcome.simulated_s for outcome in outcomes)
     print(f"{len(outcomes)} seeds, {steps:,} steps, {simulated_s / 3600:,.1f} simulated hours: all laws held")
-    reached = sum((outcome.rare.reached for outcome in outcomes), Counter[str]())
+    reached = sum((outcome.reached for outcome in outcomes), Counter[str]())
     for title, counts in (
         ("laws", sum((outcome.checked for outcome in outcomes), Counter[str]())),
         ("faults", sum((outcome.injected for outcome in outcomes), Counter[str]())),

@@ -101,12 +101,13 @@ class Outcome:
     checked: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     results: Counter[str] = field(default_factory=Counter)
-    rare: Rare = field(default_factory=Rare)
+    reached: Counter[str] = field(default_factory=Counter)
+    """Number of times that each rare situation was seen."""
 
 
 def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
     """Run a plan. Never raises: a failure is in the outcome."""
-    random, outcome = Random(f"scenario {plan.seed}"), Outcome(plan)
+    random, outcome, rare = Random(f"scenario {plan.seed}"), Outcome(plan), Rare()
     simulation = Simulation(
         ledger(**plan.options),
         plan.seed,
@@ -118,7 +119,7 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
     scheduler = simulation.world.scheduler
     try:
         with simulation.running():
-            rare, token = outcome.rare, 0
+            token = 0
             simulation.world.on_request, simulation.world.on_event = rare.on_request, rare.add
             scheduler.on_kill = rare.on_kill
             laws, person = Laws(simulation, rare), Person(simulation, random, plan.verbs, rare)
@@ -161,6 +162,7 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
     outcome.checked, outcome.injected = laws.checked, Counter(simulation.world.injected)
     outcome.results = person.results
     rare.on_end(person.results)
+    outcome.reached = rare.reached
     return outcome
 
 
