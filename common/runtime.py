@@ -14,13 +14,14 @@ from concurrent.futures import wait as _wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from random import Random
     from types import TracebackType
     from uuid import UUID
 
-    from ulid import ULID
+    from ulid import ULID, ULIDGenerator
 
 __all__ = ["Executor", "Future"]
 
@@ -137,6 +138,7 @@ class Machine(Runtime):
 
 
 _current: Runtime = Machine()
+_ulids: WeakKeyDictionary[Runtime, ULIDGenerator] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -255,7 +257,11 @@ def uuid() -> UUID:
 
 
 def ulid() -> ULID:
-    """Return a new ULID: the wall clock's ms and 80 random bits."""
-    from ulid import ULID
+    """Return a new ULID: the wall clock's ms and 80 random bits. Those of one ms ascend, as they are made."""
+    from ulid import ULIDGenerator
 
-    return ULID((_current.time_ns() // 1_000_000).to_bytes(6, "big") + _current.random_bytes(10))
+    runtime = _current
+    if (generator := _ulids.get(runtime)) is None:
+        generator = ULIDGenerator(lambda: runtime.time_ns() // 1_000_000, lambda _: runtime.random_bytes(10))
+        generator = _ulids.setdefault(runtime, generator)
+    return generator.generate()

@@ -79,7 +79,7 @@ WITH_SPARK = """
     history flights/carriers C1 --why --code flights.py
 """
 
-ELSEWHERE = {"dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}
+ELSEWHERE = {"asof", "dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}
 """Verbs that need servers, a folder or a fault. None of their imports needs Spark."""
 
 DRIVER = """
@@ -95,7 +95,7 @@ import importlib, pkgutil, slackwater
 for folder in ("app", "cli", "client", "common", "serve", "settings", "snapshot", "state", "store", "testing"):
     module = importlib.import_module(f"slackwater.{folder}")
     for info in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
-        if ".agents" not in info.name:  # needs an extra of its own
+        if ".agents" not in info.name and ".simulation" not in info.name:  # these need extras
             importlib.import_module(info.name)
 """
 

@@ -30,7 +30,7 @@ _OWN_OPTIONS = {
 _DEPLOY_MODE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _FILE_SUFFIXES = (".py", ".zip", ".egg")
-_NOT_SENT = frozenset({"bench", "cli", "client", "serve"})
+_NOT_SENT = frozenset({"bench", "cli", "client", "serve", "testing"})
 
 
 def parse_settings(arguments: Iterable[str]) -> dict[str, str]:

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...store.sst.schema import OP, PUT, TOMBSTONE
+from ...store.versions.side_tables import PART_KEYS
 from .state_variables import NEVER, SPAN, BatchKeys, StateColumn, earliest_times, expiry_column, span_column
 from .structs import Fields, StructOf, Structs
 
-POSITION, MAP_KEY = "_position", "_key"
+POSITION, MAP_KEY = PART_KEYS
 """Key columns of parts: the position in a list, and the key in a map."""
 _MAX_AHEAD_KEYS, _MAX_AHEAD_PARTS = 1_024, 10_000
 

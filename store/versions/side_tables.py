@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from .entries.ssts import Sst, Ssts
-from .manifest import Column, Manifest, SideTable, Table, is_internal
+from .manifest import Column, Manifest, SideTable, Table
 
 REJECTED = "rejected"
 """Name of the side table with the records that the stage rejected, each with its error."""
@@ -21,9 +21,13 @@ def table_name(stage: str, name: str) -> str:
     return f"{stage}_{name}"
 
 
+PART_KEYS = ("_position", "_key")
+"""Last key column of a table of parts: the position in a list, or the key of a map."""
+
+
 def has_parts(table: Table) -> bool:
-    """Return True for a table of the parts of lists or maps: internal key columns follow the key of the stage."""
-    return any(is_internal(column.name) for column in table.key)
+    """Return True for a table of the parts of lists or maps. An internal key column follows the key of the stage."""
+    return len(table.key) > 1 and table.key[-1].name in PART_KEYS
 
 
 def part_tables(manifest: Manifest) -> dict[str, SideTable]:

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.crash.schedules import PIECES
 from tests.models.profiles import SEARCHES
 
 
+@pytest.mark.ci  # frontrun gives up where threads wait for a busy machine, and calls that a failure
 def test_pieces_that_threads_share_hold_under_each_schedule() -> None:
     command = [sys.executable, "-m", "tests.crash.schedules", *(("500", "600") if SEARCHES else ("20", "5"))]
     environment = os.environ | {"FRONTRUN_ACTIVE": "1"}

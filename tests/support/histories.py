@@ -111,6 +111,12 @@ class Kafka:
         ends = self.ends(topic)
         return TopicState(self.starts(topic) or (), ends, self.topic_id(topic)) if ends is not None else None
 
+    def topic_state(self, topic: str, *, timeout_s: float = 0) -> TopicState:
+        """Return what the seam of Kafka gives, for verbs that read it. Raises `NotFound`."""
+        if (state := self.state(topic)) is None:
+            raise NotFound("topic", topic, self.topics)
+        return state
+
     def ends(self, topic: str) -> tuple[int, ...] | None:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 

@@ -135,7 +135,8 @@ def test_watching_merges_what_becomes_due_until_it_is_stopped(
             assert head is not None
             app.heads[stage] = head
         app.run(flights(70))
-        assert json.loads(watching.stdout.readline())["stage"] == "aircraft"
+        # Which table is due first depends on when the watcher looks.
+        assert json.loads(watching.stdout.readline())["stage"] in ("aircraft", "carriers")
         watching.send_signal(number)
         _, said = watching.communicate(timeout=30)
     assert (watching.returncode, said) == (0, "")
@@ -153,7 +154,7 @@ def test_watching_goes_on_with_the_other_tables_when_one_cannot_be_merged(app: F
         # Its other state partition is merged, too.
         for begins in ("aircraft v10", "carriers v10"):
             assert watching.stdout.readline().startswith(begins)
-        assert watching.stderr.readline() == "compaction of flights/aircraft put off; trying again in 0.1 s\n"
+        assert watching.stderr.readline() == "compaction of flights/aircraft postponed; trying again in 0.1 s\n"
         assert broken in watching.stderr.readline()
         store.put(broken, whole)
         assert watching.stdout.readline().startswith("aircraft v11")
