@@ -34,7 +34,7 @@ from ...store.read.parts import read_hashes
 from ...store.sst.schema import HASH
 from ...store.versions import history, keys
 from ...store.versions.entries.ssts import Sst
-from ...store.versions.manifest import Manifest, Table, is_internal
+from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import REJECTED, all_ssts, has_parts, table_name
 from .family import HashedKeys, Member, RequestedKeys
 from .key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
@@ -246,7 +246,7 @@ class KeySearch:
         if name is None:
             return None
         if has_parts(table):
-            table = replace(table, key=tuple(column for column in table.key if not is_internal(column.name)))
+            table = replace(table, key=table.key[:-1])
         place = (name, table)
         if place not in self._keys:
             self._keys[place] = HashedKeys.for_table(name, table, self.requested)

@@ -269,6 +269,7 @@ def _derive_stage_schemas(
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
+    keys.check_key(f"stage {stage.name!r}", key)
     if stage.table.ttl is not None and state.no_ttl[0]:
         why, instead = state.no_ttl
         raise Refused(f"stage {stage.name!r} has a ttl, but {why}", hint=f"remove ttl= from its table(...): {instead}")

@@ -29,7 +29,8 @@ from ...store.sst.hashing import FAST_KEY_TYPES, hash_key, hash_keys, normalise_
 from ...store.sst.schema import HASH, arrow_schema, visible_columns
 from ...store.sst.sorted_runs import estimate_within, overlapping
 from ...store.versions.entries.hash_ranges import hash_bounds, partition_of_hash
-from ...store.versions.manifest import Manifest, Table, is_internal
+from ...store.versions.keys import hashed_columns
+from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import require_tables
 
@@ -106,10 +107,8 @@ def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[objec
             parsed.append(int(value))
         else:
             return None
-    hashed = [
-        (part, column.type) for part, column in zip(parsed, table.key, strict=True) if not is_internal(column.name)
-    ]
-    return hash_key([part for part, _ in hashed], [kind for _, kind in hashed]), tuple(parsed)
+    count = len(hashed_columns([column.name for column in table.key]))
+    return hash_key(parsed[:count], [column.type for column in table.key[:count]]), tuple(parsed)
 
 
 def hashed_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:

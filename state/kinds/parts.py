@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...store.sst.schema import OP, PUT, TOMBSTONE
-from ...store.versions.side_tables import PART_KEYS
+from ...store.versions.keys import PART_KEYS
 from .state_variables import NEVER, SPAN, BatchKeys, StateColumn, earliest_times, expiry_column, span_column
 from .structs import Fields, StructOf, Structs
 

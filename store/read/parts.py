@@ -1,6 +1,6 @@
 """Look-ups of all parts of keys: the rows of a table that share the hashed columns of their keys.
 
-A list or a map is stored as parts, each a row. Internal key columns, such as the position in a list, are not hashed, so
+A list or a map is stored as parts, each a row. The last key column, such as the position in a list, is not hashed, so
 the parts of a key are adjacent in each SST.
 """
 
@@ -16,7 +16,8 @@ from ..sst.hashing import hash_keys, same_keys, sort_keys
 from ..sst.schema import HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ..sst.sorted_runs import overlapping
 from ..versions.entries.ssts import Sst
-from ..versions.manifest import Table, is_internal
+from ..versions.keys import hashed_columns
+from ..versions.manifest import Table
 from .cache import SstCache
 from .decode import Block
 from .remote_sst import SMALL_BYTES, RangedSst
@@ -36,7 +37,7 @@ def find_parts(
     `keys` has the hashed key columns, each key once, and `hashes` their hashes. Rows have all columns of the table, and
     those of a key are in the order of their keys. Raises `Corruption`.
     """
-    own = [column.name for column in table.key if not is_internal(column.name)]
+    own = hashed_columns([column.name for column in table.key])
     schema = arrow_schema(table.columns)
     order = np.argsort(hashes, kind="stable")
     distinct, first = np.unique(hashes[order], return_index=True)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from ...errors import Usage
-from ..versions.manifest import is_internal
+from ..versions.keys import hashed_columns
 from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
 _SEED = np.uint64(42)
@@ -32,9 +32,10 @@ _LONG_DECIMAL_DIGITS = 18
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
     """Return the key hash of each row: Spark's `xxhash64(columns)`. Raises `Usage` if a column cannot be a key.
 
-    Internal key columns are left out, so that all parts of a list or a map are in one hash range (`state.kinds.parts`).
+    The last column of a key of parts is left out, so that all parts of a list or a map are in one hash range
+    (`hashed_columns`).
     """
-    hashed = [name for name in columns if not is_internal(name)]
+    hashed = hashed_columns(columns)
     for name in hashed:
         _check_hashable(name, rows.schema.field(name).type)
     running = np.full(rows.num_rows, _SEED)

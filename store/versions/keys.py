@@ -1,7 +1,7 @@
 """Keys of all objects under a store root. No other module knows the layout."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 
 from ...errors import Usage
@@ -15,6 +15,9 @@ COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters, the first of them no dot"
 RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
 """Names of internal columns of SSTs and queries, in lower case, which tables cannot use."""
+
+PART_KEYS = ("_position", "_key")
+"""Names of the last key column of a table of parts: the position in a list, or the key of a map."""
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
@@ -45,6 +48,23 @@ def check_topic(name: str) -> str:
     if not isinstance(name, str) or not _TOPIC.fullmatch(name):
         raise Usage(f"topic name {name!r} is not usable: expected {TOPIC_IN_WORDS}")
     return name
+
+
+def hashed_columns(names: Sequence[str]) -> Sequence[str]:
+    """Return the key columns that are hashed. The last one of a table of parts is not, so a key's parts are adjacent.
+
+    `check_key` keeps other tables from having such a column.
+    """
+    return names[:-1] if len(names) > 1 and names[-1] in PART_KEYS else names
+
+
+def check_key(subject: str, names: Sequence[str]) -> None:
+    """Raise `Usage` for a key that would be taken for one of parts. The message begins with `subject`."""
+    if len(hashed_columns(names)) < len(names):
+        raise Usage(
+            f"{subject}: the last of several key columns is called {names[-1]!r}, which is reserved for parts of lists "
+            "and maps; rename the column, or name another key column last"
+        )
 
 
 def check_columns(subject: str, names: Iterable[str], reserved: Collection[str] = RESERVED_COLUMNS) -> None:

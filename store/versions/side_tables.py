@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict, replace
 
 from .entries.ssts import Sst, Ssts
+from .keys import hashed_columns
 from .manifest import Column, Manifest, SideTable, Table
 
 REJECTED = "rejected"
@@ -21,13 +22,10 @@ def table_name(stage: str, name: str) -> str:
     return f"{stage}_{name}"
 
 
-PART_KEYS = ("_position", "_key")
-"""Last key column of a table of parts: the position in a list, or the key of a map."""
-
-
 def has_parts(table: Table) -> bool:
-    """Return True for a table of the parts of lists or maps. An internal key column follows the key of the stage."""
-    return len(table.key) > 1 and table.key[-1].name in PART_KEYS
+    """Return True for a table of the parts of lists or maps, which has one key column more than the stage's table."""
+    names = [column.name for column in table.key]
+    return len(hashed_columns(names)) < len(names)
 
 
 def part_tables(manifest: Manifest) -> dict[str, SideTable]:

@@ -59,6 +59,7 @@ def declare_tables(tables: Sequence[ReadableTable], partitions: int) -> dict[str
         label = f"the table {table.name or 'of the query'} ({table.kind})"
         try:
             keys.check_columns(label, [*table.key.names, *table.values.names])
+            keys.check_key(label, table.key.names)
             hash_keys(table.key.empty_table(), table.key.names)
             key, values = map(_columns, (table.key, table.values))
         except Usage as error:

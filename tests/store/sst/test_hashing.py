@@ -157,6 +157,23 @@ def test_columns_chain_as_in_spark() -> None:
     assert hash_keys(rows, ["a", "b", "c", "d"]).tolist() == expected
 
 
+def test_user_columns_whose_names_begin_with_an_underscore_are_hashed() -> None:
+    """Spark hashes all key columns that a program names, whatever their names."""
+    rows = pa.table(
+        {
+            "_a": pa.array(["EWR", None, "JFK", None], pa.string()),
+            "_key": pa.array([1, 2, None, None], pa.int64()),
+            "_position": pa.array([2.5, -0.0, NAN, None], pa.float64()),
+            "_d": pa.array([None, True, False, None], pa.bool_()),
+        }
+    )
+    expected = [965681412917051057, 592692062394611613, 5829480121041550033, 42]
+    assert hash_keys(rows, ["_a", "_key", "_position", "_d"]).tolist() == expected
+    assert hash_keys(one_column(["EWR"], pa.string()).rename_columns(["_key"]), ["_key"]).tolist() == [
+        in_signed(xxhash.xxh64_intdigest(b"EWR", 42))
+    ]
+
+
 def in_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 

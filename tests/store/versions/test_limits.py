@@ -18,7 +18,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, codec, history, horizon, keys, limits
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.keys import check_columns
+from slackwater.store.versions.keys import check_columns, check_key
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 from typer.testing import CliRunner
 
@@ -329,6 +329,14 @@ def test_a_program_hears_of_a_column_at_once_that_a_store_would_refuse(name: str
 def test_columns_that_differ_in_capitals_alone_are_refused_by_both() -> None:
     with pytest.raises(Usage, match="columns 'delay' and 'Delay' differ only in case"):
         check_columns("stage 's'", ["delay", "Delay"])
+
+
+@pytest.mark.parametrize("name", ["_key", "_position"])
+def test_a_key_that_would_be_taken_for_one_of_parts_is_refused(name: str) -> None:
+    with pytest.raises(Usage, match=f"stage 's': the last of several key columns is called '{name}'"):
+        check_key("stage 's'", ["a", name])
+    for key in ([name], [name, "a"], ["a", "_a"]):
+        check_key("stage 's'", key)
 
 
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a`b", "Å", "a b", "select", "a;--", "名前", "x" * 1024])
