@@ -8,7 +8,7 @@ that were written, not labels times versions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, tee
 from operator import itemgetter
 from typing import Literal, TypeVar
@@ -102,11 +102,11 @@ def read_as_of(
         raise Usage(f"stage {owner!r} has no watermark", hint="omit --by: versions are then chosen by commit time")
     keys, times = _key_columns(labels, declared, table, key or {}), _times_ms(labels, time)
     side = TableSide(store, cache, declared, None)
-    hidden = {*labels.column_names} & {VERSION_COLUMN, PRESENT_COLUMN, *side.value_names}
-    if hidden:
+    clashing = sorted({*labels.column_names} & {VERSION_COLUMN, PRESENT_COLUMN, *side.value_names})
+    if clashing:
         raise Usage(
-            f"the labels have columns of the result: {', '.join(sorted(hidden))}",
-            hint="rename them, as in --sql \"SELECT … AS label_… FROM 'labels.parquet'\"",
+            f"the labels have columns of the result: {', '.join(clashing)}",
+            hint=_copy_hint("renames", f'SELECT * RENAME ("{clashing[0]}" AS "label_{clashing[0]}")'),
         )
     joined = _Joined.of(_Labels.group(keys, times))
     if len(versions) and joined.labels.timed.any():
@@ -152,9 +152,13 @@ def _times_ms(labels: pa.Table, name: str) -> pa.ChunkedArray:
     if not (pa.types.is_timestamp(times.type) or pa.types.is_date(times.type)):
         raise Usage(
             f"column {name!r} of the labels is {times.type}; expected a timestamp or a date",
-            hint=f"convert it, as in --sql \"SELECT * REPLACE (epoch_ms({name}) AS {name}) FROM 'labels.parquet'\"",
+            hint=_copy_hint("converts ms since 1970", f'SELECT * REPLACE (epoch_ms("{name}") AS "{name}")'),
         )
     return times.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+
+
+def _copy_hint(does: str, select: str) -> str:
+    return f"DuckDB {does}: COPY ({select} FROM 'labels.parquet') TO 'new.parquet'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +238,10 @@ def _read_steps(versions: VersionList, indexes: range, by: Clock) -> Iterator[_S
             or manifest.rewind is not None
             or (previous.migration, previous.table) != (manifest.migration, manifest.table)
         )
-        seqs = max((sst.seq_max for sst in manifest.ssts), default=0)
-        added = () if begins else tuple(sst for sst in manifest.ssts if sst.seq_max > newest_seq)
+        # A merge adds SSTs without new rows.
+        changed = manifest.ssts if begins or previous is None else manifest.ssts.changes_since(previous.ssts)[0]
+        added = () if begins else tuple(sst for sst in changed if sst.seq_max > newest_seq)
+        seqs = max((sst.seq_max for sst in changed), default=0)
         shown_ms = manifest.time_ms if by == "commit" else manifest.watermark_ms
         time_ms = max(time_ms, _BEFORE_ALL_MS if shown_ms is None else shown_ms)
         by_write = manifest.table is not None and expires_by_write_time(manifest.table.ttl) and by == "commit"
@@ -256,26 +262,33 @@ def _join(side: TableSide, versions: VersionList, joined: _Joined, by: Clock) ->
     numbers = np.asarray([versions.numbers[step.index] for step in steps])
     is_after_start = step_of >= 0
     joined.versions[:] = np.where(is_after_start, numbers[step_of], 0)
-    joined.known &= _flag_known(versions, steps, step_of, labels.times_ms)
+    joined.known &= _flag_known(versions, steps, step_of, labels.times_ms, by)
     # Ordered by version, the labels of a run are neighbours.
     order = np.flatnonzero(joined.known & is_after_start)
     order = order[np.argsort(step_of[order], kind="stable")]
+    clocks = np.array([step.clock_ms for step in steps])[step_of]
+    by_write = np.array([step.expires_by_write for step in steps])[step_of]
+    clocks = np.where(by_write, np.maximum(clocks, labels.times_ms), clocks)
     for run in _split_runs(side, steps, labels.hashes, np.unique(step_of[order]).tolist()):
         low, high = np.searchsorted(step_of[order], [run.start, run.stop])
         if low < high:
-            _resolve_run(side, versions, run, steps, joined, order[low:high], step_of[order[low:high]])
+            own = order[low:high]
+            at_start = replace(side, manifest=versions[steps[run.start].index])
+            _resolve_run(at_start, run, joined, own, step_of[own], clocks[own])
 
 
 def _flag_known(
-    versions: VersionList, steps: Sequence[_Step], step_of: Int64s, times_ms: Int64s
+    versions: VersionList, steps: Sequence[_Step], step_of: Int64s, times_ms: Int64s, by: Clock
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the labels of whose time a version is stored, or which are before the app's first version."""
     begins_late = len(versions) > 0 and (versions.numbers[0] > 1 or versions[0].starts_history)
-    # The version that was newest at a time in a gap was collected, except at the last stored version's own time.
+    # The version that was newest at a time in a gap was collected, except at the last stored version's commit time.
     exact_only = np.array([versions.has_gap_before(step.index + 1) for step in steps if step.index + 1 < len(versions)])
     exact_only = np.append(exact_only, [False] * (len(steps) - len(exact_only))).astype(np.bool_)
     step_times = np.array([step.time_ms for step in steps])
-    known = ~exact_only[step_of] | (times_ms == step_times[step_of])
+    known = ~exact_only[step_of]
+    if by == "commit":
+        known |= times_ms == step_times[step_of]
     return np.where(step_of < 0, not begins_late, known)
 
 
@@ -330,22 +343,14 @@ def _zip_read(read: Callable[[_T], pa.Table], items: Iterable[_T]) -> Iterator[t
     return zip(items, map_concurrently(read, ahead, max_unread=_READ_AHEAD), strict=True)
 
 
-def _resolve_run(
-    side: TableSide,
-    versions: VersionList,
-    run: _Run,
-    steps: Sequence[_Step],
-    joined: _Joined,
-    own: Int64s,
-    step_of: Int64s,
-) -> None:
-    """Set the rows of the labels `own`, which are ordered by step; `step_of` has their steps."""
+def _resolve_run(side: TableSide, run: _Run, joined: _Joined, own: Int64s, step_of: Int64s, clocks: Int64s) -> None:
+    """Set the rows of the labels `own`. `side` is the run's first version.
+
+    `step_of` and `clocks` have one element for each of these labels: its step, and the time by which rows expire.
+    """
     labels = joined.labels
     numbers, at = np.unique(labels.key_numbers[own], return_inverse=True)
     keys, hashes = labels.keys.take(pa.array(numbers)), labels.hashes[numbers]
-    clocks = np.array([step.clock_ms for step in steps])[step_of]
-    by_write = np.array([step.expires_by_write for step in steps])[step_of]
-    clocks = np.where(by_write, np.maximum(clocks, labels.times_ms[own]), clocks)
     rows = pa.concat_tables([side.empty_rows(values=True), *run.parts])
     # Rows of other keys with the hash of a label's key get numbers above those of the labels' keys.
     key_of = _number_keys(keys, hashes, rows)
@@ -360,10 +365,9 @@ def _resolve_run(
     chosen = rows.take(pa.array(row[written]))
     gone = np.asarray(pc.equal(chosen.column(OP), TOMBSTONE)) | _expired(chosen.column(EXPIRES), clocks[written])
     joined.keep(own[written][~gone], chosen.select(side.value_names), np.flatnonzero(~gone))
-    first = versions[steps[run.start].index]
     expires = np.full(len(hashes), _NEVER_MS)
     values, present = multi_get(
-        side.store, side.cache, first.ssts, side.table, hashes, keys, clock_ms=_BEFORE_ALL_MS, expires=expires
+        side.store, side.cache, side.ssts, side.table, hashes, keys, clock_ms=_BEFORE_ALL_MS, expires=expires
     )
     kept = ~written & present[at] & (expires[at] > clocks)
     joined.keep(own[kept], values.select(side.value_names), at[kept])

@@ -19,6 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
+from ...store.read.parts import read_hashes
 from ...store.read.remote_sst import SMALL_BYTES, PageSelection, RangedSst
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import KeyShare, same_keys, sort_keys
@@ -96,22 +97,24 @@ class TableSide:
         """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
 
         If this side has a `share` of the keys, returns only rows of these keys. With `hashes`, ascending, returns only
-        rows with one of these. The columns are `_hash`, the key
-        columns, the value columns if `values`, `_seq`, `_op`, and `_expires_at`, null if the SST has none. If the SST
-        is not in the local cache, reads only pages that can hold such rows, or the whole SST if it is small or all rows
-        match.
+        rows with one of these. The columns are `_hash`, the key columns, the value columns if `values`, `_seq`, `_op`,
+        and `_expires_at`, null if the SST has none. If the SST is not in the local cache, reads only pages that can
+        hold such rows, or the whole SST if it is small or all rows match.
         """
         schema = self.empty_rows(values=values).schema
-        all_match = column == SEQ and low <= sst.seq_min and sst.seq_max <= high and hashes is None
-        whole = sst.bytes <= SMALL_BYTES or all_match
+        whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
 
         def pages(ranged: RangedSst) -> Sequence[PageSelection]:
-            if hashes is not None:
-                return ranged.find_hashes(hashes)[1]
             return ranged.find_values(column, low, high)
 
         parts = [schema.empty_table()]
-        for block in _read_blocks(self.store, self.cache, sst, self.table, ReadCounters(), pages, whole=whole):
+        place, reads = (self.store, self.cache), ReadCounters()
+        blocks = (
+            _read_blocks(*place, sst, self.table, reads, pages, whole=whole)
+            if hashes is None
+            else read_hashes(*place, self.table, sst, hashes, schema.names, reads)
+        )
+        for block in blocks:
             own = block.stored.schema.names
             if column in own:
                 at = block.stored.column(column)
@@ -119,7 +122,7 @@ class TableSide:
                 if self.share is not None:
                     matches = matches & self._flag_in_share(block, self.share)
                 if hashes is not None:
-                    matches = matches & np.isin(block.hashes, hashes, kind="sort")
+                    matches = matches & (hashes.take(hashes.searchsorted(block.hashes), mode="clip") == block.hashes)
                 names = [name for name in schema.names if name != EXPIRES or EXPIRES in own]
                 columns = block.take(np.flatnonzero(matches), names).columns
                 if EXPIRES not in own:

@@ -1,8 +1,10 @@
 """`slackwater asof`: labels of a file get the rows as they were known at their times."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,3 +91,9 @@ def test_labels_with_columns_of_the_result_are_refused(tmp_path: Path) -> None:
     result = slackwater("asof", str(tmp_path / "labels.parquet"), *OPTIONS)
     assert result.exit_code == 2
     assert "the labels have columns of the result: flights" in result.stderr
+    hinted = re.search(r"DuckDB renames: (COPY .*\))", result.stderr.replace("\n", " "))
+    assert hinted is not None
+    with duckdb.connect() as con:
+        con.execute(f"SET file_search_path = '{tmp_path}'")
+        con.execute(f"{hinted[1]} TO '{tmp_path}/new.parquet'")
+    assert "1 label:" in slackwater("asof", str(tmp_path / "new.parquet"), *OPTIONS).output
