@@ -206,8 +206,8 @@ def describe_recreated_topic(topic: str, stored: str, offsets: Sequence[int], cu
     windows = ", ".join(format_windows(topic, current.earliest, current.ends)) or "no records"
     return (
         f"topic {topic!r} was deleted and created again: it had {_id_text(stored)} and {_partitions(len(offsets))}, "
-        "read "
-        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds {windows}"
+        f"read up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds "
+        f"{windows}"
     )
 
 

@@ -110,12 +110,12 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
     if comparison.committed is not None:
         keys = len(comparison.different or ()) + comparison.hidden
         table_rows.append((comparison.stage, "keys", comparison.committed.num_rows, comparison.num_replayed, keys))
-    outputs = [(parts, "parts") for parts in comparison.parts]
-    outputs += [(channel, "rows sent") for channel in comparison.channels]
-    for output, what in outputs:
+    labels = [(parts, "parts") for parts in comparison.parts]
+    labels += [(channel, "rows sent") for channel in comparison.channels]
+    for output, label in labels:
         sent, replayed = output.committed.rows, output.replayed.num_rows
         different = None if sent is None else output.missing.num_rows + output.added.num_rows
-        table_rows.append((output.name, what, None if sent is None else sent.num_rows, replayed, different))
+        table_rows.append((output.name, label, None if sent is None else sent.num_rows, replayed, different))
     yield Title(f"the replay of {comparison.ref} {'equals' if comparison.same else 'differs from'} the commit")
     yield TableBlock.from_rows(("it read", ">records"), comparison.read)
     yield ""
@@ -132,8 +132,8 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         if channel.committed.rows is None:
             yield ""
             yield f"rows sent on {channel.name} are not compared: {channel.committed.unknown_reason}"
-    for output in (*comparison.channels, *comparison.parts):
-        verb = "wrote" if any(output is parts for parts in comparison.parts) else "sent"
+    verbs = [(channel, "sent") for channel in comparison.channels] + [(parts, "wrote") for parts in comparison.parts]
+    for output, verb in verbs:
         for rows, who in ((output.missing, "commit"), (output.added, "replay")):
             if rows.num_rows:
                 yield ""

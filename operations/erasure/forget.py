@@ -374,8 +374,8 @@ def _read_journal(work: Erasure, search: KeySearch) -> ForgetJournal:
     note = forgotten.find_journal(search.member.store, search.member.app)
     if note is None or note.id not in work.journals:
         raise Refused(
-            f"another process ended this forget of {search.member.app}, which it had begun as well",
-            hint=f"all keys were forgotten: slackwater log {search.member.app} --operations",
+            f"another process ended this forget of {search.member.app}: it was typed twice, or given up",
+            hint=f"slackwater log {search.member.app} --operations says how it ended; if given up, type it again",
         )
     return note
 

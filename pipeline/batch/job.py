@@ -25,9 +25,7 @@ from ..api.stage import Stage
 from ..source.options import ScratchCheckpoint, SourceOptions
 from ..source.wake import PlannerFiles
 from ..spark.placement import Homes
-from ..spark.plans import (
-    RecordCounts,
-)
+from ..spark.plans import RecordCounts
 from ..spark.worker_resources import WorkerResources
 from ..telemetry.spans import Tracing
 from ..upkeep.upkeep import StallTriggers

@@ -204,8 +204,7 @@ class Archiver(Listener):
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
                 "topic %s was deleted and created again: its records go to a new input archive of %s; the old archive "
-                "is "
-                "kept",
+                "is kept",
                 topic.name,
                 self._app,
             )

@@ -23,7 +23,7 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.leaves.fold import Fold, fold_ssts, needs_fold
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import all_ssts, part_tables, side_manifests
+from ...store.versions.side_tables import all_ssts, has_parts, part_tables, side_manifests
 from ..api.table import L0_SLOWDOWN, L0_STOP
 from .executors import MAX_MERGES, Executors
 
@@ -210,7 +210,7 @@ class Upkeep:
         tables = {
             compaction: at.table
             for name, at in (("", head), *((side.name, side) for side in side_manifests(head)))
-            if at.table is not None and (not name or name in part_tables(head))
+            if at.table is not None and (at is head or has_parts(at.table))
             for compaction in self._pickers[name].pick(at)
         }
         due = tuple(tables)

@@ -134,12 +134,9 @@ class SimulatedEngine:
     def run_tasks(
         self, rows: Any, task: Task, homes: Homes | None = None, few_keys: bool | None = None
     ) -> tuple[TaskReport, ...]:
-        inputs = _rows_by_task(rows, task)
-        futures = [pool.submit(self._run_task, task, part) for part in inputs] if (pool := self._pool(inputs)) else []
+        pool = runtime.shared_executor(2 * self.cores, "executors")
+        futures = [pool.submit(self._run_task, task, part) for part in _rows_by_task(rows, task)]
         return tuple(future.result() for future in futures)
-
-    def _pool(self, inputs: Sequence[pa.Table]) -> runtime.Executor | None:
-        return runtime.shared_executor(2 * self.cores, "executors") if inputs else None
 
     def _run_task(self, task: Task, rows: pa.Table) -> TaskReport:
         """Run attempts until one ends, perhaps with a twin beside it. The report of the first to end counts."""

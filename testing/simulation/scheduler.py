@@ -91,7 +91,7 @@ class Scheduler(Runtime):
         self.thread_errors: list[tuple[str, BaseException]] = []
         """Errors that ended a thread."""
         self.machine = SimulatedProcess("machine")
-        """SimulatedProcess that runs the simulation itself. It is never killed."""
+        """Process that runs the simulation itself. It is never killed."""
         self._threads = [_Thread("main", self.machine, 1.0)]
         self._current = self._threads[0]
         self._current.gate.acquire()

@@ -12,18 +12,11 @@ from random import Random
 from typing import Any, TypeVar
 
 from ...common import runtime
-from ...errors import Gone, Unavailable
+from ...errors import Unavailable
 from ...pipeline.batch import task
 from ...pipeline.kafka.memory import MemoryKafka, MemoryTransactionalProducer
 from ...pipeline.kafka.open import simulated_clusters
-from ...pipeline.kafka.protocol import (
-    Headers,
-    Offsets,
-    Record,
-    SendFailed,
-    TransactionFailed,
-    TransactionSettings,
-)
+from ...pipeline.kafka.protocol import Headers, Offsets, Record, SendFailed, TransactionFailed, TransactionSettings
 from ...pipeline.spark import worker_resources
 from ...state.records import Range, TopicState
 from ...store.objects.memory import MemoryStore
@@ -253,29 +246,17 @@ class SimulatedKafka(MemoryKafka):
         self._request("topic_ids")
         return super().topic_ids(topics)
 
-    def create_topics(
-        self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None
-    ) -> None:
+    def create_topics(self, partitions: Mapping[str, int], **options: Any) -> None:
         self._request("create_topics", " ".join(partitions))
-        super().create_topics(partitions, validate_only=validate_only, config=config)
+        super().create_topics(partitions, **options)
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         self._world.request("kafka", "delete_records", topic)
         super().delete_records(topic, offset, partition)
 
-    def read_ranges(
-        self,
-        topic: str,
-        parts: Sequence[Range],
-        *,
-        patience_s: float,
-        deletion_errors: Mapping[int, list[Gone]] | None = None,
-        topic_id: str = "",
-    ) -> Iterator[list[Sequence[Any]]]:
+    def read_ranges(self, topic: str, parts: Sequence[Range], **options: Any) -> Iterator[list[Sequence[Any]]]:
         self._request("read", topic)
-        return super().read_ranges(
-            topic, parts, patience_s=patience_s, deletion_errors=deletion_errors, topic_id=topic_id
-        )
+        return super().read_ranges(topic, parts, **options)
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         sent = list(records)
