@@ -132,6 +132,12 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[fl
 
 
 def _spark(bootstrap: str, folder: Path, topic: str, batch: int, *, connector: bool = False) -> list[float]:
+    done = spark_batches(bootstrap, folder, topic, batch, connector=connector)
+    return cycles([round(1000 * each.end) for each in done], 0)
+
+
+def spark_batches(bootstrap: str, folder: Path, topic: str, batch: int, *, connector: bool = False) -> list[side.Batch]:
+    """Return the batches of a Spark query that counts and sums as `app_of` does, until it has read the topic."""
     from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
@@ -139,14 +145,17 @@ def _spark(bootstrap: str, folder: Path, topic: str, batch: int, *, connector: b
         conf["spark.jars"] = side.connector_jars()
     with spark_session("bench", master="local[2]", conf=conf) as spark:
         stream = side.connector_stream if connector else side.topic_stream
-        return _aggregate(stream(spark, bootstrap, topic, batch), folder)
+        query = side.started(_aggregate(stream(spark, bootstrap, topic, batch)), folder / "checkpoint")
+        query.processAllAvailable()
+        done = side.batches(query)
+        query.stop()
+        return done
 
 
-def _aggregate(flights: DataFrame, folder: Path) -> list[float]:
+def _aggregate(flights: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    rows = _legs(flights).groupBy("leg").agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
-    return cycles(side.worked_off(side.started(rows, folder / "checkpoint")), 0)
+    return _legs(flights).groupBy("leg").agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
 
 
 def _legs(flights: DataFrame) -> DataFrame:
