@@ -32,6 +32,7 @@ from ..spark.plans import (
     needed_shares,
     optimised_stream_paths,
 )
+from ..spark.row_width import NO_BYTE_LIMIT, is_wide_row_error, with_width_check
 from ..spark.session import with_settings
 from .job import Engine, Query, StageConfig, start_positions
 from .pre_aggregation import SHUFFLE_TASKS, can_pre_aggregate, pre_aggregate
@@ -47,6 +48,8 @@ class SparkEngine(Engine):
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
+        self._wide: set[str] = set()
+        """Stages with wide rows in this run (`row_width`)."""
 
     @property
     def master(self) -> str:
@@ -72,6 +75,14 @@ class SparkEngine(Engine):
         self, rows: DataFrame, task: Task, homes: Homes | None = None, few_keys: bool | None = None
     ) -> tuple[TaskReport, ...]:
         if isinstance(task, StateTask):
+            stage = task.resources.stage
+            if stage not in self._wide:
+                try:
+                    return run_state_task(rows, task, homes, few_keys, checks_width=True)
+                except Exception as error:
+                    if not is_wide_row_error(error):
+                        raise
+                    self._wide.add(stage)
             return run_state_task(rows, task, homes, few_keys)
         assert isinstance(task, WriteTask)  # noqa: S101  the other kind
         return run_write_task(rows, task)
@@ -96,13 +107,18 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 
 
 def run_state_task(
-    rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
+    rows: DataFrame,
+    task: StateTask,
+    homes: Homes | None = None,
+    few_keys: bool | None = None,
+    *,
+    checks_width: bool = False,
 ) -> tuple[TaskReport, ...]:
     """Shuffle rows to the hash ranges of the task's table and merge them there.
 
     With several machines, `homes` places the tasks. If stored rows may fall due, each non-empty hash range gets a probe
     row, so that a task looks for due rows there. If `few_keys` is not None and the task allows it, rows are
-    pre-aggregated before the shuffle.
+    pre-aggregated before the shuffle. With `checks_width`, a wide row may fail the job (`row_width`).
     """
     if few_keys is not None and can_pre_aggregate(task, rows.schema):
         if few_keys and homes is None:
@@ -110,29 +126,39 @@ def run_state_task(
         count = task.step.table.ranges
         with with_settings(rows.sparkSession, {SHUFFLE_TASKS: str(count)}):
             parts, task = pre_aggregate(rows, task)
-            return _run(_place_rows(parts, task, homes, alone=count == 1 and homes is None), task)
+            if count == 1 and homes is None:
+                return _run(_with_probes(parts, task).coalesce(1), task)
+            return _run_placed(parts, task, homes, checks_width=checks_width)
     late = task.late_output[1] if task.late_output is not None else ()
     hashed = select_batch_columns(
         rows, [column.name for column in task.step.table.key], task.step.state.needed_columns, task.times, late
     )
-    return _run(_place_rows(hashed, task, homes), task)
+    return _run_placed(hashed, task, homes, checks_width=checks_width)
 
 
-def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
-    count = task.step.table.ranges
+def _with_probes(hashed: DataFrame, task: StateTask) -> DataFrame:
     if task.step.due is not None and task.step.due.pending and task.ssts:
-        partitions = sorted_runs.by_partition(task.ssts, count)
-        hashes = ", ".join(f"({hash_ranges.hash_bounds(number, count)[1]}L)" for number in partitions)
+        partitions = sorted_runs.by_partition(task.ssts, task.step.table.ranges)
+        hashes = ", ".join(f"({hash_ranges.hash_bounds(number, task.step.table.ranges)[1]}L)" for number in partitions)
         marks = hashed.sparkSession.sql(f"SELECT * FROM VALUES {hashes} AS marks(_hash)")
         columns = [
             F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)
             for field in hashed.schema
         ]
-        hashed = hashed.withColumn(IS_PROBE, F.lit(False)).union(marks.select(*columns, F.lit(True)))
-    if alone:
-        return hashed.coalesce(1)
+        return hashed.withColumn(IS_PROBE, F.lit(False)).union(marks.select(*columns, F.lit(True)))
+    return hashed
+
+
+def _run_placed(
+    hashed: DataFrame, task: StateTask, homes: Homes | None, *, checks_width: bool
+) -> tuple[TaskReport, ...]:
+    count, hashed = task.step.table.ranges, _with_probes(hashed, task)
     partition = _state_partition(F.col("_hash"), count)
-    return homes.place(hashed, partition, count) if homes else repartition_by_number(hashed, partition, count)
+    checked = with_width_check(partition, hashed) if checks_width else None
+    number = partition if checked is None else checked
+    placed = homes.place(hashed, number, count) if homes else repartition_by_number(hashed, number, count)
+    with with_settings(hashed.sparkSession, {} if checked is None else NO_BYTE_LIMIT):
+        return _run(placed, task)
 
 
 def _state_partition(hashed: Column, partitions: int) -> Column:
