@@ -115,12 +115,15 @@ def _checked(policy: Policy) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options of a stage's table, created by `table`. `ttl` is None if rows never expire."""
+    """Options of a stage's table, created by `table`.
+
+    `ttl` is None if rows never expire, `compaction` None for the default.
+    """
 
     partitions: int
     tasks: int | None
     ttl: Ttl | None
-    compaction: Policy
+    compaction: Policy | None
     l0_slowdown: int
     l0_stop: int
     defaults: Mapping[str, object] = field(default_factory=dict, hash=False)
@@ -149,7 +152,9 @@ def table(
         ttl: Time to live of a row: `"7 days"`. Default forever.
         ttl_by: Timestamp or date column of the table from which `ttl` counts. The current time is then the largest time
             that was written to the column. Default: `ttl` counts from the row's write time, by the wall clock.
-        compaction: Compaction of SSTs: `universal(...)`, the default, or `leveled(...)`. May change with each start.
+        compaction: Compaction of SSTs: `universal(...)` or `leveled(...)`. Default `universal()`, but with
+            `l0_trigger=16` if a batch may have 16 tasks or more, because puts of merges then cost more than further
+            runs. May change with each start.
         l0_slowdown: Number of L0 SSTs in one hash range that delays batches, so that compaction catches up
             (RocksDB's `level0_slowdown_writes_trigger`).
         l0_stop: Number of L0 SSTs in one hash range that stops new batches until compaction has merged them
@@ -171,7 +176,7 @@ def table(
         check_whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
         tasks,
         lifetime,
-        compaction or Policy(),
+        compaction,
         check_whole("table: l0_slowdown", l0_slowdown, 2),
         check_whole("table: l0_stop", l0_stop, 2),
         dict(defaults or {}),

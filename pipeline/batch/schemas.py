@@ -24,7 +24,7 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.schema import HASH
 from ...store.versions import keys
 from ...store.versions.column_types import FieldSource, Lineage, quote_for_spark
-from ...store.versions.manifest import Column, Table, is_internal
+from ...store.versions.manifest import Column, Policy, Table, is_internal
 from ...store.versions.side_tables import REJECTED, table_name
 from ..api.app import App
 from ..api.sink import Sink
@@ -279,7 +279,7 @@ def _derive_stage_schemas(
         values=_values(stage, bound.values),
         partitions=stage.table.partitions,
         state=state.stored,
-        compaction=stage.table.compaction,
+        compaction=stage.table.compaction or Policy(),
         ttl=stage.table.ttl,
     )
     return StageSchemas(inputs, emits, key, table, bound)

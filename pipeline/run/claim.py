@@ -27,10 +27,11 @@ from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.column_types import Lineage
 from ...store.versions.commit import retired_error
-from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
+from ...store.versions.manifest import Column, Input, Manifest, Output, Policy, Program, SideTable, Table
 from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, part_tables, with_part_tables
 from ..api.app import App
 from ..api.stage import Stage
+from ..api.table import TableOptions
 from ..api.topic import EARLIEST, Repartition, Topic
 from ..batch.column_sources import merge_lineages
 from ..batch.schemas import StageSchemas, ddl_of
@@ -45,6 +46,8 @@ from .start_positions import (
 )
 
 TASKS_PER_CORE = 2
+_MANY_TASKS = 16
+"""Hash ranges of a table from which puts of merges cost more than further runs, and the number of runs then."""
 """Tasks of a batch per core of the session, so that a slow task does not leave the other cores idle."""
 
 
@@ -101,6 +104,13 @@ def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table |
         return None
     tasks = declared or (1 << (TASKS_PER_CORE * cores - 1).bit_length() if cores else 0)
     return replace(table, tasks=tasks if tasks < table.partitions else 0)
+
+
+def with_default_compaction(table: Table | None, options: TableOptions) -> Table | None:
+    """Return the table with fewer merges if its batches have many tasks, unless `options` has a compaction."""
+    if table is None or options.compaction is not None or table.ranges < _MANY_TASKS:
+        return table
+    return replace(table, compaction=Policy(l0_trigger=_MANY_TASKS))
 
 
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
@@ -276,7 +286,7 @@ class Claimer:
         def build(draft: Manifest) -> Manifest:
             head = draft if draft.inputs else None
             table = reconcile_table(self.app, stage, shape.table, head, shape.parts)
-            table = with_tasks(table, stage.table.tasks, cores)
+            table = with_default_compaction(with_tasks(table, stage.table.tasks, cores), stage.table)
             parts = reconcile_parts(shape.parts, table, draft.side_tables) if table is not None else {}
             positions = self.start_positions(stage, head, claiming=True)
             draft = with_part_tables(with_start_positions(self.store, draft, positions, self.by), parts)

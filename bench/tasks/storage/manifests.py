@@ -173,7 +173,9 @@ def _cost(batches: int) -> Row:
     puts = 16 + 1 + mean(cost.leaf_puts[steady]) + mean(cost.merge_puts[steady])
     hourly = Stats(puts=round(puts * 3600))
     return _row(
-        "USD a month for puts, l0_trigger=16, 16 tasks a second, 100 GB", monthly_cost(hourly, 0, Prices()).total, 250
+        "USD a month for puts, 16 tasks a second and so l0_trigger=16, 100 GB",
+        monthly_cost(hourly, 0, Prices()).total,
+        250,
     )
 
 

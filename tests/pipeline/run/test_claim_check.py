@@ -10,8 +10,15 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from slackwater.errors import Refused, Usage
 from slackwater.operations.exchange.first_version import check_accepts_rows
+from slackwater.pipeline.api.table import TableOptions
 from slackwater.pipeline.batch.schemas import StageSchemas
-from slackwater.pipeline.run.claim import Claimer, check_declared, reconcile_table, with_tasks
+from slackwater.pipeline.run.claim import (
+    Claimer,
+    check_declared,
+    reconcile_table,
+    with_default_compaction,
+    with_tasks,
+)
 from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.processor import Processor
 from slackwater.state.kinds.session import Sessions
@@ -19,7 +26,7 @@ from slackwater.state.kinds.state_variables import Variable
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.versions.commit import commit
-from slackwater.store.versions.manifest import Column, EventTime, Input, Manifest, Table
+from slackwater.store.versions.manifest import Column, EventTime, Input, Manifest, Policy, Table
 
 from tests.support.stages import Stage
 
@@ -104,6 +111,25 @@ def test_batches_have_two_tasks_per_core_but_at_most_one_per_state_partition() -
     assert structs.replace(table, partitions=3).ranges == 3
     assert ranges(None, 2, 4) == 4
     assert with_tasks(None, None, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "runs"),
+    [
+        (sw.table(), 4, 8),
+        (sw.table(), 8, 16),
+        (sw.table(tasks=15), 8, 8),
+        (sw.table(tasks=16), 2, 16),
+        (sw.table(compaction=sw.universal()), 8, 8),
+        (sw.table(compaction=sw.leveled(l0_trigger=3)), 8, 3),
+    ],
+)
+def test_tables_of_many_tasks_are_merged_less_often_by_default(options: TableOptions, cores: int, runs: int) -> None:
+    declared = Table((Column("key", "string"),), (), 512, compaction=options.compaction or Policy())
+    table = with_default_compaction(with_tasks(declared, options.tasks, cores), options)
+    assert table is not None
+    assert table.compaction.l0_trigger == runs
+    assert with_default_compaction(None, options) is None
 
 
 @pytest.mark.parametrize("tasks", [0, -1, 4097, 2.5, True, "4"])
