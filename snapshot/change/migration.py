@@ -53,7 +53,7 @@ def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -
     Returns the version of each stage that this call committed. Raises `CommitConflict` if other writers kept winning
     the race for a stage's next version, and `Unavailable`; calling again continues.
     """
-    # Includes stages that started meanwhile: they only get the migration's number.
+    # Includes stages that began meanwhile.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
     ended, versions = _rename(store, migration, heads, now_ms)
     # Readers of a renamed stage must be later than its first version under the new name.
@@ -86,7 +86,7 @@ def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -
 
     for stage in topological_order({**heads, **targets}) if migration.is_rewind else reversed(topological_order(heads)):
         if stage not in ended and not migration.is_applied_by(heads[stage]):
-            step = migration.stages.get(stage, MigratedStage())
+            step = migration.step_of(stage)
             amended = amend(store, heads[stage], change(step), by=migration.by, now_ms=now_ms)
             newest[stage] = amended.manifest
             if amended.changed:

@@ -79,6 +79,13 @@ class Migration(Struct, frozen=True):
     def is_reset(self) -> bool:
         return any(step.reset for step in self.stages.values())
 
+    def step_of(self, stage: str) -> MigratedStage:
+        """Return a stage's step. A stage that began after a rewind was planned is rewound to before its beginning."""
+        steps = self.stages.values()
+        begins_anew = self.is_rewind and not self.recovery and not any(step.table_only for step in steps)
+        missing = MigratedStage(rewound=0, retires=True) if begins_anew else MigratedStage()
+        return self.stages.get(stage, missing)
+
     def is_applied_by(self, head: Manifest) -> bool:
         """Return True if the stage of `head` applied the migration, or is retired and has no step in the migration."""
         step = self.stages.get(head.stage)

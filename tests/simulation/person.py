@@ -11,6 +11,7 @@ from slackwater.common import runtime
 from slackwater.errors import SlackwaterError
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.testing.simulation import Simulation, World
+from slackwater.testing.simulation.scheduler import SimulatedProcess
 
 from tests.simulation.ledger import EDIT, SECRET, TOPIC
 from tests.simulation.rare import Rare
@@ -81,6 +82,12 @@ class Person:
         self.results: Counter[str] = Counter()
         self.errors: list[tuple[str, BaseException]] = []
         """Errors that are no sentences for a person."""
+        self._processes: list[SimulatedProcess] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no verb is running."""
+        return not any(process.is_alive for process in self._processes)
 
     def type_one(self) -> None:
         """Start one verb, or the same verb twice; perhaps kill it later."""
@@ -105,6 +112,7 @@ class Person:
         self._rare.add("a person types while a snapshot is open", is_open)
         for _ in range(times):
             process = self._simulation.spawn(verb, work)
+            self._processes.append(process)
             if random.random() < 0.15:
                 delay_s = random.expovariate(1 / 2.0)
 

@@ -138,6 +138,8 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
                 laws.check()
                 _check_person(person)
             simulation.world.heal()
+            # A verb that is still running may rewind the app.
+            simulation.run_for(_PATIENCE_S, lambda: person.is_idle)
             deadline = scheduler.now + _PATIENCE_S
             while not (caught_up := simulation.is_caught_up()) and scheduler.now < deadline:
                 simulation.run_for(5.0, simulation.is_caught_up)

@@ -1,6 +1,6 @@
 """A store with a controllable clock and interruptible requests, and an app on that clock."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -112,10 +112,12 @@ class StoreClock(Clock):
         self.store.clock_ms = self.now_ms
 
 
-def aging_app(name: str = "flights", *, step_ms: int = 60_000, store: AgingStore | None = None) -> FlightsApp:
+def aging_app(
+    name: str = "flights", *, step_ms: int = 60_000, store: AgingStore | None = None, start: Iterable[str] = STAGES
+) -> FlightsApp:
     """Return an app in an aging store, with one commit per minute."""
     store = store or AgingStore()
-    return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms))
+    return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms), start=start)
 
 
 def copied_world(app: FlightsApp) -> FlightsApp:

@@ -163,15 +163,27 @@ def test_keeping_offsets_only_the_tables_go_back(app: FlightsApp, cache: SstCach
     assert_whole(app)
 
 
-def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache) -> None:
-    app = FlightsApp(MemoryStore(), Kafka(), start=("legs", "aircraft"))
+@pytest.mark.parametrize("begins_amid_the_rewind", [False, True])
+def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache, begins_amid_the_rewind: bool) -> None:
+    app = aging_app(start=("legs", "aircraft"))
     for _ in range(3):
         app.send(*flights(10))
         app.step("legs")
         app.step("aircraft")
     early = app.heads["aircraft"].version
-    app.claim("carriers")
-    app.run(flights(20, delay=2))
+
+    def begin() -> None:
+        app.claim("carriers")
+        app.step("carriers")
+
+    if begins_amid_the_rewind:
+        app.send(*flights(20, delay=2))
+        app.step("legs")
+        app.step("aircraft")
+        store_of(app).once("put_if_absent", "/migrations/", begin)
+    else:
+        app.claim("carriers")
+        app.run(flights(20, delay=2))
 
     target = parse_ref(f"flights/aircraft@v{early}", now_ms=LATER_MS)
     rewind(app.store, "flights", target, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
