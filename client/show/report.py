@@ -36,7 +36,7 @@ from .formats import MAX_SHOWN, plural, quote_word
 from .picture import search_picture
 from .status import verification_blocks
 from .values import format_bytes, format_value, key_changes_table, shorten
-from .verdict import cause_noun, evidence_rows, lineage_blocks, ranges_table
+from .verdict import cause_noun, evidence_rows, lineage_blocks, ranges_table, ref_to_clone
 
 _MAX_KEYS = 3
 _NOT_REPLAYED = "Nothing was replayed, so no record is named."
@@ -363,8 +363,8 @@ def _commands(case: ReportInput, mask: Mask) -> Iterator[Block]:
     ran = verdict.bad.stages[verdict.stage].program
     code = f" --code {quote_word(PurePath(ran.path).name)}" if ran is not None else ""
     lines.append(f"slackwater replay {bad}{code}{flags}")
-    if good:
-        lines.append(f"slackwater clone {good} {case.clone}{flags}")
+    if ref := ref_to_clone(verdict, case.explanation):
+        lines.append(f"slackwater clone {ref} {case.clone}{flags}")
     yield Listing("\n".join(lines))
     if sql != query:
         yield Remark("Literals of the query are hidden here: take them from the original search.")

@@ -122,7 +122,7 @@ def verdict_blocks(
         yield from _keys(outcome.keys, keys_file)
     if explanation is not None:
         yield from _cause_blocks(explanation, every=every)
-    yield from _next_steps(outcome, clone)
+    yield from _next_steps(outcome, explanation, clone)
 
 
 def _bounds(outcome: Verdict) -> Iterator[Block]:
@@ -151,7 +151,7 @@ def _keys(keys: KeyChanges, file: Path | None) -> Iterator[Block]:
         yield f"{plural(len(keys), 'key')} in {file}"
 
 
-def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
+def _next_steps(outcome: Verdict, explanation: TracedCause | None, clone: str) -> Iterator[Block]:
     yield ""
     if not outcome.where and outcome.rows.column(0)[0].as_py():
         yield f"at {outcome.bad_ref}: {outcome.rows.column(0)[0]}"
@@ -162,12 +162,35 @@ def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
         if num_evaluated > outcome.evaluations
         else ""
     )
+    if (note := in_flight_note(outcome, explanation)) and clone:
+        yield note
     yield f"{effort}{extra}. Next steps:"
     query = formats.quote_word(outcome.where or f"FROM {outcome.stage}")
     for ref in filter(None, (outcome.good_ref, outcome.bad_ref)):
         yield "  ", NextCommand(f"slackwater query {ref} {query}")
-    if outcome.good_ref and clone:
-        yield "  ", NextCommand(f"slackwater clone {outcome.good_ref} {clone}")
+    if clone and (ref := ref_to_clone(outcome, explanation)):
+        yield "  ", NextCommand(f"slackwater clone {ref} {clone}")
+
+
+def ref_to_clone(outcome: Verdict, explanation: TracedCause | None) -> str:
+    """Return the newest moment before the bad record as far as it is known; empty without an earlier version.
+
+    That is the last good moment, or an earlier one if an upstream stage read the record: at the last good moment the
+    rows that this stage made of the record are in flight, and a clone would read them.
+    """
+    path = explanation.named_record_path if explanation is not None else None
+    if path is None or len(path.hops) < 2 or not outcome.good_ref:
+        return outcome.good_ref
+    first = path.hops[-1]
+    return f"{outcome.app}/{first.stage}@v{first.version - 1}" if first.version > 1 else ""
+
+
+def in_flight_note(outcome: Verdict, explanation: TracedCause | None) -> str:
+    """Return a note if rows of the bad record may be in flight in a clone of the last good moment; else empty."""
+    if outcome.lineage.direct == outcome.lineage.sources or ref_to_clone(outcome, explanation) != outcome.good_ref:
+        return ""
+    upstream = "an upstream stage may have read the cause before"
+    return f"note: {upstream} {outcome.good_ref}, which then has rows of it in flight: clone an earlier moment"
 
 
 def verdict_notes(outcome: Verdict, edge: str = "") -> Iterator[str]:

@@ -84,7 +84,7 @@ def test_the_commands_can_be_typed(case: ReportInput) -> None:
         f"slackwater query {bad} {quoted}",
         f"slackwater bisect flights --good {good} --bad {bad} --where {quoted}",
         f"slackwater replay {bad} --code flights.py",
-        f"slackwater clone {good} flights-staging",
+        f"slackwater clone flights/legs@v{case.verdict.bad_version - 1} flights-staging",
     ]
 
 
