@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .store.read.cache import SstCache
 
 FILE_NAME = "slackwater.toml"
+NO_STORE = "no store root is configured"
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
 _Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
@@ -107,9 +108,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return DeclaredFields(fields, json.dumps({"registry": registry}) if registry else "")
 
     def store_root(self) -> str:
-        return self.store or _raise_missing(
-            "store", "no store root is configured", "s3://bucket/prefix or a folder", "--store ROOT"
-        )
+        return self.store or _raise_missing("store", NO_STORE, "s3://bucket/prefix or a folder", "--store ROOT")
 
     def open_store(self) -> "ObjectStore":
         from .store.objects.open import open_store

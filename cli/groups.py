@@ -1,15 +1,19 @@
 """Command groups of typer: their help, subcommands, and suggestions for an unknown command."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import NotFound, Usage
+from ..settings import NO_STORE
 from .synonyms import SYNONYMS, commands_for
 
 _FIRST_WORD = "slackwater.first_word"
+_LOCAL_SETTINGS = Path(".slackwater/dev/env.sh")
 
 
 _NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
@@ -85,12 +89,24 @@ class VerbGroup(Group):
                 if ctx.meta[_FIRST_WORD] in SYNONYMS and (
                     suggestion := _hint(ctx, ctx.meta[_FIRST_WORD], self, own=True)
                 ):
-                    error.hint = "; or ".join(filter(None, (error.hint, f"you may mean {suggestion}")))
+                    error.hint = _join_hints(error.hint, f"you may mean {suggestion}")
                 raise
         command, command_path = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
         # The parent is not this verb, or the usage line would show this verb's arguments.
         with command.make_context(command_path, list(ctx.args), parent=ctx.parent) as inner:
             return command.invoke(inner)
+
+
+def add_hint_on_local_servers(error: Exception) -> None:
+    """Extend the hint of an error about an app or a store, if `dev up` wrote settings that this shell lacks."""
+    is_missing = isinstance(error, NotFound) and error.what == "app"
+    has_no_store = isinstance(error, Usage) and error.message == NO_STORE
+    if (is_missing or has_no_store) and "SLACKWATER_STORE" not in os.environ and _LOCAL_SETTINGS.exists():
+        error.hint = _join_hints(error.hint, f"for the servers of `slackwater dev up`: source {_LOCAL_SETTINGS}")
+
+
+def _join_hints(*hints: str) -> str:
+    return "; or ".join(filter(None, hints))
 
 
 def _path(ctx: Any) -> str:

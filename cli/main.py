@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from ..errors import Usage
 from . import quick, terminal
-from .groups import Group
+from .groups import Group, add_hint_on_local_servers
 from .options import examples
 from .verbs import SECTIONS, VERBS
 
@@ -85,6 +85,7 @@ class _Verbs(Group):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
+            add_hint_on_local_servers(error)
             terminal.Printer(as_json="--json" in self._args).show_error(error)
             if ctx.params.get("debug"):
                 terminal.print_traceback(error)

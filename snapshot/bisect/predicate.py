@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol
 import duckdb
 import pyarrow as pa
 
-from ...errors import NotFound, Usage
+from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quote_identifier
@@ -21,7 +21,16 @@ from ..query.answers import run_statement
 from ..query.clauses import InputClause, parse_statement, strip_comments
 from ..query.columns import visible_schema
 from ..query.hidden import pseudonyms_for
-from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_channels, sandboxed_database
+from ..query.sql import (
+    Bounds,
+    as_user_error,
+    check_parses,
+    is_condition,
+    is_statement,
+    named_tables,
+    names_channels,
+    sandboxed_database,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,9 @@ _SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
 _SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _NEGATIONS = {"check": "NOT ", "where": ""}
 """SQL prefix, by option, that turns a condition into a test for wrong rows: a wrong row fails a `check`."""
+_STATEMENT = re.compile(
+    r"[\s(]*(select|from|with|values|table|pivot|unpivot|summarize|describe|show|explain)\b", re.IGNORECASE
+)
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -191,6 +203,8 @@ def parse_where(store: ObjectStore, app: str, sql: str, table: str = "") -> SqlP
     """
     if is_condition(sql):
         return _parse_condition(store, app, sql, table, "where")
+    if not is_statement(sql) and not _STATEMENT.match(strip_comments(sql)):
+        check_parses(f"SELECT ({strip_comments(sql)})", hint=f"expected a condition, such as {_EXAMPLES['where']}")
     if table and is_statement(sql):
         raise Usage(
             f"the table {table} is given with a whole query, which names its own tables",
@@ -227,15 +241,14 @@ def _parse_condition(
         if (query := _standalone_query(con, condition)) is not None:
             _check_is_condition(con, query, condition)
             return SqlPredicate(_SELECT_FAILED_CHECKS.format(query=query, wrong=wrong), typed)
-        matches, failures = list[str](), dict[str, duckdb.Error]()
+        matches, failures = list[str](), dict[str, SlackwaterError]()
         for name in (table,) if table else tables:
+            query = _CONDITION_ON_TABLE.format(condition=condition, table=quote_identifier(name))
             try:
-                _check_is_condition(
-                    con, _CONDITION_ON_TABLE.format(condition=condition, table=quote_identifier(name)), condition
-                )
+                _check_is_condition(con, query, condition)
                 matches.append(name)
             except duckdb.Error as error:
-                failures[name] = error
+                failures[name] = as_user_error(con, query, error)
         if len(matches) == 1:
             over = {"condition": condition, "table": quote_identifier(matches[0])}
             query = _SELECT_WRONG_ROWS.format(**over, wrong=wrong)
@@ -247,12 +260,13 @@ def _parse_condition(
     if matches:
         hint = f"name the table: {app}/{matches[0]}"
         raise Usage(f"the {option} {typed!r} is ambiguous: its columns are in {' and '.join(matches)}", hint=hint)
-    reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
-    raise Usage(
-        f"the {option} {typed!r} fits no table of {app}",
-        quoted=reasons,
-        hint=f"a {option} is a condition over one table's columns, such as {_EXAMPLES[option]}",
-    )
+    hint = f"a {option} is a condition over one table's columns, such as {_EXAMPLES[option]}"
+    missing = {error.name for error in failures.values() if isinstance(error, NotFound)}
+    if len(missing) == 1 and all(isinstance(error, NotFound) for error in failures.values()):
+        columns = {field.name for name in failures for field in visible_schema(tables[name])}
+        raise NotFound("column", *missing, columns, hint=hint)
+    reasons = "\n".join(f"{name}: {error.message}" for name, error in failures.items())
+    raise Usage(f"the {option} {typed!r} fits no table of {app}", quoted=reasons, hint=hint)
 
 
 def _standalone_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:

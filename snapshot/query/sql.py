@@ -343,6 +343,16 @@ def is_statement(sql: str, *, max_statements: int = 1_000) -> bool:
     return False
 
 
+def check_parses(sql: str, *, hint: str) -> None:
+    """Raise `Usage` with DuckDB's message and `hint` if DuckDB cannot parse a text."""
+    with duckdb.connect() as con:
+        try:
+            con.extract_statements(sql)
+        except duckdb.ParserException as error:
+            sentence, _, details = str(error).strip().partition("\n")
+            raise Usage(sentence, quoted=details.strip("\n"), hint=hint) from None
+
+
 def as_user_error(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
     """Convert a DuckDB error to `Usage`, to `NotFound` with the nearest name, or to `SlackwaterError`."""
     message, query = str(error).strip(), f"query: {sql.strip()}"

@@ -137,3 +137,22 @@ def test_gc_without_rules_does_not_speak_of_retention_as_a_rule() -> None:
     said = done("gc", "flights", "--dry-run")
     assert "that no rule expires" in said
     assert " retention," not in said
+
+
+@pytest.mark.parametrize(("root", "said"), [("elsewhere", "no app named 'bank'"), ("", "no store root is configured")])
+def test_a_shell_without_the_settings_of_local_servers_is_told_where_they_are(
+    root: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "elsewhere"))
+    hint = "for the servers of `slackwater dev up`: source .slackwater/dev/env.sh"
+    (tmp_path / ".slackwater/dev").mkdir(parents=True)
+    (tmp_path / ".slackwater/dev/env.sh").touch()
+    assert hint not in slackwater("query", "bank", "FROM accounts").stderr
+    monkeypatch.delenv("SLACKWATER_STORE")
+    if root:
+        (tmp_path / "slackwater.toml").write_text(f'store = "{root}"\n')
+    result = slackwater("query", "bank", "FROM accounts")
+    assert said in result.stderr
+    assert hint in result.stderr
+    (tmp_path / ".slackwater/dev/env.sh").unlink()
+    assert hint not in slackwater("query", "bank", "FROM accounts").stderr

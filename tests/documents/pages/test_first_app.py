@@ -18,7 +18,7 @@ from tests.support.running import SLACKWATER, eventually
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 
 PAGE = "docs/first-app.md"
-INSTALLED = ("python3 -m venv", ". .venv/bin", "pip install", "cd ..")
+INSTALLED = ("python3 -m venv", ". .venv/bin", ". ~/slackwater/.venv/bin", "pip install", "cd ..")
 """Prefixes of commands that are skipped, because slackwater is already installed."""
 RUN = "slackwater run shop.py --max-records 5000"
 """Command that the page leaves running in another shell."""

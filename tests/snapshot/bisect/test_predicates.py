@@ -141,7 +141,10 @@ def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
     ("sql", "table", "error", "words"),
     [
         ("delay < 0", "", Usage, "the where 'delay < 0' is ambiguous: its columns are in aircraft and carriers"),
-        ("dealy < 0", "", Usage, "the where 'dealy < 0' fits no table"),
+        ("dealy < 0", "", NotFound, "no column named 'dealy'; the nearest: delay"),
+        ("dealy < 0", "carriers", NotFound, "no column named 'dealy'; the nearest: delay"),
+        ("tail < carrier", "", Usage, "fits no table"),
+        ("delay < 0 AND", "carriers", Usage, r"Parser Error: syntax error at or near \"\)\""),
         ("delay < 0", "carrierz", NotFound, "carriers"),
         ("delay", "carriers", Usage, "expected one BOOLEAN"),
         ("FROM carriers", "carriers", Usage, "with a whole query"),
@@ -169,7 +172,7 @@ def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:
     [
         ("min(delay) >= 0", "", Usage, "its columns are in aircraft and carriers"),
         ("min(delay)", "carriers", Usage, "returns BIGINT|returns HUGEINT|expected one BOOLEAN"),
-        ("min(dealy) >= 0", "", Usage, "fits no table"),
+        ("min(dealy) >= 0", "", NotFound, "no column named 'dealy'; the nearest: delay"),
         ("min(delay) >= 0", "carrierz", NotFound, "carriers"),
         ("DELETE FROM carriers", "", Usage, "only reads"),
         ("true); DROP TABLE carriers; --", "carriers", Usage, "only reads|fits no table"),
