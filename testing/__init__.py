@@ -186,6 +186,7 @@ def run(
         NotFound: The app reads no topic of such a name.
         Usage: The app has no stage, or a record has another type.
         Refused: The app does not run, or a stage failed; with `after`, the program does not fit the stored app.
+        KeyboardInterrupt: The process got SIGINT or SIGTERM before the end.
     """
     require_extras("spark", "running an app")
     from ..client.client import Client
@@ -193,6 +194,7 @@ def run(
     from ..pipeline.listener import Listener
     from ..pipeline.run.options import Options
     from ..pipeline.run.program import run_app
+    from ..pipeline.run.stopping import stop_signals
     from ..settings import Settings
 
     if not isinstance(app, App):
@@ -214,7 +216,11 @@ def run(
         gc_every_ms=None,
     )
     _start_spark(options.spark_conf)
-    run_app(app, options, Listener())
+    with stop_signals() as stop:
+        run_app(app, options, Listener(), stop=stop)
+    if stop.is_set():
+        # The run ends well, with tables of some of the records, on which a test would fail.
+        raise KeyboardInterrupt(f"the run of app {app.name!r} was stopped by a signal")
     return Ran(app, Client(settings).app(app.name), kafka, folder)
 
 

@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -149,6 +151,19 @@ def test_an_app_runs_in_this_process_over_a_kafka_in_its_memory(one_spark: None,
 def memory_app() -> Iterator[sw.App]:
     yield shop()
     gc.collect()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_returns_no_tables(one_spark: None, number: signal.Signals) -> None:
+    app = sw.App(f"stopped-{uuid4().hex[:8]}")
+
+    @app.stage(reads=sw.topic("orders"), key="k", state=sw.aggregate(n=sw.count()))
+    def counts(rows: DataFrame) -> DataFrame:
+        os.kill(os.getpid(), number)
+        return rows.select(F.col("key").cast("string").alias("k"))
+
+    with pytest.raises(KeyboardInterrupt, match="was stopped by a signal"):
+        run(app, {"orders": ["a", "b"]})
 
 
 @pytest.mark.usefixtures("no_spark")

@@ -65,14 +65,14 @@ def import_program(path: str) -> ModuleType:
     return module
 
 
-def run_app(app: App, options: Options, listener: Listener) -> None:
+def run_app(app: App, options: Options, listener: Listener, *, stop: StopEvent | None = None) -> None:
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
     add_to_python_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
         # A module loaded by hand may not be in `sys.modules`.
         if (module := sys.modules.get(name)) is not None:
             _pickle_by_value(module)
-    run(app, replace(options, spark_conf=conf, py_files=files), listener)
+    run(app, replace(options, spark_conf=conf, py_files=files), listener, stop=stop)
 
 
 def _pickle_by_value(module: ModuleType) -> None:
