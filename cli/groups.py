@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import NotFound, Usage
+from ..errors import NotFound, SlackwaterError, Usage
 from ..settings import NO_STORE
 from .synonyms import SYNONYMS, commands_for
 
@@ -99,9 +99,9 @@ class VerbGroup(Group):
 
 def add_hint_on_local_servers(error: Exception) -> None:
     """Extend the hint of an error about an app or a store, if `dev up` wrote settings that this shell lacks."""
-    is_missing = isinstance(error, NotFound) and error.what == "app"
-    has_no_store = isinstance(error, Usage) and error.message == NO_STORE
-    if (is_missing or has_no_store) and "SLACKWATER_STORE" not in os.environ and _LOCAL_SETTINGS.exists():
+    is_missing = (isinstance(error, NotFound) and error.what == "app") or str(error) == NO_STORE
+    lacks_settings = "SLACKWATER_STORE" not in os.environ and _LOCAL_SETTINGS.exists()
+    if isinstance(error, SlackwaterError) and is_missing and lacks_settings:
         error.hint = _join_hints(error.hint, f"for the servers of `slackwater dev up`: source {_LOCAL_SETTINGS}")
 
 

@@ -264,7 +264,7 @@ def _parse_condition(
     missing = {error.name for error in failures.values() if isinstance(error, NotFound)}
     if len(missing) == 1 and all(isinstance(error, NotFound) for error in failures.values()):
         columns = {field.name for name in failures for field in visible_schema(tables[name])}
-        raise NotFound("column", *missing, columns, hint=hint)
+        raise NotFound("column", missing.pop(), columns, hint=hint)
     reasons = "\n".join(f"{name}: {error.message}" for name, error in failures.items())
     raise Usage(f"the {option} {typed!r} fits no table of {app}", quoted=reasons, hint=hint)
 
