@@ -185,9 +185,10 @@ _SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
 _SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _NEGATIONS = {"check": "NOT ", "where": ""}
 """SQL prefix, by option, that turns a condition into a test for wrong rows: a wrong row fails a `check`."""
-_STATEMENT = re.compile(
-    r"[\s(]*(select|from|with|values|table|pivot|unpivot|summarize|describe|show|explain)\b", re.IGNORECASE
+_CONDITION = re.compile(
+    r"[\s(]*(?!select|from|with|values)[\w.\"]+\s*([<>=!+*/%(-]|(is|in|between|i?like|and|or|not)\b)", re.IGNORECASE
 )
+"""Beginning of a text that is meant as a condition: a name, and an operator or the parenthesis of a function."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -203,7 +204,7 @@ def parse_where(store: ObjectStore, app: str, sql: str, table: str = "") -> SqlP
     """
     if is_condition(sql):
         return _parse_condition(store, app, sql, table, "where")
-    if not is_statement(sql) and not _STATEMENT.match(strip_comments(sql)):
+    if not is_statement(sql) and _CONDITION.match(strip_comments(sql)):
         check_parses(f"SELECT ({strip_comments(sql)})", hint=f"expected a condition, such as {_EXAMPLES['where']}")
     if table and is_statement(sql):
         raise Usage(
