@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -11,36 +13,43 @@ from statistics import median
 
 from . import snapshots
 from .support.row import Row
+from .support.stores import s3_or_folder
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
     """How long a person waits for a verb, and the processor's time of a get, a query and a log, user and system."""
-    snapshots.requests(folder, 10_000)
-    store = str(folder / "requests-10000")
+    local = str(folder / "local")
+    snapshots.requests(local, 10_000)
+    get, query = ("get", "bench/legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
     verbs = {
         "slackwater --help": (seconds("--help"), 0.4),
-        "slackwater query, local store": (
-            seconds("query", "bench", "SELECT count(*) FROM legs", "--store", store),
-            1.0,
-        ),
+        "slackwater query, local store": (seconds(*query, "--store", local), 1.0),
     }
-    get, query = ("get", "bench/legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
-    for words in (get, query, ("log", "bench")):
-        taken = processor_seconds(*words, "--store", store)
-        verbs[f"processor of slackwater {words[0]}, local store"] = (taken, 0.5)
+    with s3_or_folder(folder / "far") as (where, root):
+        snapshots.requests(root, 10_000)
+        for place, store in (("local store", local), (f"{where}, empty cache", root)):
+            for words in (get, query, ("log", "bench")):
+                taken = processor_seconds(*words, "--store", store, cache=folder / "cache")
+                verbs[f"processor of slackwater {words[0]}, {place}"] = (taken, 0.5)
     return [
         Row(what, f"{taken:.2f} s", f"limit: {limit} s", taken / limit, "< 1", taken < limit)
         for what, (taken, limit) in verbs.items()
     ]
 
 
-def processor_seconds(*words: str, runs: int = 7) -> float:
-    """Median of the processor's seconds of `slackwater` with these words, user and system, after one run to warm up."""
+def processor_seconds(*words: str, cache: Path, runs: int = 7) -> float:
+    """Median of the processor's seconds of `slackwater` with these words, user and system, after one run to warm up.
+
+    Each run finds the cache folder empty.
+    """
     command = [str(Path(sys.executable).parent / "slackwater"), *words]
     found = []
     for _ in range(runs + 1):
+        shutil.rmtree(cache, ignore_errors=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            command, stdout=subprocess.DEVNULL, check=True, env=os.environ | {"SLACKWATER_CACHE": str(cache)}
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     return median(found[1:])

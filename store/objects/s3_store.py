@@ -8,7 +8,6 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ...common import runtime
@@ -173,6 +172,9 @@ class S3Store(BaseStore):
         A failed upload is aborted with one request; if that fails too, garbage collection removes the parts. Raises
         `Refused` if others repeatedly abort the upload.
         """
+        # Takes a tenth of the time in which a verb starts, and only large objects are uploaded in parts.
+        from boto3.s3.transfer import TransferConfig, create_transfer_manager
+
         config = TransferConfig(
             # The caller has applied the threshold.
             multipart_threshold=1,
@@ -322,7 +324,7 @@ class _RetryingClient:
 def _read_body(body: "StreamingBody", until_s: float) -> bytes:
     """Return the whole body of an answer. Raises `TransientError` if it has not arrived by `until_s`.
 
-    `until_s` is a time of the monotonic clock. boto3 limits the silence on a connection, but not the duration of an
+    `until_s` is a time of the monotonic clock. botocore limits the silence on a connection, but not the duration of an
     answer.
     """
     chunks = []

@@ -10,13 +10,10 @@ Then some new keys are committed, and the next round's bytes are set beside thos
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -33,11 +30,9 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
-from tests.programs.go import is_built
-from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
-
 from ...multi_get import TABLE
 from ...support.row import Row
+from ...support.stores import s3_or_folder
 
 KEYS, QUICK_KEYS = 10_000_000, 1_000_000
 ROUNDS = 3
@@ -52,7 +47,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
         quick: 1 M keys instead of 10 M, once.
     """
     count = QUICK_KEYS if quick else KEYS
-    with _roots(folder) as (where, root):
+    with s3_or_folder(folder) as (where, root):
         store = open_store(f"{root}/primary")
         _make(store, folder, "first", count)
         bytes_in_all = sum(info.size_bytes for info in store.list(f"{APP}/"))
@@ -92,22 +87,6 @@ def rows(folder: Path, quick: bool) -> list[Row]:
             1.0,
         ),
     ]
-
-
-@contextmanager
-def _roots(folder: Path) -> Iterator[tuple[str, str]]:
-    if not is_built("versitygw"):
-        yield "between folders", str(folder)
-        return
-    server = folder / "s3"
-    server.mkdir()
-    with versitygw(server) as endpoint:
-        names = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-        os.environ.update(names, AWS_REGION="us-east-1")
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
-        yield "over S3", f"s3://{BUCKET}"
 
 
 def _make(store: ObjectStore, folder: Path, name: str, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import psutil
 import pyspark
 from slackwater.pipeline.dev.java import find_java
 from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_log_lines
+
+from tests.support.running import APPS
 
 _START_PATIENCE_S = 60.0
 _STOP_PATIENCE_S = 10.0
@@ -60,6 +63,14 @@ def words_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return []
+
+
+def packed_rules(folder: Path) -> Path:
+    """The zip with the rules of the app `pair`, for `--py-files`."""
+    rules = folder / "rules.zip"
+    with zipfile.ZipFile(rules, "w") as packed:
+        packed.write(APPS / "rules" / "pair_rules.py", "pair_rules.py")
+    return rules
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.jvm import _script
 
-from tests.end_to_end.under_fire.spark_cluster import standalone, words_of
-from tests.support.running import APPS, PAIR, Ledger, eventually
+from tests.end_to_end.under_fire.spark_cluster import packed_rules, standalone, words_of
+from tests.support.running import PAIR, Ledger, eventually
 from tests.support.s3_servers import BUCKET, signed
 
 ACCESS_KEY, SECRET_KEY, PASSWORD = "AKIA7HUSHHUSHKEYID", "hush7hush7secretkey", "hush7hush7password"
@@ -133,9 +132,6 @@ def written_in(*folders: Path) -> dict[str, str]:
 def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhere(
     guarded: Guarded, tmp_path: Path
 ) -> None:
-    rules = tmp_path / "rules.zip"
-    with zipfile.ZipFile(rules, "w") as packed:
-        packed.write(APPS / "rules" / "pair_rules.py", "pair_rules.py")
     events, ui = tmp_path / "events", choose_port()
     events.mkdir()
     conf = {
@@ -149,7 +145,7 @@ def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhe
     words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     guarded.send(_ENTRIES)
     with standalone(tmp_path / "cluster", workers=2) as cluster:
-        words += ["--master", cluster.url, "--py-files", str(rules), "--max-records", "300"]
+        words += ["--master", cluster.url, "--py-files", str(packed_rules(tmp_path)), "--max-records", "300"]
         with guarded.running(*words) as app:
             app.await_commit("branches")
             victim, other = cluster.executors()

