@@ -79,7 +79,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets from `first` to `last` (exclusive) of one Kafka partition; for a channel also the rows, if known."""
+    """Range of offsets of one Kafka partition: from `first` up to, not including, `last`.
+
+    For a channel, also the number of rows in the range, if known.
+    """
 
     partition: int
     first: int

@@ -160,7 +160,7 @@ class PartState:
             self._expiry[key] = min(self._expiry[key], entry[-1])
 
     def _forget(self, key: int, stored: Iterable[Any]) -> None:
-        """Remove all parts of a key. `stored` are the positions or map keys that the side table may have for the key."""
+        """Remove all parts of a key. `stored` are the positions or map keys that the side table may have for it."""
         self._writes[key] = dict.fromkeys(stored)
         self._entries[key] = {}
         self._counts[key], self._expiry[key] = 0, NEVER

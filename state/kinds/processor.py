@@ -52,7 +52,7 @@ _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "waterma
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCode:
-    """Values of a `processor` declaration that are not stored in manifests, and that may change with the next release."""
+    """Values of a `processor` declaration that manifests do not store. They may change with the next release."""
 
     function: Callable[..., Any]
     """Method of the user's class that handles rows."""
