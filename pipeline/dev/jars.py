@@ -59,7 +59,7 @@ class Jars:
 
     @property
     def folder(self) -> Path:
-        """Folder of the jars. Another list has another folder, so that servers that run keep theirs."""
+        """Folder of the jars. A changed list has a new folder, so that servers that are running keep their jars."""
         return cache_folder() / f"{self.folder_name}-{sha256(self.listed.read_bytes()).hexdigest()[:8]}"
 
     @property
