@@ -41,7 +41,7 @@ class Project:
 
 
 def module_of(app: str) -> str:
-    """Return the name of an app's program as a module that hides no other."""
+    """Return the module name of an app's program. It differs from the names of modules that the program imports."""
     module = app.replace("-", "_")
     if module.isidentifier() and not keyword.iskeyword(module) and module not in _TAKEN | sys.stdlib_module_names:
         return module
