@@ -66,9 +66,9 @@ _CONSUMER_PROPERTIES = {
 }
 _FEW_PARTITIONS = 32
 _FETCH_BYTES = {True: 1 << 20, False: 64 << 10}
-"""Maximum bytes of a partition in one fetch, for a read of at most `_FEW_PARTITIONS`, and for a read of more.
+"""Maximum bytes of a partition in one fetch: True for reads of at most `_FEW_PARTITIONS` partitions, False for more.
 
-A broker sends so much of each partition, even if a batch needs two records of it.
+A broker sends up to this many bytes of each partition, even if a batch needs only two of its records.
 """
 
 

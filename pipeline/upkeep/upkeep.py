@@ -176,7 +176,7 @@ class Upkeep:
         self._waiting_merges: list[Compaction] = []
         """Merges that the newest version needs and that have not started, most urgent first."""
         self._tables: dict[Compaction, Table] = {}
-        """Tables of these merges."""
+        """Table of each waiting merge."""
         self._running_merges: set[Compaction] = set()
         """Merges started and not yet committed."""
         self._finished_merges: tuple[CompactionResult, ...] = ()

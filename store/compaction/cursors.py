@@ -27,7 +27,7 @@ CHUNK_BYTES = 16 << 20
 _LARGE_GROUP_BYTES, _LARGE_ROW_BYTES = 64 << 20, 256 << 10
 """Bytes of a row group, and mean bytes of a row, above which an SST has large rows."""
 _LARGE_PARTS_BYTES = 2 << 20
-"""The same in a table of parts: those of one key share a hash, so that a slice has all of them, however many."""
+"""As `_LARGE_GROUP_BYTES`, for a table of parts. Parts of a key share a hash, so one slice has all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from .runs import Run, TableRuns
 _MAX_SLOTS = 1 << 30
 _MAX_SEQ = (1 << 63) - 1
 WIDE_BYTES = 1 << 20
-"""Bytes for each covered hash range up to which a merge of wide SSTs has a wide result: a larger one is cut."""
+"""Bytes for each covered hash range up to which the result of merging wide SSTs is wide; a larger result is cut."""
 
 
 class Picker:

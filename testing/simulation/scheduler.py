@@ -62,7 +62,7 @@ class _Thread:
     priority: float
     gate: threading.Lock = field(default_factory=threading.Lock)
     ready: Callable[[], bool] | None = None
-    """Condition for which the thread waits; None if it can go on."""
+    """Condition for which the thread waits; None if it can continue."""
     deadline: float | None = None
     is_done: bool = False
     real: threading.Thread | None = None

@@ -37,7 +37,7 @@ class LeafContent(Struct, frozen=True):
     stage: limits.Name
     id: limits.Ulid
     ssts: Ssts
-    """All inline."""
+    """SSTs of the leaf. Their entries are inline: a leaf refers to no other leaf."""
 
 
 @checks.find_violations.register

@@ -32,7 +32,7 @@ _MAX_CACHED_BYTES = 16 << 20
 MAX_PAGE_BYTES = 16 << 20
 """Largest stored size of pages that are merged: a page of a wide table stays small."""
 MAX_SSTS_OF_LEAVES = 512
-"""Number of SSTs of a small table. A search by time reads its leaves, about 85 kB, before anybody asks for them."""
+"""Maximum number of SSTs of a table whose leaves (then about 85 kB) a search by time reads in advance."""
 
 _Fields = TypeVar("_Fields", bound=VersionIdentity)
 
