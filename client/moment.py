@@ -265,8 +265,7 @@ class Moment(Displayable):
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
         """Write one table to a file of any supported format, and return the table's name and number of rows.
 
-        Raises `Usage` if `table` is empty and the moment has no table or several tables, and `Refused` if the file
-        cannot be written.
+        Raises `Usage` if no `table` is given and the moment has not exactly one, and `Refused` for an unwritable file.
         """
         from ..snapshot.query.export import check_writable
         from ..store.read.duckdb_view import quote_identifier
