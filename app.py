@@ -48,7 +48,7 @@ class App(declared.App):
         """Run the app in this process; it continues where its last run stopped.
 
         The same as the command `slackwater run`. Returns when everything is read (with `until_caught_up`), or after
-        Ctrl-C or SIGTERM; everything read is committed first.
+        Ctrl-C or SIGTERM; all input that was read is committed first.
 
         Args:
             store: Store root: `s3://bucket/prefix`, or a folder. Default, as for the command line: the environment,

@@ -142,7 +142,7 @@ class Forbidden(Refused):
 
 
 class BadRecord(Refused):
-    """One record has content that cannot be used; other records are not affected."""
+    """One record has content that cannot be used. Other records are not affected."""
 
 
 class Gone(Refused):
@@ -200,7 +200,7 @@ class ObjectExists(SlackwaterError, FileExistsError):
 
 
 class CommitConflict(SlackwaterError):
-    """Another writer committed this version number first."""
+    """A writer of this stage committed a version with this number first."""
 
     def __init__(self, message: str, *, version: int, hint: str = "") -> None:
         super().__init__(message, hint=hint)

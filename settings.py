@@ -91,7 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return replace(rules, **{rule: value for rule, value in overrides.items() if value is not None})
 
     def declared_fields(self, options: Iterable[str] = ()) -> "DeclaredFields":
-        """Return the fields in which a `forget` looks for keys, by table.
+        """Return the record fields in which `forget` searches for keys, by table.
 
         They come from `[forget]` of the file, and from `options` of the form `TABLE=FIELD`. Raises `Usage` for an
         invalid option.
@@ -246,7 +246,7 @@ def _check_is_table(path: Path, name: str, value: object) -> dict[str, Any]:
 def _check_fields(path: Path, name: str, table: object, kind: type[Struct], term: str) -> dict[str, Any]:
     """Return a TOML table's values, converted to the field types of `kind`. Nested tables are not checked.
 
-    Raises `Usage` for an unknown field, which the message calls a `term`, and for an invalid value.
+    Raises `Usage` for an unknown field and for an invalid value. In messages, `term` is the noun for a field.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     checked = {}

@@ -74,7 +74,7 @@ class Process:
             case SnapshotEnded(snapshot):
                 return self._advance(snapshot, Signal.END)
         event_types = "Requested, BatchArrived, MarkerArrived or Forgotten"
-        raise ProtocolError("a process received what it does not know", event_types, repr(event))
+        raise ProtocolError("a process received an unknown event", event_types, repr(event))
 
     def _advance(
         self, snapshot: str, signal: Signal, *, arrived: str = "", late: Capture | None = None

@@ -1,7 +1,7 @@
 """State machine of the Chandy-Lamport protocol, as a table of transitions.
 
-A row of the table is for one snapshot in one process: in a phase, a signal leads to a new phase and to effects, in
-order. Snapshots are independent and may overlap. A signal without a row is illegal.
+A row of the table says, for one snapshot in one process, to which new phase and to which effects (in order) a signal
+leads in the current phase. Snapshots are independent and may overlap. A signal without a row is illegal.
 
 `Process` maps events to signals (`marker_signal` and `records_signal`), stores the phase, and maps effects to actions.
 """

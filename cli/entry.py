@@ -1,4 +1,4 @@
-"""Entry point of the `slackwater` command: Ctrl-C while the modules load ends it without a traceback."""
+"""Entry point of the `slackwater` command. Ctrl-C during the import of modules ends it without a traceback."""
 
 import signal
 

@@ -81,7 +81,7 @@ class VerbGroup(Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb or its subcommand. If the first word is no app, suggest a subcommand."""
+        """Run the verb or its subcommand. If the first word is not an app, suggest a subcommand."""
         if ctx.invoked_subcommand is None:
             try:
                 return super().invoke(ctx)
@@ -114,7 +114,7 @@ def _path(ctx: Any) -> str:
 
 
 def _hint(ctx: Any, word: str, group: TyperGroup, *, own: bool = False) -> str:
-    """Return the commands that a word may mean; empty without a match. A single command comes with its description.
+    """Return the commands that a word may mean; empty without a match. If there is only one, its description is added.
 
     With `own`, considers only subcommands of `group`.
     """

@@ -124,7 +124,7 @@ def duration_option(
 ) -> Any:
     """Return an option whose value is a time span of at least `min_ms`, parsed to milliseconds.
 
-    With `bare_seconds`, a plain number is accepted as seconds. The help shows how spans are written.
+    With `bare_seconds`, a number without a unit is accepted as seconds. The help shows the format of spans.
     """
 
     def parsed(text: str | int) -> int:
@@ -169,8 +169,8 @@ KeyArguments = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
 def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeyArguments:
     """Return keys in the form that the client takes, from `--key` options or from `APP/TABLE KEY`.
 
-    Raises `Usage` if both are given, for a table without a key, and for a key without a table. Also raises `Usage` for
-    a ref with a moment, since the verb covers all versions.
+    Raises `Usage` if keys are given in both ways, for a table without a key, and for a key without a table. Also raises
+    `Usage` for a ref with a moment, because the verb covers all versions.
     """
     app, at, _ = where.partition("@")
     app, _, table = app.partition("/")

@@ -1,4 +1,4 @@
-"""Shortcuts that save a verb half a second: fewer imports and garbage collections, and a faster exit."""
+"""Shortcuts that save half a second per verb: fewer imports and garbage collections, and a faster exit."""
 
 import atexit
 import gc
@@ -86,12 +86,12 @@ class _LazyModule(ModuleType):
 
 
 def skip_user_code_setup() -> None:
-    """Skip work in Arrow and Python that only a user's code would need. For verbs that run no user code.
+    """Skip work in Arrow and Python that only a user's code would need. Called by verbs that run no user code.
 
     Arrow does not import pandas for the first Python list that it converts, so it does not recognize pandas' missing
     values; `to_pandas` still imports pandas. Arrow's compute functions are imported at first use, without a parse of
-    the documentation of their options, which takes a tenth of a `query`'s time.
-    `exit_without_teardown` ends the process early. Does nothing in a process that runs more than the verb.
+    the documentation of their options, which takes a tenth of a `query`'s time. `exit_without_teardown` then ends the
+    process early. Does nothing in a process that runs more than one verb.
     """
     global _skips_teardown
     if not _runs_one_verb or "pandas" in sys.modules:
@@ -115,9 +115,10 @@ def skip_user_code_setup() -> None:
 def exit_without_teardown(code: int | str | None) -> None:
     """End the process without the interpreter's teardown (a fifth of a `get`'s time), if no user code ran in it.
 
-    First joins threads, runs `atexit` functions, and flushes both streams. If user code may have run, only returns,
-    unless a daemon thread still runs: before Python 3.14, teardown unwinds the stack of such a thread as soon as it
-    needs the interpreter, and native code in it, such as that of a sink's function, may crash.
+    First joins threads, runs `atexit` functions, and flushes both streams. If user code may have run, the process ends
+    here only if a daemon thread still runs; otherwise this function returns. The reason: before Python 3.14, teardown
+    unwinds the stack of a daemon thread as soon as the thread needs the interpreter, and native code on this stack,
+    such as that of a sink's function, may crash.
     """
     daemons = _runs_one_verb and any(thread.daemon for thread in threading.enumerate())
     if isinstance(code, str) or not (_skips_teardown or daemons):

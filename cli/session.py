@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Session(Printer):
-    """Output and shared options of a verb. Settings and store are opened on first use."""
+    """Output and shared options of a verb. The settings and the store are opened on first use."""
 
     def __init__(self, store: str | None, kafka: str | None, message: str = "", *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -90,7 +90,10 @@ def name_of_app(ref: str) -> str:
 
 
 def check_names_table(text: str, key: Sequence[str]) -> None:
-    """Raise `Usage` if a key is given, but `text` names no table. The hint tries the key's first word as the table."""
+    """Raise `Usage` if a key is given, but `text` names no table.
+
+    The hint suggests the key's first word as the table.
+    """
     app, at, moment = text.partition("@")
     if "/" not in app and key:
         table, *values = key
@@ -102,7 +105,7 @@ _PROGRESS_S = 1.0
 
 
 def throttle(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that passes on at most one progress line per second, and none in the first second."""
+    """Return a function that forwards at most one progress line per second, and none in the first second."""
     last_s = runtime.monotonic()
 
     def tell(line: str) -> None:
@@ -146,9 +149,9 @@ def verb(
     The command gets an option for each parameter of a declaration (`**options: Unpack[…]`), listed after its own
     options unless `declared_first`. In place of the session it gets the shared options: --json; --store and --kafka
     with `store` and `kafka`; --message with `changes`, for the log of operations; --log-format with `runs_long`. If the
-    function has `yes_really` and the app is protected, the user is asked for the app's name, and the function is called
-    again with it. The help ends with `examples`. `parent` is the group that the command belongs to, `is_group_command`
-    makes it the group's own command, and `name` overrides the function's name.
+    function has a parameter `yes_really` and the app is protected, the user is asked for the app's name, and the
+    function is called a second time with that name. The help ends with `examples`. `parent` is the group that the
+    command belongs to, `is_group_command` makes it the group's own command, and `name` overrides the function's name.
     """
     app = parent or typer.Typer(add_completion=False)
 

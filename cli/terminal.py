@@ -3,7 +3,7 @@
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 
 All output is lines, and each line goes through `printable`: line breaks, colours and control characters come only from
-this module, and from rich, which draws text that was made printable before. A test checks that nothing else in the
+this module, and from rich, which draws only text that was made printable before. A test checks that nothing else in the
 package writes to stdout or stderr.
 """
 

@@ -61,7 +61,7 @@ class StoredApp(AppFailover):
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Request that runners retry the rejected records of one stage; without `stage`, of all stages."""
+        """Request that runners retry the rejected records of one stage, or of all stages if `stage` is empty."""
         client, now_ms = self._client, instants.now_ms()
         waiting = stages.count_retriable_records(client.store, self.name, stage)
         running = {name for beat in runners.live_heartbeats(client.store, self.name, now_ms) for name in beat.stages}
@@ -245,8 +245,8 @@ class StoredApp(AppFailover):
     ) -> Result:
         """Search all stored objects of the app and its clones for keys that `forget` deleted. Read-only.
 
-        With the option `deep`, decodes every object in full, including objects of other tables. `keys` and `key` have
-        the forms that `forget` takes. Raises the errors of `forget`.
+        With the option `deep`, decodes every object in full, including objects of tables without requested keys. `keys`
+        and `key` have the forms that `forget` takes. Raises the errors of `forget`.
         """
         client, requested = self._client, _requested_keys(keys, key, options)
         findings = search_keys(
@@ -279,11 +279,11 @@ class StoredApp(AppFailover):
     def protect(self) -> Result:
         """Require the app's name as `yes_really` in methods that could lose data.
 
-        The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`,
-        `remove_clone` and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now
-        has the name, and the app stored in the folder of that name. The reason for the protection, given with
-        `slackwater.because`, appears in `Protected` errors. Raises `NotFound` if the app does not exist, and `Refused`
-        if another app has taken its name.
+        The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`, `remove_clone`
+        and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now has the name,
+        and the app stored in the folder of that name. The reason for the protection, set by `slackwater.because`,
+        appears in `Protected` errors. Raises `NotFound` if the app does not exist, and `Refused` if its name now
+        belongs to a promoted app.
         """
         client, now_ms = self._client, instants.now_ms()
         protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)
@@ -292,8 +292,8 @@ class StoredApp(AppFailover):
     def unprotect(self, *, yes_really: str = "") -> Result:
         """Remove the protection. `yes_really` must be the app's name.
 
-        Raises `Protected` without the name, `NotFound` if the app does not exist, and `Refused` if another app has
-        taken its name.
+        Raises `Protected` without the name, `NotFound` if the app does not exist, and `Refused` if its name now belongs
+        to a promoted app.
         """
         client = self._client
         was = removal.lift_protection(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
@@ -302,7 +302,7 @@ class StoredApp(AppFailover):
     def retire(self, stage: str, **options: Unpack[GuardedOptions]) -> Result:
         """Drop a stage and its consumer group, after the stage was removed from the program.
 
-        Raises `NotFound` for an unknown stage, and `Refused` if another stage reads its output.
+        Raises `NotFound` for an unknown stage, and `Refused` if a stage of the app reads its output.
         """
         client, group, dry_run = self._client, consumer_group(self.name, stage), options["dry_run"]
         self._check_allowed(f"to retire {stage}", options)
@@ -375,7 +375,7 @@ class StoredApp(AppFailover):
         return maintenance.archive_result(self.called, archives, filled, dry_run=dry_run)
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
-        """Return a compactor: until `stop` is set, it merges SSTs when a merge is due, on `threads` threads."""
+        """Return a compactor that merges SSTs on `threads` threads whenever a merge is due, until `stop` is set."""
         client, stage_names, clock = self._client, tuple(stages), instants.now_ms
         store, cache, by = client.store, client.cache, client.by
         return AppCompactor(store, cache, self.name, stage_names, by=by, threads=threads, now_ms=clock, stop=stop)
@@ -390,9 +390,9 @@ class StoredApp(AppFailover):
     ) -> Result:
         """Delete versions that no retention rule keeps, and objects that have been unreferenced for `margin_ms`.
 
-        `margin_ms` is at least an hour. `explained` is the key of an object: nothing is deleted, and the result says
-        why gc keeps or deletes that object. `rules` override the rules of the settings. Raises `Usage` for a shorter
-        margin, and `NotFound` for an unknown app or object.
+        `margin_ms` is at least an hour. If `explained` is the key of an object, nothing is deleted, and the result
+        states why gc would keep or delete that object. `rules` override the rules of the settings. Raises `Usage` for a
+        shorter margin, and `NotFound` for an unknown app or object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)

@@ -93,7 +93,7 @@ def request_adoption(*details: Any) -> "AdoptionRequest":
 
 
 def adopt(client: Backends, query: "AdoptionRequest", on_line: Callable[[str], None], *, dry_run: bool) -> Result:
-    """Turn a stopped Spark query into a stage; with `dry_run`, only return the plan.
+    """Turn a stopped Spark query into a stage, with its state and offsets. With `dry_run`, only return the plan.
 
     `on_line` is called with a line of text for each version that was committed.
     """

@@ -97,12 +97,12 @@ class Backends:
         return channels
 
     def channels_or_stub(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics of an app; without Kafka, a stub whose first use raises `Usage`."""
+        """Return the topics of an app; if no Kafka is configured, a stub whose first use raises `Usage`."""
         return self.channels_of(app) or cast("KafkaChannels", _MissingChannels(what_for))
 
     @contextmanager
     def channels_for_clone(self, app: str, *, must_check_offsets: bool) -> "Iterator[KafkaChannels]":
-        """Yield the topics of an app that is to be cloned; without Kafka, a stub.
+        """Yield the topics of an app that is to be cloned; if no Kafka is configured, a stub.
 
         The stub does not check that topics still have the offsets at which the clone continues; at the end, a note
         names the unchecked topics. If the clone needs topics of its own, or `must_check_offsets` is set, the stub
@@ -134,7 +134,7 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Print a note that gc removed the moment of `ref`, and which moment is used instead.
+        """Print a note that gc removed the moment of `ref`, and which moment is read instead.
 
         Prints nothing if `thinned` is None.
         """

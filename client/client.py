@@ -78,7 +78,7 @@ class Client(Backends, Displayable):
     def unchecked_app(self, name: str) -> "StoredApp":
         """Return the app that has this name now, by creation or promotion, without checking that it exists.
 
-        Raises `Usage` for a malformed name, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
+        Raises `Usage` for a malformed name, and `NotFound` for a name such as `APP~2` if the name had fewer promotions.
         """
         # Opening a store must not wait for the import of Arrow and DuckDB.
         from .app import StoredApp
@@ -126,9 +126,9 @@ class Client(Backends, Displayable):
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
         """Remove the expired clones under this root; with `source`, only clones of that app.
 
-        Does not remove running clones (unless `fence` is set), protected clones, and sources of other clones; the
-        result lists these. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
-        `StoredApp.remove`.
+        Clones are not removed, but listed in the result, if they are running (unless `fence` is set), are protected, or
+        are the source of a clone. With `topics`, also removes the clones' topics and consumer groups. Raises the errors
+        of `StoredApp.remove`.
         """
         from .clones import remove_expired
 

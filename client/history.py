@@ -115,8 +115,8 @@ class AppHistory(NewestMomentMethods):
     def at_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
         """Return the moment that has the given version of each stage. Costs at most one request per stage.
 
-        Rows with a time to live since their last write are hidden if they expire by `seen_ms`, in milliseconds.
-        Raises `NotFound` if a version was deleted.
+        If rows expire by write time, rows that have expired by `seen_ms` (in milliseconds) are hidden. Raises
+        `NotFound` if a version was deleted.
         """
         store = self._client.store
         stages = {stage: history_of.read(store, self.name, stage, version) for stage, version in versions.items()}
@@ -223,7 +223,7 @@ class AppHistory(NewestMomentMethods):
     def stages(self, moment: Moment | None = None) -> dict[str, object]:
         """Return the status of the stages at a moment, as data for JSON.
 
-        Without `moment`, returns the newest status, with lag and open snapshot requests.
+        Without `moment`, returns the current status, with lag and open snapshot requests.
         """
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
@@ -406,8 +406,8 @@ class AppHistory(NewestMomentMethods):
     ) -> Result:
         """Check that a program is deterministic, by replaying past versions; `failed` is True if anything differs.
 
-        Differences are listed with their keys and the likely cause. Versions whose input Kafka has deleted are skipped.
-        `on_progress` is called with a line about the current step.
+        Differences are listed with their keys and the likely cause. Versions whose input was deleted from Kafka are
+        skipped. `on_progress` is called with a line about the current step.
 
         Raises:
             Usage: no Kafka is configured, or the program's declarations are invalid.
@@ -417,7 +417,7 @@ class AppHistory(NewestMomentMethods):
         return check_determinism(self._client, code, self.name, options, on_progress)
 
     def note_deleted_input(self) -> None:
-        """Print a note that names versions whose input Kafka has deleted, if Kafka is configured."""
+        """Print a note that names the versions whose input was deleted from Kafka, if Kafka is configured."""
         client = self._client
         if (topics := client.channels_of(self.name)) is None:
             return
@@ -443,9 +443,9 @@ class AppHistory(NewestMomentMethods):
         raise Usage("give exactly one of where=, check=, python= and run=")
 
     def search_endpoint(self, moment: When | None) -> str | None:
-        """Return the first or last moment of a search as a ref with the app's name.
+        """Return an end of a search range as a ref with the app's name.
 
-        `beginning` and None stay unchanged. Raises `Usage` for a moment of another app.
+        `beginning` and None are returned unchanged. Raises `Usage` for a moment of a different app.
         """
         return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 

@@ -101,7 +101,7 @@ class Moment(Displayable):
 
     @property
     def cut(self) -> Cut:
-        """Manifests of the moment; their SSTs lack the keys that this process knows to be forgotten."""
+        """Manifests of the moment. Their SSTs lack all keys of which this process knows that they were forgotten."""
         index = forgotten.cached_index(self._client.store, self._cut.app, at_least=None)
         if index is not self._forgotten_index:
             self._cut, self._forgotten_index = apply_known_forgets(self._client.store, self._cut), index
@@ -157,10 +157,10 @@ class Moment(Displayable):
         max_rows: int | None = None,
         on_moment: Callable[[Cut], None] = lambda _cut: None,
     ) -> tuple[pa.Table, dict[str, Cut]]:
-        """Return the rows of a query, and the other moments that it reads, by ref. Raises the errors of `query`.
+        """Return the rows of a query, and the additional moments that it reads, by ref. Raises the errors of `query`.
 
-        Notes name tables that did not exist yet or had another name. A query that exceeds `bounds` raises `TooMuch`.
-        `on_moment` is called with each other moment before it is read, and may raise an error.
+        Notes name tables that did not exist yet or had a different name. A query that exceeds `bounds` raises
+        `TooMuch`. `on_moment` is called with each additional moment before it is read, and may raise an error.
         """
         from ..snapshot.query.answers import run_statement, tables_with_converted_values
         from ..snapshot.query.sql import names_channels
@@ -239,7 +239,7 @@ class Moment(Displayable):
         force: bool = False,
         on_progress: OnProgress = lambda _done, _all: None,
     ) -> Result:
-        """Export some tables or all (see `export`), and return the result to print."""
+        """Export some or all tables (see `export`), and return the result to print."""
         from ..snapshot.query.export import FILE_SUFFIXES
         from .show import rows, values
 
@@ -263,9 +263,9 @@ class Moment(Displayable):
         return rows.file_export_result(where, *self._write_table(where, *tables, force=force), self.cut)
 
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
-        """Write one table to a file of any format, and return the table's name and number of rows.
+        """Write one table to a file of any supported format, and return the table's name and number of rows.
 
-        Raises `Usage` if `table` is empty and the moment has not exactly one, and `Refused` for an unwritable file.
+        Raises `Usage` if no `table` is given and the moment has not exactly one, and `Refused` for an unwritable file.
         """
         from ..snapshot.query.export import check_writable
         from ..store.read.duckdb_view import quote_identifier
@@ -313,7 +313,7 @@ class Moment(Displayable):
         return export_folder(*at, by=client.by, now_ms=now_ms, on_progress=on_progress)
 
     def write_duckdb(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> ExportedDatabase:
-        """Write a DuckDB file with some tables or all, and return its description."""
+        """Write a DuckDB file with some or all tables, and return its description."""
         from ..snapshot.query.export import export
 
         client, _ = self._client, self.current_cut()
@@ -394,9 +394,9 @@ class Moment(Displayable):
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the rows of keys, with only the users' columns, and a mask of the keys that have a row.
 
-        The rows are in the order of the keys, with nulls for a missing row. A row with a time to live since its last
-        write is missing if it expires by `seen_ms`; 0 means the moment's time. `read_ahead` limits how much remote data
-        is read.
+        The rows are in the order of the keys, with nulls for a missing row. If rows expire by write time, a row is
+        missing if it has expired by `seen_ms`; 0 means the moment's time. `read_ahead` limits how much remote data is
+        read.
         """
         client = self._client
 
@@ -460,7 +460,7 @@ class Moment(Displayable):
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
-        """Return the next offset of each partition, by users' topic, up to which all given tables have read.
+        """Return the next offsets, by users' topic and partition, up to which all given tables have read.
 
         Without arguments, considers all tables.
         """
@@ -472,7 +472,7 @@ class Moment(Displayable):
         )
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
-        """Return a key's row (a table of 0 or 1 rows), the cut that was read, and counts of requests and bytes."""
+        """Return a key's row (a table of 0 or 1 rows), the cut that was read, and the counts of requests and bytes."""
         self.current_cut()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
@@ -488,10 +488,10 @@ class Moment(Displayable):
         return row, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
     def diff(self, other: Moment, **options: Unpack[DiffOptions]) -> Difference:
-        """Compare with another moment, table by table; rows that exist only in the other moment count as added.
+        """Compare with a second moment, table by table. Rows that only `other` has count as added.
 
-        The other moment may be of another app. Shared SSTs are not read: the cost is proportional to the data written
-        since the two moments diverged. Raises `NotFound` if `table` is in neither moment.
+        The second moment may be of a different app. Shared SSTs are not read: the cost is proportional to the data
+        written since the two moments diverged. Raises `NotFound` if `table` is in neither moment.
         """
         from ..snapshot.diff.moments import StoredCut, diff
         from .results import Difference
@@ -575,7 +575,7 @@ class Bisection(Displayable):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Offset ranges on users' topics that the bad commit was computed from."""
+        """Offset ranges of users' topics from which the bad commit was computed."""
         return self.verdict.lineage.sources
 
     @property

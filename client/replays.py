@@ -54,7 +54,7 @@ def explain_verdict(
 ) -> TracedCause:
     """Find the cause of a bisect's verdict, from the store or by replays with the programs in `codes`.
 
-    An error of a replay is not raised, because the commit is already found; it becomes the reason why the cause is
+    An error of a replay is not raised, because the commit is already known; it becomes the reason why the cause is
     unknown. A note says what is missing for a replay. If `codes` is None, nothing is replayed.
     """
     try:
@@ -106,7 +106,7 @@ def _non_kafka_sources(verdict: Verdict) -> str:
 
 
 def _missing_for_replay(client: Backends, verdict: Verdict, codes: ProgramFiles) -> str:
-    """Return the reason why a replay is impossible, or an empty text. Prints a note on what to add."""
+    """Return the reason why a replay is impossible; empty if it is possible. Prints a note on what to add."""
     if sources := _non_kafka_sources(verdict):
         client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
         return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
@@ -195,7 +195,7 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
 
 @contextmanager
 def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[OpenedBatch]":
-    """Yield the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
+    """Yield three values: the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
 
     Raises `Usage` if no program or no Kafka is configured, or if a key is given for a stage without a table; and the
     errors of `StoredApp.at` and `StageReplay.for_version`.
@@ -222,7 +222,10 @@ def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object,
 
 @contextmanager
 def open_bundled_batch(bundle: Path, code: Path | None) -> "Iterator[OpenedBatch]":
-    """Yield the batch of a bundle file, the rows that it sent, and its keys. Raises the errors of `open_bundle`."""
+    """Yield three values: the batch of a bundle file, the rows that it sent, and its keys.
+
+    Raises the errors of `open_bundle`.
+    """
     require_extras("spark", "a replay")
     from ..operations.debugging.replay.bundle import read
     from ..operations.debugging.replay.bundled import open_bundle

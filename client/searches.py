@@ -1,6 +1,6 @@
 """Searches of `slackwater bisect`, saved per app in a local file; reports; and the evaluation of invariants.
 
-A manual search continues with the next command, and any search can be shown or printed as a log after its end.
+A manual search is continued by the next command. Any search can be shown, or printed as a log, after its end.
 """
 
 import re
@@ -118,7 +118,7 @@ def search_log(client: Backends, app: str) -> Result:
 
 
 def delete_search(app: str, open_client: Callable[[], Backends]) -> Result:
-    """Delete the app's saved search. If there is no search, raises `NotFound` for an unknown app."""
+    """Delete the app's saved search. Raises `NotFound` if there is no search and the app is unknown."""
     path = kept.session_path(_FOLDER, app)
     was_there = path.exists()
     if not was_there:

@@ -67,8 +67,8 @@ def log(client: Backends, app: str, limit: int, *, stage: str = "") -> Result:
 def stages(client: Backends, app: str, cut: Cut | None, *, seen: Mapping[str, int] | None = None) -> dict[str, object]:
     """Return the status of an app's stages at the moment `cut`, as data for JSON; without `cut`, now.
 
-    Without `cut`, Kafka is asked for the end offsets of topics, and `waiting` has the progress of each snapshot's
-    markers. `seen` has versions of stages that were the newest a short time ago, and saves requests.
+    Without `cut`, the end offsets of topics are read from Kafka, and `waiting` has the progress of each snapshot's
+    markers. `seen` has versions of stages that were the newest a short time ago, which saves requests.
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}
@@ -121,7 +121,7 @@ def _empty_store_line(client: Backends) -> str:
 
 
 def examination(settings: Settings, requested: Sequence[str], *, writes: bool) -> Result:
-    """Return what slackwater finds on this machine; failed if something requested or configured is not there."""
+    """Return the result of examining this machine. It fails if something requested or configured does not exist."""
     from ..operations.maintenance.doctor import Configuration, examine
 
     kafka = settings.kafka() if settings.brokers else None

@@ -37,24 +37,25 @@ class NewestMomentMethods(Displayable):
 
     @property
     def tables(self) -> "Tables":
-        """Newest tables with their columns; `at(…).tables` has those of another moment."""
+        """Newest tables with their columns. For an earlier moment, use `at(…).tables`."""
         tables: Tables = self.at().tables
         return tables
 
     def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
-        """Query the newest tables with DuckDB SQL. `at(…).query` queries another moment. See `Moment.query`."""
+        """Query the newest tables with DuckDB SQL. For an earlier moment, use `at(…).query`. See `Moment.query`."""
         relation: duckdb.DuckDBPyRelation = self.at().query(sql)
         return relation
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
-        """Return the newest row of one key. `at(…).get` reads another moment. See `Moment.get`."""
+        """Return the newest row of one key. For an earlier moment, use `at(…).get`. See `Moment.get`."""
         row: dict[str, object] | None = self.at().get(table, key)
         return row
 
     def diff(self, before: When, after: When | Displayable = "now", **options: Unpack[DiffOptions]) -> "Difference":
         """Compare the tables of two moments. See `Moment.diff`.
 
-        Both moments have the forms that `at` takes. A moment of another app, such as a clone, is given as a `Moment`.
+        Both moments have the forms that `at` takes. To compare with a different app, such as a clone, pass a `Moment`
+        of it.
         """
         other = after if isinstance(after, Displayable) else self.at(after)
         difference: Difference = self.at(before).diff(other, **options)

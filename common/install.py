@@ -40,7 +40,10 @@ def action(version: str, repository: str = REPOSITORY) -> str:
 
 
 def with_absolute_links(page: str, repository: str = REPOSITORY) -> str:
-    """Return a page whose links and pictures lead to the repository, for PyPI, which has no other file of it."""
+    """Return a page with absolute links: relative links to files and pictures become links to the repository.
+
+    PyPI shows the page without the repository's other files.
+    """
 
     def lead(match: re.Match[str]) -> str:
         return f"{match[0]}https://github.com/{repository}/{'raw' if match[1] else 'blob'}/main/"

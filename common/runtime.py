@@ -1,6 +1,6 @@
 """Threads, clocks, waits and random numbers of this process, behind one seam that a simulation replaces.
 
-All other modules call these functions, which ask the `Runtime` in use: this machine's, unless `use` replaced it.
+All other modules call these functions, which call the current `Runtime`: this machine's, unless `use` replaced it.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def executor(workers: int, name: str = "", initializer: Callable[[], object] | N
 
 
 def shared_executor(workers: int, name: str) -> Executor:
-    """Return the executor of this process with this name. It is never shut down."""
+    """Return the process-wide executor of this name, which the first call creates. It is never shut down."""
     return _current.shared_executor(workers, name)
 
 
@@ -257,7 +257,7 @@ def uuid() -> UUID:
 
 
 def ulid() -> ULID:
-    """Return a new ULID: the wall clock's ms and 80 random bits. Those of one ms ascend, as they are made."""
+    """Return a new ULID: the wall clock's ms and 80 random bits. ULIDs created in one millisecond ascend."""
     from ulid import ULIDGenerator
 
     runtime = _current

@@ -117,9 +117,9 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's content durable, or a folder's entries.
+    """Flush a file's content, or a folder's list of files, to disk.
 
-    A new file needs two calls: for itself and for its folder.
+    To make a new file durable, call this function for the file and for its folder.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

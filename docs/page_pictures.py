@@ -84,7 +84,7 @@ def keep(page: Page, name: str) -> None:
 
 
 def main() -> None:
-    """Tell the story once, and look at it."""
+    """Run the demo's app once, and take pictures of the page."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with servers():
         feed("--end", str(CALM))

@@ -172,7 +172,7 @@ def servers() -> Iterator[None]:
 
 
 def main() -> None:
-    """Draw the tour, then tell the story once, and draw it. With the argument `tour`, draw only the tour."""
+    """Draw the tour, then run the demo once and draw it. With the argument `tour`, draw only the tour."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     IMAGES.mkdir(exist_ok=True)
     draw("tour", tour())

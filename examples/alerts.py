@@ -2,7 +2,7 @@
 
     python examples/alerts.py --kafka localhost:9092
 
-`isolation.level=read_committed` is all that a reader has to say to get each alert once, whatever was killed when.
+With `isolation.level=read_committed`, a reader gets each alert once, whichever process was killed at any time.
 """
 
 import json
@@ -15,7 +15,7 @@ from feed import ALERTS, PARTITIONS
 
 
 def committed(kafka: str) -> Iterator[dict[str, Any]]:
-    """All alerts up to where the topic ends now."""
+    """Return all alerts up to the current end of the topic."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka,

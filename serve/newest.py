@@ -1,6 +1,6 @@
 """Polling of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
 
-So answers need store requests only for their rows, and clients can wait for a later moment.
+So an answer needs store requests only for its rows, and clients can wait for a later moment.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class AppPoller:
     async def newest_moment(self, *, follow: bool = True) -> CachedMoment:
         """Return the newest moment. With `follow`, polls the app from now on, so that later calls make no requests.
 
-        Without `follow`, an app that is not polled is read once.
+        Without `follow`, an app that is not being polled is read once.
         """
         asked_s = runtime.monotonic()
         if follow:
@@ -158,7 +158,7 @@ class AppPoller:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Start fetching the SSTs of the state partitions that this instance owns, such as newly owned ones."""
+        """Start fetching the SSTs of the state partitions that this instance owns, for example newly owned ones."""
         self._is_to_warm, self._last_open_s = True, runtime.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())

@@ -1,8 +1,9 @@
 """Instances of one store: heartbeats in the store, and the instance that owns each state partition.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): the live instance with the largest hash of its id and a state
-partition owns the partition and keeps its SSTs warm. There is no leader, and when an instance leaves, only its own
-partitions move. Forwarding never changes an answer: an instance that gets no reply in time reads the store itself.
+Rendezvous hashing (Thaler and Ravishankar 1998): for each state partition, every live instance's id is hashed together
+with the partition, and the instance with the largest hash owns the partition and keeps its SSTs open. There is no
+leader. When an instance leaves, only its own partitions get new owners. Forwarding never changes an answer: an instance
+that gets no reply in time reads the store itself.
 """
 
 import asyncio
@@ -90,7 +91,7 @@ class Peers:
     async def forward(
         self, other: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str]
     ) -> bytes | None:
-        """Forward a request to another instance; return the body, or None unless it answers with 200."""
+        """Forward a request to a peer. Returns the body of an answer with status 200, else None."""
         instance = self.others.get(other)
         if instance is None:
             return None

@@ -136,7 +136,8 @@ class Service:
         """Return a moment of an app, from the cache if possible.
 
         With `prefer_newest`, returns the newest moment if its version of `stage` is the one that `ref` names. With
-        `follow`, a request for the newest moment has the app polled for a while. Raises the errors of `StoredApp.at`.
+        `follow`, the app is polled for a while after a request for its newest moment. Raises the errors of
+        `StoredApp.at`.
         """
         if (ref == "now" and not stage) or prefer_newest:
             reading = await (await self.poller(app)).newest_moment(follow=follow)
@@ -234,10 +235,10 @@ class Call:
         return cls(service, grant, wants_arrow, etags, credentials, is_forwarded=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str, view: str = "") -> "StoredApp":
-        """Return an app that the caller may read; with `view`, only if the caller may read all its tables.
+        """Return an app that the caller may read. With `view`, the caller must have the right to read all its tables.
 
-        `view` is the view that shows all tables, such as the log. Operations on the app are recorded under the token's
-        name. Raises `Denied`, and the errors of `Client.app`.
+        `view` is the name of a view that shows all tables, such as the log. Operations on the app are recorded under
+        the token's name. Raises `Denied`, and the errors of `Client.app`.
         """
         if view:
             self.grant.check_all_tables(view)
@@ -263,10 +264,10 @@ class Call:
         wait_ms: int = 0,
         follow: bool = True,
     ) -> CachedMoment:
-        """Return a moment that the caller may read; for the newest, wait until it has read `min_offsets`.
+        """Return a moment that the caller may read. For the newest moment, wait until the app has read `min_offsets`.
 
-        With `table`, the moment has that table. `follow` is that of `Service.cached_moment`. Raises `Denied`, `NotYet`,
-        and the errors of `StoredApp.at`.
+        With `table`, the returned moment has a table of this name. `follow` is that of `Service.cached_moment`. Raises
+        `Denied`, `NotYet`, and the errors of `StoredApp.at`.
         """
         self.grant.check_app(app)
         if table:

@@ -1,9 +1,9 @@
 """Untrusted SQL in separate processes, limited in time, memory and rows, and killed if it does not end.
 
-One function call may take minutes and gigabytes, and DuckDB checks neither time nor memory during the call. So the
-operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends
-after running out of memory or threads: an allocator that has reached its limit leaves no room for the next
-statement. New processes are forked from a process that has all modules loaded.
+One call of an SQL function may take minutes and gigabytes, and DuckDB checks neither time nor memory during the call.
+So the operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends
+after it ran out of memory or threads, because its allocator does not return memory for the next statement. New
+processes are forked from a process that has all modules loaded.
 """
 
 import asyncio
@@ -154,10 +154,10 @@ class SqlProcessPool:
         return await self.run(_execute, statement, statement.bounds.seconds, who)
 
     async def run(self, function: Callable[[A], R], argument: A, seconds: float, who: str = "") -> R:
-        """Call a module's function in a process, which is killed on timeout or when this call is cancelled.
+        """Call a module's function in a process. The process is killed on timeout, or if this call is cancelled.
 
-        The function gets its client by `process_client`; `who` is the caller's token. Raises `TooOften`, `TooMuch`, and
-        the errors of the function.
+        The function gets its client from `process_client`; `who` is the name of the caller's token. Raises `TooOften`,
+        `TooMuch`, and the errors of the function.
         """
         if self._waiting[who] >= _MAX_QUEUED:
             raise TooOften(f"{_MAX_QUEUED} queries are already waiting")

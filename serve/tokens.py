@@ -119,8 +119,8 @@ class Authenticator:
     async def authenticate(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_RECHECK_S) -> Grant:
         """Return the permissions that the token or certificate of a request grants; apply no rate limit.
 
-        Tokens that were read more than `age_s` ago count only while the store does not answer. Also called again for
-        open streams. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not answer.
+        Tokens that were read more than `age_s` ago are used only while the store does not answer. For open streams,
+        this method is called repeatedly. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not answer.
         """
         authorization = headers.get("authorization", "")
         certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")

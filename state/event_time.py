@@ -2,7 +2,7 @@
 
 A stage's watermark is the smallest watermark of its inputs. An input's watermark is the largest event time read, less
 the delay, if its rows have `withWatermark`; for a channel, it is the watermark of the upstream version that was read.
-Watermarks never decrease. All are in the manifest, so a restart, a clone and a replay continue from them.
+Watermarks never decrease. The manifest stores all watermarks, so a restart, a clone and a replay continue from them.
 
 As in Spark's `groupBy(window)` and joins, a row is late if the previous version's watermark has passed the end of the
 row's window, or the row's own time. In version N + 1, a row falls due if its due time is after version N's

@@ -42,7 +42,8 @@ def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]
     an empty tuple if all items pass now. Raises `TooManyFailing` if more items must be left out.
 
     Cost: for p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tested, the logarithm rounded
-    up, and never more than 2 * `max_failing` at once. Each item that fails only with others costs log2(count) + 2 more.
+    up, and never more than 2 * `max_failing` at once. Each item that fails only together with others costs log2(count)
+    + 2 more tests.
     """
     items = np.arange(count, dtype=np.int64)
     alone = find_failing_alone(items, fails, max_failing)
@@ -85,10 +86,10 @@ def find_early_turning_point(
 ) -> int:
     """Return the index of an item, near the start, at which a sequence turns from good to bad.
 
-    `is_bad(n)` tests the first n items, and need not be monotonic. If `count` is at most `scan`, the result is the
-    first item that turns the sequence bad. For longer sequences, up to `max_suspects` of the `suspects` (indices,
-    ascending) are tested first, and the result is not after the first suspect up to which the sequence is bad. See
-    `find_turning_point`.
+    `is_bad(n)` tests the first n items, and need not be monotonic. If `count` is at most `scan`, the prefixes are
+    tested one by one, and the result is the first item that turns the sequence bad. In a longer sequence, the prefixes
+    that end at the first `max_suspects` of the `suspects` (indices, ascending) are tested first; the result is at or
+    before the first suspect whose prefix is bad. See `find_turning_point`.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -220,7 +221,7 @@ def _unicode(text: str) -> str:
 
 
 def find_failures(count: int, attempts: Attempts, max_failing: int) -> dict[int, Failure]:
-    """Return the failures of the items to leave out so that the other items pass, by item.
+    """Return the failures, by item, of the items that must be left out so that all other items pass.
 
     Items are numbered from 0 to `count` - 1. Returns an empty mapping if all items pass now. If more than `max_failing`
     items fail, more than `max_failing` failures are returned, but perhaps not all.
@@ -297,7 +298,10 @@ def merge_reporting_failures(
 
 
 class _FailedMerge:
-    """A failed merge, whose parts are tried again. A failing part raises the error of the user's function."""
+    """A failed merge, which is repeated for fewer keys or records.
+
+    The repeated merge raises the error of the user's function.
+    """
 
     def __init__(self, state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old

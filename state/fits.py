@@ -112,7 +112,7 @@ def _evolve_parts(
     declared: Mapping[str, Table],
     renames: Mapping[str, str],
 ) -> tuple[dict[str, Table], tuple[ColumnChange, ...], dict[str, str]]:
-    """Return the declared tables of parts, changes of their columns, and the earlier names of renamed tables."""
+    """Return the declared tables of parts, the changes of their columns, and the earlier names of renamed tables."""
     parts: dict[str, Table] = {}
     changes: list[ColumnChange] = []
     renamed: dict[str, str] = {}
@@ -170,10 +170,10 @@ def evolve(
     renames: Mapping[str, str],
     internal: Mapping[str, str] = NO_RENAMES,
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
-    """Return the stored table, changed to the declared columns, and the list of column changes.
+    """Return two values: the stored table, changed to the declared columns; and the column changes.
 
-    The number of state partitions is ignored. `renames` maps old column names to new ones, and `internal` those of
-    internal columns, besides the ones that the stored kind of state renames.
+    The number of state partitions is ignored. `renames` maps old to new names of visible columns. `internal` does the
+    same for internal columns, in addition to the renames that follow from the stored kind of state.
 
     Raises `NotFound` if a rename names a missing column, with the nearest match, and `Refused` if stored values mean
     something else under the new declaration, or do not fit it.
@@ -320,7 +320,10 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
 
 
 def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
-    """Return likely renames: a removed and an added column, if no other has the same type and meaning."""
+    """Return likely renames, as pairs of a removed and an added column.
+
+    A pair has the same type and meaning, which no other removed or added column has.
+    """
     removed, added = (
         [(change.type, change.meaning, change.column) for change in changes if change.kind == kind]
         for kind in ("removed", "added")

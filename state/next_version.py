@@ -178,9 +178,9 @@ def _event_time(
 
 
 def rows_until(start: Input, end: Position) -> int | None:
-    """Return the number of rows (of a user's topic: offsets) that a batch up to `end` reads from an input.
+    """Return the number of rows that a batch up to `end` reads from an input; for a user's topic, of offsets.
 
-    None for a channel if the reader began in the middle of it: the rows before are unknown.
+    None for a channel if the reader began in the middle of it: the number of earlier rows is unknown.
     """
     if start.upstream:
         return sum(end.consumed) - sum(start.rows_passed) if start.rows_passed else None

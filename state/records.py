@@ -79,7 +79,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets from `first` to `last` (exclusive) of one Kafka partition; for a channel also the rows, if known."""
+    """Range of offsets of one Kafka partition: from `first` up to, not including, `last`.
+
+    For a channel, also the number of rows in the range, if known.
+    """
 
     partition: int
     first: int
@@ -165,9 +168,9 @@ def topic_id_in(manifest: Manifest, topic: str) -> str:
 
 
 def id_to_store(stored: str, current: str) -> str:
-    """Return the topic id to store for an unchanged topic: `current`, unless `stored` is a Kafka topic id already.
+    """Return the topic id to store for a topic that was not re-created.
 
-    Returns `stored` if `current` is unknown.
+    This is `current`, unless `stored` is already a Kafka topic id, or `current` is unknown.
     """
     return stored if is_kafka_id(stored) or not current else current
 
@@ -186,9 +189,10 @@ def was_recreated_since_read(
 ) -> bool:
     """Return True if timestamps show that a topic was re-created after the app read it up to `offsets`.
 
-    They do if all records below `offsets` are newer than the app's read. For topics without known ids. `since_read`
-    has, by partition, the offset of the first record newer than the app's read; -1 for none. `since_now` has the offset
-    of the first record with a time in the future, which proves nothing about its arrival; -1 for none.
+    Timestamps show this if all records below `offsets` are newer than the app's read. Needed for topics without known
+    ids. `since_read` has, by partition, the offset of the first record newer than the app's read; -1 for none.
+    `since_now` has the offset of the first record with a time in the future, which proves nothing about its arrival; -1
+    for none.
     """
     overlapping = [
         partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]

@@ -42,7 +42,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying a batch. Every NaN is the object `math.nan`, so that rows with NaN compare equal."""
+    """Result of replaying a batch. A NaN is always the object `math.nan`, so that rows with NaN compare equal."""
 
     keys: tuple[tuple[tuple[object, ...], Row | None], ...]
     """Keys that the original batch or the replay changed, each with its row after the replay, or None."""

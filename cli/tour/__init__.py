@@ -1,4 +1,4 @@
-"""The recorded store of `slackwater tour`, and the commands that the tour types.
+"""The recorded store of `slackwater tour`, and the commands that the tour runs.
 
-`docs/record_tour.py` writes the archive. Not here: what the commands do.
+`docs/record_tour.py` writes the archive. The commands themselves are in `cli.verbs`.
 """

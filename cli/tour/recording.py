@@ -1,4 +1,4 @@
-"""The recorded store: unpacks it, and lists the commands that the tour types there."""
+"""The recorded store: unpacks it, and lists the commands that the tour runs in it."""
 
 import shutil
 import tarfile

@@ -1,6 +1,6 @@
-"""Verbs of the command line, by subject: each has its options, calls the client, and prints the result.
+"""Verbs of the command line, by subject: a verb declares its options, calls the client, and prints the result.
 
-Not here: what a verb does, how its result is shown (`client.show`), and heavy imports at a module's top.
+Results are formatted in `client.show`, and a verb imports heavy modules only when it runs.
 """
 
 _START = {

@@ -61,7 +61,8 @@ def run(
         "NAME", "Run as this app, for example a clone. Default: the program's name.", name="--app"
     ),
     until_caught_up: bool = flag(
-        "--until-caught-up", "Stop once all records present at the start, and what follows from them, are processed."
+        "--until-caught-up",
+        "Stop once all records present at the start, and their results in later stages, are processed.",
     ),
     max_records: int | None = option("N", "Maximum records per input and batch. Overrides the program.", min=1),
     trigger: int | None = duration_option("Minimum time between batch starts. Overrides the program."),
@@ -240,7 +241,7 @@ def adopt(
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Make a stage of a stopped Spark query, with its state and offsets.
+    """Turn a stopped Spark query into a stage, keeping its state and offsets.
 
     Each batch that the checkpoint still has becomes a version of the stage; the last is compared with what Spark reads.
     `slackwater run PROGRAM` then continues at the next offset. Atomic and resumable; the checkpoint is only read. If

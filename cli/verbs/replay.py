@@ -89,9 +89,9 @@ def replay(
 
 
 def _bundle_to_write(ref: str, bundle: Path | None, pytest: Path | None) -> Path | None:
-    """Return the path of the bundle to write, by default beside the test; None without `bundle` and `pytest`.
+    """Return the path of the bundle to write, by default next to the test; None without `bundle` and `pytest`.
 
-    Raises `Usage` if the bundle has another suffix, and the errors of `check_same_folder` for the test's path.
+    Raises `Usage` if the bundle does not end in `.zip`, and the errors of `check_same_folder` for the test's path.
     """
     written = pytest.with_suffix(_ZIP) if bundle is None and pytest is not None and not ref.endswith(_ZIP) else bundle
     if written is not None and written.suffix != _ZIP:

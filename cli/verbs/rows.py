@@ -173,10 +173,10 @@ def asof(
 ) -> None:
     """Join labels with the rows as they were known at each label's time.
 
-    For training sets without leaks: each label gets the row that its key had in the newest version committed at its
-    time or before. asof_version names the version; it is 0 before the first one, and null if that version was collected
-    or is older than the clone. --by watermark takes the newest version whose watermark was not past the time; its rows
-    may have read events that are later by the watermark's delay.
+    For training sets without leaks: each label gets the row that its key had in the newest version committed up to its
+    time. asof_version names the version; it is 0 before the first one, and null if that version was collected or is
+    older than the clone. --by watermark takes the newest version whose watermark was not past the time; its rows may
+    have read events that are later by the watermark's delay.
     """
     from ...client.show import rows, values
 

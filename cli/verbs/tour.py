@@ -1,4 +1,4 @@
-"""`slackwater tour`: a recorded app to try the product on, without Java, Kafka and network."""
+"""`slackwater tour`: a recorded app for trying slackwater without Java, Kafka and network."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def _open_page(session: Session, folder: Path, environment: Mapping[str, str]) -
 
 
 def _answers(server: subprocess.Popen[bytes], url: str) -> bool:
-    """Wait until the server answers; return False if it ended, or takes too long."""
+    """Wait until the server answers. Returns False if it ends first, or takes too long."""
     deadline_s = runtime.monotonic() + _PATIENCE_S
     while server.poll() is None and runtime.monotonic() < deadline_s:
         with suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310  our own server

@@ -58,7 +58,7 @@ def watch(
 def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
     """Evaluate the invariants that are due, print the results, and handle failures. Returns True if all hold.
 
-    Reports go to `folder`; without it, the commit that broke an invariant is not searched for.
+    Reports are written to `folder`. If it is None, there is no search for the commit that broke an invariant.
     """
     from ...client.show import verdict as shown
 

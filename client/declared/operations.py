@@ -1,4 +1,4 @@
-"""Options of each operation on an app; the app, stage or table is given separately."""
+"""Options of each operation on an app. Each interface has its own argument for the app, stage or table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ class ResetOptions(GuardedOptions, total=False):
     to_datetime: Annotated[
         When, Param("Continue at the first record from this time on (2026-11-21T07:12Z), or at the end.", "TIME")
     ]
-    by_duration: Annotated[str, Param("Continue at the first record of this long ago (PT30M or 30m).", "SPAN")]
+    by_duration: Annotated[str, Param("Continue at the first record of the last SPAN (PT30M or 30m).", "SPAN")]
     shift_by: Annotated[int | None, Param("Move by N offsets; a negative N moves back.", "N")]
     to_offset: Annotated[int | None, Param("Continue at offset N of each partition.", "N")]
     fence: Fence
@@ -112,7 +112,7 @@ class ForgetOptions(KeysOptions, GuardedOptions, total=False):
 
 
 class LookOptions(VerifyOptions, KeysOptions, total=False):
-    """Options of a search for forgotten keys: the keys, and the depth of the search."""
+    """Options of a search for forgotten keys: the keys, and whether all objects are read in full."""
 
 
 class CompactOptions(TypedDict, total=False):
@@ -129,9 +129,9 @@ class CompactOptions(TypedDict, total=False):
 class RetentionOptions(TypedDict, total=False):
     """Delete expired versions and unreferenced objects.
 
-    [retention] in slackwater.toml has the rules; an option overrides the rule of the same name. What no rule keeps is
-    deleted; without rules, all history is kept. Snapshots, clones, and what a stage has not read yet are always kept.
-    The app may be running.
+    [retention] in slackwater.toml has the rules; an option overrides the rule of the same name. Versions that no rule
+    keeps are deleted; without rules, all history is kept. Snapshots, clones, and versions that a stage has not read yet
+    are always kept. The app may be running.
     """
 
     all_ms: Annotated[int | None, Param("Keep every version younger than this.")]
@@ -174,7 +174,7 @@ class RefreshOptions(GuardedOptions, total=False):
 
 
 class CloneOptions(TypedDict, total=False):
-    """Make a new app from a moment of another app.
+    """Make a new app from a moment of an existing app.
 
     The clone has the state, the offsets and the in-flight records of that moment. It shares the source's SSTs, which a
     snapshot keeps. It has its own repartition topics, never writes to the source, and publishes nothing without --sink.
@@ -248,8 +248,8 @@ class FailoverOptions(TypedDict, total=False):
     """Fail over to a replica: make it a runnable app in its own store.
 
     If the original store is reachable, copies the versions that the replica lacks, and fences the app there. Carries
-    in-flight records into topics of this Kafka. Topics continue at the app's offsets; topics of a mirror, after the
-    last record that the app had read. Shows what is lost. The app cannot run before the recovery is complete.
+    in-flight records into topics of this Kafka. Topics continue at the app's offsets, or in a mirror after the last
+    record that the app had read. Shows what is lost. The app cannot run before the recovery is complete.
     """
 
     mirror: Annotated[

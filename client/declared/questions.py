@@ -1,4 +1,4 @@
-"""Options of each question about an app; the app, moment, table or key asked about is given separately."""
+"""Options of each question about an app. Each interface has its own argument for the app, moment, table or key."""
 
 from collections.abc import Sequence
 from datetime import date, timedelta
@@ -119,9 +119,9 @@ class OperationsOptions(TypedDict, total=False):
 class CheckOptions(TypedDict, total=False):
     """Check that a program is deterministic.
 
-    Replays past versions on a local Spark with another clock, smaller batches, other partitions, and records reordered
-    where no order is promised. Lists differences with likely causes, and exits with 1 if there are any. Nondeterminism
-    causes false differences in diff and trial. The app is not touched.
+    Replays past versions on a local Spark with a changed clock, smaller batches, changed partitions, and with records
+    reordered where no order is guaranteed. Lists differences with likely causes, and exits with 1 if there are any.
+    Nondeterminism causes false differences in diff and trial. The app is not touched.
     """
 
     stages: Annotated[Sequence[str], Param("Check only this stage. Default: all.", "NAME")]

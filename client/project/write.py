@@ -22,9 +22,9 @@ _FILES = {
     "workflow.yml": ".github/workflows/ci.yml",
     "gitignore": ".gitignore",
 }
-"""Path in the project by template. Python files are no modules of slackwater, hence their ending."""
+"""Path in the project, by template. Templates of Python files do not end in .py: they are not modules of slackwater."""
 _TAKEN = {"feed", "slackwater", "pyspark", "confluent_kafka", "pytest"}
-"""Modules that the written files import: a program of such a name would hide one."""
+"""Modules that the written files import: a program of the same name would hide the module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Project:
 
 
 def module_of(app: str) -> str:
-    """Return the name of an app's program as a module that hides no other."""
+    """Return the module name of an app's program. It differs from the names of modules that the program imports."""
     module = app.replace("-", "_")
     if module.isidentifier() and not keyword.iskeyword(module) and module not in _TAKEN | sys.stdlib_module_names:
         return module

@@ -40,7 +40,7 @@ class ServedObject(Displayable):
 
     @property
     def unavailable_methods(self) -> frozenset[str]:
-        """Names of the methods that need the store, and that this class therefore lacks."""
+        """Names of the methods that this class lacks because they need the store."""
         return frozenset(
             name for name in dir(self._local_class()) if not name.startswith("_") and name not in dir(self)
         )
@@ -81,10 +81,10 @@ class ServedMoment(ServedObject):
         return "apps", self._app, "at", self.when
 
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
-        """Return the answer of `ask`, if the answer is about the versions of this moment.
+        """Return the answer of the function `ask`, if it is about the versions of this moment.
 
-        If the server's `now` has moved on, asks again by the time of this moment. Raises `Refused` if the second
-        answer is about other versions, too.
+        If the server's `now` has advanced, asks once more, by the time of this moment. Raises `Refused` if the second
+        answer is also about different versions.
         """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:
@@ -127,7 +127,7 @@ class ServedMoment(ServedObject):
         return answer
 
     def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
-        """Let the server verify that the moment is consistent, complete and undamaged. See `Moment.verify`."""
+        """Verify on the server that the moment is consistent, complete and undamaged. See `Moment.verify`."""
 
         def ask() -> Report:
             report: Report = self._http.json((*self._path, "verify"), Report, stage=self.stage, **options)
@@ -136,7 +136,7 @@ class ServedMoment(ServedObject):
         return Verification(self._ask_unchanged(ask, lambda report: report.versions))
 
     def diff(self, other: ServedMoment, **options: Unpack[DiffOptions]) -> Difference:
-        """Compare with another moment of the app, table by table. See `Moment.diff`."""
+        """Compare with a second moment of the app, table by table. See `Moment.diff`."""
         sides = {"before": self.when, "before_stage": self.stage, "after": other.when, "after_stage": other.stage}
         document = self._http.json(("apps", self._app, "diff"), **sides, **options)
         tables = {**self.tables, **other.tables}

@@ -174,9 +174,9 @@ class ServedApp(ServedObject, NewestMomentMethods):
     def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:
         """Replay a batch on the server; return the document of `slackwater replay --json` with the field `same`.
 
-        `same` is True if the replay's rows equal the committed rows. `key` limits the replay to one key, and `limit`
-        the number of differing keys and rows. Raises `Refused` if the server was started without the program,
-        `NotFound` for an unknown version, and `Forbidden` if the token lacks the verb `bisect`.
+        `same` is True if the replay's rows equal the committed rows. `key` restricts the replay to one key. `limit` is
+        the maximum number of differing keys and rows in the result. Raises `Refused` if the server was started without
+        the program, `NotFound` for an unknown version, and `Forbidden` if the token lacks the verb `bisect`.
         """
         params = {"stage": stage, "version": version, "key": key_to_text(key), "limit": limit}
         document: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **params)

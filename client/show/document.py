@@ -1,4 +1,4 @@
-"""Document model of results: blocks of text and tables for people, next to data for JSON.
+"""Document model of results: blocks of text and tables for people, together with data for JSON.
 
 Text in a document is unescaped and may come from third parties; the renderers escape it.
 """
@@ -32,7 +32,7 @@ class NextCommand:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of the user's data; if hidden, its type and length."""
+    """A value of the user's data. If it is hidden, its type and length are shown."""
 
     text: str
     hidden: bool = False

@@ -105,7 +105,7 @@ def _fenced(done: RecoveryResult) -> Iterator[Block]:
 
 
 def recovery_plan_blocks(plan: RecoveryPlan) -> Iterator[Block]:
-    """Yield the blocks of a recovery plan: the offsets at which the app continues, and the data lost."""
+    """Yield the blocks of a recovery plan: the offsets at which the app continues, and the data that is lost."""
     cut = plan.replicated
     at = ", ".join(f"{stage}@v{version}" for stage, version in plan.cut.versions.items())
     yield f"the replica's cut {cut.number}: {at}; complete as of {instants.format_with_age(cut.seen_ms)}"

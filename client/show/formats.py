@@ -77,7 +77,7 @@ def name_with_folder(called: str, folder: str) -> str:
 
 
 def quote_word(word: str) -> str:
-    """Return a word of a command line, quoted for a shell if needed; in double quotes if it has single ones."""
+    """Return a word of a command line, quoted for a shell if needed. A word with single quotes gets double quotes."""
     return f'"{word}"' if "'" in word and not _IN_DOUBLE_QUOTES.search(word) else shlex.quote(word)
 
 

@@ -345,7 +345,7 @@ def retirement_result(done: Retired, *, dry_run: bool) -> BlockGenerator:
 
 @operation_result
 def removal_result(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> BlockGenerator:
-    """Return the result of an app's removal. `topics` is True if topics and consumer groups are removed as well."""
+    """Return the result of an app's removal. `topics` is True if its topics and consumer groups are removed as well."""
     removal, contents, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     app = name_with_folder(called, removal.app)
     if done.already:
@@ -436,7 +436,7 @@ def _search_blocks(findings: KeySearchResult, app_name: str) -> Iterator[Block]:
     yield from _unproved(findings.unproved)
     if findings.elsewhere:
         objects = plural(len(findings.elsewhere), "object")
-        yield f"other fields, perhaps of other people's rows, have a key as their value in {objects}:"
+        yield f"{objects} contain a key in fields from which no key is made; the rows may be of other people:"
         yield from _matches_table(findings.elsewhere)
     how = (
         "all of them decoded in full"
@@ -463,7 +463,7 @@ def _deleted_table(gone: Sequence[RemovedRows]) -> Iterator[Block]:
 
 
 def _unread(unread: Sequence[HeldObject]) -> Iterator[Block]:
-    """Yield a warning for each topic with unread records of a forgotten key: reading them brings the key back."""
+    """Yield a warning for each topic with unread records of a forgotten key: reading them stores the key again."""
     for topic in unread:
         count = plural(sum(topic.fields.values()), "record")
         yield (

@@ -1,7 +1,7 @@
 """SVG picture of a bisect: commits, probed moments and snapshots, placed by their distance from the first bad commit.
 
-The x axis is the number of commits between a point and the turn from good to bad, on a logarithmic scale. A binary
-search halves this distance with each probe, and commits near the turn are drawn apart from each other.
+The x axis is the number of commits between a point and the change from good to bad, on a logarithmic scale. A binary
+search halves this distance with each probe, and commits near the change are drawn with enough space between them.
 """
 
 import html
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SearchPicture:
-    """Content of the picture; its points are in the order of the commits."""
+    """Content of the picture. Its points are in the order of the commits."""
 
     lanes: tuple[tuple[str, tuple[Point, ...]], ...]
     """Commits near the verdict, grouped by stage, upstream stages first."""

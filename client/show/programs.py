@@ -126,7 +126,7 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         yield from _more(len(comparison.different), "key")
     if comparison.hidden:
         yield ""
-        unshown = "internal columns, or an unchanged row that only one of both wrote"
+        unshown = "internal columns, or an unchanged row that only the commit or only the replay wrote"
         yield f"{plural(comparison.hidden, 'key')} differ only in {unshown}"
     for channel in comparison.channels:
         if channel.committed.rows is None:
@@ -446,7 +446,7 @@ def adoption_result(done: AdoptionResult, program: str) -> BlockGenerator:
 def emitted_program_result(path: str, stage: str, checkpoint: str) -> Result:
     return Result(
         {"program": path, "stage": stage},
-        f"wrote {path}, which declares the stage {stage}; its function is left for you to write",
+        f"wrote {path}, which declares the stage {stage}; write the function of the stage yourself",
         ("then: ", NextCommand(f"slackwater adopt {checkpoint} {path} --stage {stage} --dry-run")),
     )
 

@@ -133,7 +133,7 @@ def _encoder() -> "msgspec.json.Encoder":
 
 
 def format_plain(block: Block) -> str:
-    """Return a block as plain text: table columns two spaces apart, no value shortened, no trailing blanks."""
+    """Return a block as plain text: table columns separated by two spaces, no value shortened, no trailing blanks."""
     if not isinstance(block, TableBlock):
         return f"{_line(block)}\n"
     lines = _cells(block)
@@ -150,7 +150,7 @@ def format_plain(block: Block) -> str:
 
 
 def render_for_terminal(block: Block, width: int) -> "RenderableType":
-    """Return a block for a terminal of `width` columns: bold headings, and wide values folded, not cut off."""
+    """Return a block for a terminal of `width` columns: bold headings; wide values are wrapped, not cut off."""
     from rich.table import Table as RichTable
     from rich.text import Text
 

@@ -246,7 +246,7 @@ def _expiry(clone: KnownClone, now_ms: int) -> str:
 def expired_clones_result(
     gone: Sequence[Removed], errors: Mapping[str, SlackwaterError], promoted: Mapping[str, str], *, dry_run: bool
 ) -> Result:
-    """Return the result of removing expired clones: removed clones, failures, and promoted clones, which stay."""
+    """Return the result of removing expired clones: removed clones, failures, and promoted clones, which are kept."""
     verb = "would remove" if dry_run else "removed"
     lines = [
         f"{verb} {done.removal.app}: {plural(done.contents.objects, 'object')}, {size(done.contents.bytes)}"

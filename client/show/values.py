@@ -57,7 +57,7 @@ def format_value(value: object) -> str:
 
 
 def format_key_value(value: object, show: Callable[[object], Cell] = format_value) -> Cell:
-    """Format one value of a key so that a user can type it; or with `show`, if given."""
+    """Format one value of a key in a form that a user can type, or with the function `show`."""
     from ...snapshot.query import key_text
 
     return key_text.format_value(value) if show is format_value else key_text.NULL if value is None else show(value)
@@ -87,8 +87,8 @@ def value_lines(
 ) -> Iterator[tuple[Name, Cell, Cell]]:
     """Yield the columns in which two rows differ, with both values; all columns if no value differs.
 
-    If one row is None and the other has no values, yields one line without a column. `show` formats a value, and `none`
-    is the text for values of a missing row.
+    If one row is None and the second has no values, yields one line without a column. The function `show` formats a
+    value; `none` is the text for values of a missing row.
     """
 
     def side(row: Mapping[str, object] | None, name: str, show: Callable[[object], Cell]) -> Cell:
@@ -207,7 +207,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def _with_text_columns(table: pa.Table) -> pa.Table:
-    """Convert columns to text if CSV lacks their type, or if they have times that Python cannot represent."""
+    """Convert columns to text if CSV lacks their type, or if they contain times that Python cannot represent."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):

@@ -39,9 +39,9 @@ def verdict_result(
 ) -> Result:
     """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
 
-    `out` is the file with all keys. With `every`, the file has all bad records of the batch instead, and the result
-    shows them, too. `edge` is the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a
-    clone.
+    `out` is the file with all keys. With `every`, the file has all bad records of the batch instead of the keys, and
+    the result shows these records as well. `edge` is the requested change: `first`, `last`, or empty for any. `clone`
+    is an unused name for a clone.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def verdict_sentence(outcome: Verdict) -> str:
 
 
 def describe_commit(outcome: Verdict) -> str:
-    """Describe the commit that was found: the first bad one, or one of several after which the app was bad."""
+    """Describe the commit that was found: the first bad one, or one of several commits at which the app turned bad."""
     if outcome.earlier_bad_ref:
         return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.earlier_bad_ref}"
     assumed = "" if outcome.is_first_known else ", assuming that it went from good to bad once"
@@ -194,7 +194,7 @@ def in_flight_note(outcome: Verdict, explanation: TracedCause | None) -> str:
 
 
 def verdict_notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
-    """Yield notes about a verdict's limits; `edge` is the change that was asked for."""
+    """Yield notes about the limits of a verdict; `edge` is the requested change, `first` or `last`."""
     if outcome.more_rows:
         more = f"the query returns more than {MAX_ROWS:,} rows at {outcome.bad_ref}"
         yield f"note: {more}; keys that only later rows name are not reported"
@@ -218,7 +218,7 @@ def _sides(keys: KeyChanges | None) -> Any:
 
 
 def lineage_blocks(lineage: Lineage) -> Iterator[Block]:
-    """Yield the offsets that a commit read, the offsets of users' topics that they came from, and lost offsets."""
+    """Yield the offsets that a commit read, the offsets of users' topics from which they came, and lost offsets."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
         counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
@@ -341,7 +341,7 @@ def format_keys(values: list[dict[str, object]], count: int) -> str:
 
 
 def bad_records(explanation: TracedCause, *, every: bool = False) -> Iterator[Block]:
-    """Yield a table of the batch's bad records, if there are several; without `every`, only of the first few."""
+    """Yield a table of the batch's bad records, if there are several. Without `every`, it has only the first few."""
     records = explanation.named_record_path.records if explanation.named_record_path is not None else None
     if records is None or explanation.cause.kind not in ("record", "records", "watermark") or records.num_rows < 2:
         return
@@ -363,7 +363,10 @@ def records_table(explanation: TracedCause) -> pa.Table | None:
 
 
 def rows_for_file(verdict: Verdict, explanation: TracedCause, *, every: bool) -> tuple[pa.Table | None, str]:
-    """Return the rows for `--out` (keys that turned bad or, with `every`, bad records), or None and the reason."""
+    """Return the rows for `--out`, or None and the reason why there are none.
+
+    The rows are the keys that turned bad or, with `every`, the bad records.
+    """
     if every:
         return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
@@ -374,7 +377,7 @@ def rows_for_file(verdict: Verdict, explanation: TracedCause, *, every: bool) ->
 def records_data(records: pa.Table) -> list[dict[str, Any]]:
     """Return the bad records as data for JSON: topic, partition, offset, time, Kafka key in hexadecimal, and `alone`.
 
-    `alone` is true if the record is bad by itself, and false if only together with the records before.
+    `alone` is true if the record is bad by itself, and false if it is bad only together with earlier records.
     """
     return [
         {

@@ -92,9 +92,9 @@ def drill(
 ) -> DrillResult:
     """Check that an app can be recovered, by recovering a clone of its replica.
 
-    Parameters that are not described here are those of `recover`. With `keep`, the clone stays; otherwise it is
-    removed, `remove_topics` removes its topics, and `pause` sleeps between polls. Raises the errors of `recover` if the
-    app could not be recovered.
+    Afterwards the clone is removed, unless `keep` is set. The callable `remove_topics` removes the clone's topics, and
+    the callable `pause` sleeps for a number of seconds while the removal waits. All further parameters are those of
+    `recover`. Raises the errors of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", StepTimer()
     remove_clone = partial(remove_temporary_clone, target, app, name, REASON, remove_topics, partial(pause, 1.0))

@@ -24,13 +24,13 @@ class Primary:
     """Root to which an earlier recovery moved the app; empty if there was none."""
 
     def check_not_recovered_elsewhere(self, app: str, target: str) -> None:
-        """Raise `Refused` if the app was already recovered from a replica other than `target`."""
+        """Raise `Refused` if the app was already recovered from a replica that is not in the root `target`."""
         if self.recovered_to not in ("", target):
             raise RecoveredElsewhere(app, self.root, self.recovered_to)
 
 
 class RecoveredElsewhere(Refused):
-    """Raised if an app was already recovered from another replica and may run there."""
+    """Raised if an app was already recovered from a different replica and may run there."""
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
@@ -69,7 +69,7 @@ def fence_runner(
     """Record in the old store that the app moved to the root `to`, and fence its runner there. Idempotent.
 
     The old store refuses runners that are started afterwards. Returns an error message if fencing failed, else an empty
-    string. Raises `Refused` if the app was recovered from another replica at the same time.
+    string. Raises `Refused` if the app was recovered from a different replica at the same time.
     """
     try:
         expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.recovered_root(app)

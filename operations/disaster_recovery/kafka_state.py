@@ -1,7 +1,7 @@
 """Copies of Kafka data in a replica: in-flight records, unpublished rows of sinks, and anchors.
 
-The copies serve a recovery without the app's Kafka. Anchors are the last records that the app read of each partition of
-users' topics. They identify the app's position in a mirror of the topic, which has different offsets.
+The copies serve a recovery without the app's Kafka. Anchors are the last records that the app read from each partition
+of users' topics. They identify the app's position in a mirror of the topic, in which offsets differ.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ def copy_in_flight_records(
     """Copy the in-flight records of a cut for snapshot `name`. Returns the copies and an error message.
 
     The error message says why records are missing; it is empty if all were copied. Records that a snapshot in `keepers`
-    already has in the target are not read again.
+    already has in the target are not read from Kafka again.
     """
     missing, captured = [], []
     for state in in_flight(source, cut):
@@ -90,7 +90,7 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
 
 
 def read_anchors(cut: Cut, reader: KafkaTopics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
-    """Return the last records that each stage has read of each partition, by `anchor_name`.
+    """Return the last records that each stage has read from each partition, by `anchor_name`.
 
     Empty without Kafka. Stages may have read a topic up to different offsets, so each stage has its own anchors.
     """

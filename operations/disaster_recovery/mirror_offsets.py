@@ -1,8 +1,8 @@
 """Search for the offsets from which a recovered app reads users' topics in a new Kafka, such as a mirror.
 
-A replica keeps the last records that were read of each partition (anchors). If the mirror has them in sequence, the app
-continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, but only if they are exact.
-Otherwise the recovery is refused, since the app would read records twice or skip some.
+A replica keeps the last records that were read from each partition (anchors). If the mirror has these records in the
+same sequence, the app continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, but only
+if they are exact. Otherwise the recovery is refused, since the app would read records twice or skip some.
 """
 
 from collections import deque
@@ -135,8 +135,8 @@ def match_anchors(
 ) -> tuple[AnchorMatch, ...]:
     """Find the sequence of anchors in a mirror's records. Returns the first two matches at most. Pure.
 
-    `records` are the mirror's records from offset `start` to `end`. If the records end within the sequence, or there
-    are no records, the match has the offset `end`.
+    `records` are the mirror's records from offset `start` to `end`. If the records end within the sequence of anchors,
+    or there are no records, the match has the offset `end`.
     """
     expected, matches = [anchor.digest for anchor in anchors], list[AnchorMatch]()
     last: deque[str] = deque(maxlen=len(expected))

@@ -203,8 +203,8 @@ def recover(
 
     `primary` opens the root where the app ran; with None, the old store is not accessed. `reader` reads the app's old
     Kafka, for a last round of replication; with `as_it_is`, that round is skipped. `on_step` receives a line for each
-    step. Raises the errors of `StoredApp.recover`. A refused recovery changes nothing, but it may have fenced the old
-    store.
+    step. Raises the errors of `StoredApp.recover`. A refused recovery changes nothing, except that the old store may be
+    fenced.
     """
     clock = StepTimer()
     replica, _ = find_replica(target, app)
@@ -251,7 +251,7 @@ def recover(
 def make_checked_plan(
     target: ObjectStore, app: str, kafka: KafkaTopics, observed: Primary, terms: FailoverTerms, clock: StepTimer
 ) -> RecoveryPlan:
-    """Check that the app was not recovered from another replica, and plan the recovery."""
+    """Check that the app was not recovered from a different replica, and plan the recovery."""
     observed.check_not_recovered_elsewhere(app, target.url)
     with clock.step("check the replica and Kafka"):
         return make_plan(target, app, kafka, observed, terms)

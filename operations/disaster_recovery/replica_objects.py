@@ -49,7 +49,8 @@ def last_boundary(store: ObjectStore, app: str) -> Boundary:
 def plan_copy(store: ObjectStore, app: str, copied: Mapping[str, int]) -> CopyPlan:
     """Plan which versions to copy: for each stage, all versions after `copied`, the replica's newest version.
 
-    Raises `Refused` if garbage collection deleted a version in between, or the app has fewer versions than the replica.
+    Raises `Refused` if garbage collection deleted a version after `copied`, or if the app has fewer versions than the
+    replica.
     """
     limit, heads = last_boundary(store, app), newest_settled(store, app)
     versions = {}
@@ -76,7 +77,7 @@ def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
 
 
 def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
-    """Return the versions of a cut, and the senders' versions that list the cut's in-flight records."""
+    """Return the versions of a cut, and the senders' versions from which the cut's in-flight records follow."""
     versions = {stage: {manifest.version} for stage, manifest in cut.items()}
     for manifest in cut.values():
         for source in manifest.inputs.values():
@@ -150,7 +151,7 @@ def copy_other_objects(copier: Copier, app: str) -> None:
 
 
 def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
-    """Yield objects of the target that the app no longer has, except manifests and SSTs."""
+    """Yield objects of the target that the app no longer has. Manifests and SSTs are left out."""
     for place in (*census.prefixes_copied_alongside(app), keys.forgotten(app)):
         copies = list(target.list(place))
         existing = {info.key for info in store.list(place)} if copies else set()

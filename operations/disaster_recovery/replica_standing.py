@@ -26,13 +26,14 @@ class ReplicaPair:
         """Check that the target has the app's replica or no app of that name. Returns the replica's mark.
 
         The mark is the object that marks the app's folder as a replica; None if the target has no replica yet. Raises
-        `NotFound` if the app does not exist, `Refused` if the target has another app of that name or another process
-        recovers the replica, and `Usage` if source and target are one root. Writes nothing.
+        `NotFound` if the app does not exist, `Refused` if the target has a different app of that name or the replica is
+        being recovered, and `Usage` if source and target are the same root. Writes nothing.
         """
         app, source_url, target_url = self.app, self.store.url, self.target.url
         if source_url == target_url:
             raise Usage(
-                f"{app} cannot be replicated to its own store root, {source_url}", hint="--to takes another store root"
+                f"{app} cannot be replicated to its own store root, {source_url}",
+                hint="name a different store root with --to",
             )
         check_roots(self.store, self.target, deep=False)
         info, replica = apps.read_app(self.store, app), replicas.find_replica_state(self.target, app)

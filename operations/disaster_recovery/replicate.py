@@ -3,8 +3,8 @@
 A round copies, in this order: objects without which versions cannot be read, SSTs, manifests, other objects, snapshots,
 and Kafka data. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it deletes
 objects that the app has deleted (`delete_removed`). Several processes may copy at once, and each may be killed at any
-point: each object is complete or absent, and the next round continues. Only objects that the app overwrites are
-overwritten.
+point: an object in the replica is complete or absent, and the next round continues. An object in the replica is
+overwritten only if the app overwrites its object.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ _CUT_INTERVAL_MS = 60_000
 
 
 class _LostRace(Exception):
-    """Raised if another process that replicates to the same root recorded a cut or boundary first."""
+    """Raised if a process that replicates to the same root recorded a cut or boundary first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ ReplacedObject = tuple[str, ArchiveObject, dict[str, int], int]
 def remove_keys(
     search: KeySearch, *, by: str, now_ms: Callable[[], int], on_replace: Callable[[Sequence[ReplacedObject]], None]
 ) -> bool:
-    """Replace the objects with a requested key in all input archives of an app. Returns True if there were any.
+    """Replace the objects with a requested key in all input archives of an app. Returns True if objects were replaced.
 
     `on_replace` receives the objects before they are replaced. Raises `CommitConflict` if other processes kept changing
     an archive, `Corruption` and `Unavailable`.
@@ -84,8 +84,8 @@ def remove_keys(
 def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
     """Yield archive objects that the newest index does not name and that hold a requested key.
 
-    Objects that cannot be decoded are yielded, too. Each comes with a flag: True if an earlier index names the object,
-    so that no later index will; False for an orphan, or an object that was put just now.
+    Objects that cannot be decoded are yielded as well. The second value is True if an earlier index names the object,
+    so that no later index will name it; False for an orphan, or for an object that was put just now.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
@@ -109,7 +109,7 @@ def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
 def await_archiving(searches: Sequence[KeySearch], pause: Callable[[], None]) -> None:
     """Wait, for a limited time, until live runners have archived all records that their apps have read.
 
-    A record that was read before the erasure and archived after it would bring a key back.
+    If a record was read before the erasure and archived after it, the archive would contain a forgotten key.
     """
     waiting = [(search.member, tuple(_heads(search.member))) for search in searches]
     for _ in range(_PAUSES):

@@ -108,9 +108,9 @@ def forget(
 
     `cache` is this machine's cache, from which replaced objects are removed. A dry run changes nothing and lists the
     objects that hold a key. The log of operations records the number of keys by table, not the keys. `kafka`, if given,
-    is read for retention times and for records that no stage has read yet. `declared` are fields that lead to keys, in
-    addition to the fields in the app's lineage; `formats` decodes messages by their schemas. `pause` is called while a
-    runner has not yet archived all records that it has read.
+    is read for retention times and for records that no stage has read yet. `declared` are fields from which keys are
+    made, in addition to the fields in the app's lineage; `formats` decodes messages by their schemas. `pause` is a
+    callable that waits; it is called while a runner has not yet archived all records that it has read.
 
     Raises the errors of `StoredApp.forget`. Also raises `Usage` if the message to be logged contains a key, and
     `Corruption` if an object is missing or damaged. After an error, completed steps remain done, and the same call
@@ -238,7 +238,7 @@ def search_keys(
     """Search an app and its clones for objects that hold requested keys. Changes nothing.
 
     The result also lists data that cannot be searched. With `deep`, all objects in the apps' folders are decoded, and
-    every field is searched for keys that are text. Raises `NotFound`, `Usage`, `Corruption`, `Unavailable`, and the
+    keys of type text are searched in every field. Raises `NotFound`, `Usage`, `Corruption`, `Unavailable`, and the
     errors of `find_family` and `check_tables`.
     """
     members = find_family(store, app)
@@ -249,7 +249,7 @@ def search_keys(
     elsewhere: dict[tuple[str, str], HeldObject] = {}
     objects = 0
     for search in searches:
-        on_progress(f"{search.member.app}: looking through its versions")
+        on_progress(f"{search.member.app}: searching its versions")
         for item in chain(find_objects_with_keys(search), find_unread_records(search, kafka)):
             holding.setdefault((item.root, item.object), item)
         objects += search.searched_count

@@ -74,7 +74,7 @@ class HeldObject:
 
 @dataclass(frozen=True, slots=True)
 class UndecidedRecords:
-    """Records for which it cannot be decided if they hold a requested key, and the reason."""
+    """Records that cannot be checked for requested keys, and the reason."""
 
     app: str
     object: str
@@ -147,8 +147,8 @@ class KeySearch:
     ) -> Matches:
         """Find the records of the topic or channel `place` that hold a requested key.
 
-        `key` is the name of the object with the records. Records that cannot be decided are added to `unproved`, except
-        if `key` is empty.
+        `key` is the name of the object with the records. Records that cannot be checked are added to `unproved`, unless
+        `key` is empty.
         """
         rules = self.fields.rules_for(place) if rules is None else rules
         matches = match_records(rows, [*rules], self.keys, self.formats)
@@ -253,9 +253,9 @@ class KeySearch:
         return self._keys[place]
 
     def select_rows(self, item: ReferencedSst) -> tuple[RowSelector, dict[str, int]] | None:
-        """Return a function that selects the rows to remove from an SST, and their number by field.
+        """Return a function that selects an SST's rows to remove, and the number of these rows by field.
 
-        Returns None if the SST has no requested key. Raises `Corruption` and `Unavailable`.
+        Both are returned as a pair, or None if the SST has no requested key. Raises `Corruption` and `Unavailable`.
         """
         self.searched_count += 1
         if self.has_records(item.stage, item.side):
@@ -363,10 +363,10 @@ class KeySearch:
                     yield manifest
 
     def unreferenced_ssts(self, replaced: Container[str] = ()) -> Iterator[tuple[HeldObject, int]]:
-        """Yield SSTs that no version names and that hold a requested key, with the time of writing.
+        """Yield SSTs that no version names and that hold a requested key, each with the time at which it was written.
 
-        SSTs in `replaced` are skipped. Only hashes of keys are compared: no version needs these SSTs, so a false match
-        does no harm.
+        SSTs in `replaced` are skipped. Only hashes of keys are compared: a false match does no harm, because no version
+        needs the SST.
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
@@ -412,7 +412,7 @@ class KeySearch:
 
 
 def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iterator[HeldObject]:
-    """Yield channels with unread records that hold a requested key. Reading them would bring the key back.
+    """Yield channels with unread records that hold a requested key. Reading them would store the key again.
 
     The records are read from Kafka. If that fails, they are added to `KeySearch.unproved`.
     """
@@ -441,8 +441,8 @@ def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iter
 def decode_in_full(search: KeySearch, on_progress: Progress) -> Iterator[tuple[HeldObject | None, int]]:
     """Decode all objects in an app's folder, and search every value for requested keys that are text.
 
-    Yields the object if it has such a value, else None, and the number of objects just decoded. Raises `Corruption` if
-    an object cannot be decoded, and `Unavailable`.
+    Yields two values: the object if it has such a value, else None; and the number of objects decoded since the
+    previous yield. Raises `Corruption` if an object cannot be decoded, and `Unavailable`.
     """
     member, store = search.member, search.member.store
     texts = frozenset(text for rows in search.keys.values() for column in rows.columns for text in column.texts)

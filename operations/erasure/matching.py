@@ -2,11 +2,11 @@
 
 Records are messages of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel,
 the fields from which each key column of one table is made. A record holds a key of several columns if it holds the
-value of each column. If no field of a column has a value, the record's value is null.
+value of each column. If no field of a column has a value in the record, the column's value is null.
 
 Binary fields are parsed: JSON, Arrow, and formats that a `MessageDecoder` decodes by their schema. Records that cannot
-be parsed are counted as undecided, unless another field holds a key. Most records hold no key: if a record contains no
-key's text and no JSON escape, the search only checks that it is valid JSON.
+be parsed are counted as undecided, unless a field that can be parsed holds a key. Most records hold no key: if a record
+contains no key's text and no JSON escape, the search only checks that it is valid JSON.
 """
 
 import re
@@ -55,8 +55,9 @@ class MessageDecoder(Protocol):
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, RowNumbers]], Mapping[int, str]]:
         """Decode messages of the format `how`, a value of `FieldSource.format`.
 
-        Returns the decoded values and the errors, each with the positions of its messages. Raises `SlackwaterError` if
-        no message can be decoded, for example while a registry is unavailable.
+        Returns two values: arrays of decoded values, each with the positions of its messages; and the errors, by a
+        message's position. Raises `SlackwaterError` if no message can be decoded, for example while a registry is
+        unavailable.
         """
 
 
@@ -104,7 +105,7 @@ class KeyRows:
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
         """Return byte strings such that every record with a key contains one of them; None if they are unknown.
 
-        Records with escaped characters are an exception.
+        A record with escaped characters may hold a key without containing these bytes.
         """
         if any(
             comparison.functions or comparison.key_functions or comparison.unknown_function

@@ -1,4 +1,4 @@
-"""Rewriting of objects that hold requested keys, and recording of the new objects in indexes and versions."""
+"""Rewriting of objects that hold requested keys, and registration of the new objects in indexes and versions."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,7 +119,7 @@ def remove_keys(work: Erasure) -> bool:
     for search in work.searches:
         ssts: dict[str, Sst | None] = {}
         for stage in search.member.heads:
-            work.on_progress(f"{search.member.app}/{stage}: looking through its versions")
+            work.on_progress(f"{search.member.app}/{stage}: searching its versions")
             for item in search.referenced_ssts(stage):
                 ssts |= work.rewriter.replace_sst(search, item)
         records = dict(work.rewriter.replace_records(search))
@@ -135,7 +135,7 @@ def remove_keys(work: Erasure) -> bool:
 
 def remove_archived_keys(work: Erasure, search: KeySearch) -> bool:
     """Remove the requested keys from an app's input archives. Returns True if an archive had any."""
-    work.on_progress(f"{search.member.app}: looking through its input archive")
+    work.on_progress(f"{search.member.app}: searching its input archive")
 
     def on_gone(gone: Sequence[archive.ReplacedObject]) -> None:
         for topic, item, fields, written_bytes in gone:

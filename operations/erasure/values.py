@@ -1,7 +1,8 @@
 """Comparison of a key's values with values of fields, by the type of the key's column.
 
 - Text equals the same text. It also equals a number or boolean that is written with that text in the field, or that
-  Spark casts to that text: "42" equals 42, but not 42.0.
+- Text equals the same text. It also equals a number or boolean that is written as this text in the field, or that
++  Spark casts to this text: "42" equals 42, but not 42.0.
 - A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and its text. As bytes, it also
   equals the four or eight bytes of Kafka's serialisers.
 - A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds

@@ -210,8 +210,8 @@ class ExportedTable(Struct, frozen=True):
 class ExportedChannel(Struct, frozen=True):
     """In-flight records from one stage to another, as exported.
 
-    If several stages read a channel, each record is listed once, for the most advanced of the stages that have not
-    consumed it. Stages further behind have not consumed it either.
+    If several stages read a channel, a record is listed only once: for the stage that has read most among those that
+    have not consumed it. Stages that have read less have not consumed the record either.
     """
 
     channel: limits.Name

@@ -86,7 +86,7 @@ def load_first_version(
         raise Refused(
             f"cannot load rows into {program.name}/{stage}: the parts of its lists and maps are rows of "
             f"{table_name(stage, next(iter(parts)))}, which init cannot load",
-            hint="hand the rows to the class: initial_state= of processor(...); or adopt a query's checkpoint",
+            hint="pass the rows to the class by initial_state= of processor(...); or adopt a query's checkpoint",
         )
     return first
 

@@ -94,8 +94,8 @@ def split_by_slot(
 ) -> Iterator[tuple[int, int, pa.Table]]:
     """Split rows that are sorted by hash into slots. Yields the slot, the number of slots, and the rows.
 
-    Slots without rows are left out. `slots_when_read` returns the number of slots. It is called at the first row, when
-    all input has been read.
+    Slots without rows are left out. `slots_when_read` is a function that returns the number of slots. It is called at
+    the first row, when all input has been read.
     """
     slots, current = 0, -1
     pending: list[pa.RecordBatch] = []
@@ -154,7 +154,7 @@ class _Written:
 
 @dataclass(slots=True)
 class RowLoader:
-    """Writes rows as SSTs for the first version of a stage; `names` are the app and the stage.
+    """Writes rows as SSTs for the first version of a stage. `names` are the names of app and stage.
 
     The SSTs are deterministic except for their names. Needs memory for a few SSTs, and `SORT_MEMORY` for sorting. Makes
     one put for each SST, or none if `store` is None. If rows expire, their time to live starts at `clock_ms`.
@@ -281,9 +281,10 @@ def initialise(
 ) -> Initialised:
     """Commit rows as the first version of a stage's table. Creates the app if missing; other stages do not change.
 
-    `first` is the version without rows, time and outputs: kind `init`, version 1. `info` is the app's identity, written
-    if the app is missing; None for an app without offsets. `channels` is called when all rows are written. With
-    `dry_run`, everything is checked and nothing is written.
+    `first` is the version without rows, time and outputs: kind `init`, version 1. `info` is the app's identity, which
+    is written if the app is missing; None for an app without offsets. `channels` is a function that creates the stage's
+    missing channels and returns its outputs; it is called when all rows are written. With `dry_run`, everything is
+    checked and nothing is written.
 
     Raises `Refused` if the stage has other versions, the app is an unfinished clone or is being removed, or the rows do
     not fit the table (`RowLoader.load`); nothing is changed then. After `Unavailable`, a repeated call continues.

@@ -1,8 +1,9 @@
 """Compaction of an app's tables without its runner, by versions of kind `compaction` between the batches.
 
 Merges are picked from a stage's head, and committed with the head's own epoch. If a batch or a claim commits first
-(`store.versions.amend`), the results are applied to the new head. They are dropped only if they do not fit any more
-(`store.compaction.plan`). A compaction neither reads nor writes records: everything except SSTs stays unchanged.
+(`store.versions.amend`), the results are applied to the new head. A result is dropped only if it no longer fits the
+head (`store.compaction.plan`). A compaction neither reads nor sends records, and changes nothing in a version except
+its SSTs.
 """
 
 from collections.abc import Callable, Iterator
@@ -94,7 +95,7 @@ def _heads_with_table(
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """Committed version of kind `compaction`, with the numbers of merged SSTs (`inputs`) and new SSTs (`outputs`)."""
+    """Committed version of kind `compaction`, with the number of merged SSTs (`inputs`) and of new SSTs (`outputs`)."""
 
     app: str
     stage: str

@@ -35,8 +35,8 @@ _REQUIREMENT = re.compile(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]")
 class Diagnosis:
     """State of one thing that slackwater uses.
 
-    `ok`; `absent` if it is neither there nor requested; `missing` if it is requested and absent; `failed` if it is
-    configured and does not work.
+    `ok`: it works. `absent`: it does not exist and was not requested. `missing`: it was requested and does not exist.
+    `failed`: it is configured and does not work.
     """
 
     name: str

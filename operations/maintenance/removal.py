@@ -1,6 +1,6 @@
 """Removal of an app with all its objects; protection of app names against destructive commands.
 
-A removal can be interrupted at any point; the same command finishes it. Its steps are in this order:
+A removal can be interrupted at any point; repeating the command finishes it. The steps are, in this order:
 
 1. Check that no clone needs the app (`take.remove`) and no runner holds it. Commit a version of each stage that retires
    it: a runner that was not detected stops at its next commit.
@@ -95,9 +95,9 @@ def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called
 def check_protected(store: ObjectStore, app: str, action: str, typed: str, called: str = "") -> None:
     """Raise `Protected` if an app is protected and the user did not type its name to confirm.
 
-    `app` is the app's folder, `called` the name by which the user called the app, and `typed` the confirmation. The
-    folder's name and the protected name also confirm, except if `called` is a former name such as `NAME~1`. `action`
-    begins the hint, such as "to remove it".
+    `app` is the app's folder, `called` the name by which the user called the app, and `typed` the confirmation.
+    Confirmation by the folder's name or by the protected name is accepted as well, unless `called` is a former name
+    such as `NAME~1`. `action` begins the hint, for example "to remove it".
     """
     called = called or app
     if typed == called or (protection := protection_of(store, app)) is None:
@@ -188,12 +188,13 @@ def remove_app(
 
     `fence` allows the removal of an app that a runner holds; the runner stops. `force` allows the removal of an app
     whose files clones still use; the clones are damaged then. An app that serves under another app's name since a
-    promotion is never removed. `remove_topics` removes the app's topics in Kafka; if it raises, the next call calls it
-    again. `on_wait` receives the reason of each wait as a line, and `pause` sleeps for a number of seconds.
+    promotion is never removed. `remove_topics` is a function that removes the app's topics in Kafka; if it raises an
+    error, the next call of `remove_app` calls it again. `on_wait` receives the reason of each wait as a line. `pause`
+    is a function that sleeps for a number of seconds.
 
     Raises `NotFound` if the app does not exist and no removal is recorded. Raises `Refused`, with nothing deleted, if a
-    clone needs the app or may need it, a runner holds it, or it serves under another app's name. After `Unavailable`,
-    a repeated call continues.
+    clone needs the app or may need it, a runner holds it, or it serves under another app's name. After `Unavailable`, a
+    repeated call continues.
     """
     keys.check_name("app", app)
     check_serves_no_name(store, app)
@@ -331,7 +332,7 @@ def _make_journal(
 
 
 def check_serves_no_name(store: ObjectStore, app: str) -> None:
-    """Raise `Refused` if the app in the folder `app` got another app's name by a promotion."""
+    """Raise `Refused` if the app in the folder `app` took over the name of a second app by a promotion."""
     if name := apps.find_promoted_name(store, app):
         raise Refused(
             f"cannot remove or recreate {app}: it serves as {name} since its promotion",

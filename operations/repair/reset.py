@@ -1,8 +1,8 @@
 """Reset of the offsets from which an app reads users' topics, as a new version of each stage. Tables stay.
 
-A reset is decided and committed like a rewind: for all stages or for none, even if the process is killed. Rows already
-counted remain counted: after a move back, records count twice; after a move forward, skipped records never count. The
-plan has the numbers of re-read and of skipped records.
+A reset is decided and committed like a rewind: for all stages or for none, even if the process is killed. Tables keep
+the effects of records that were read before the reset: after a move back, re-read records count twice; after a move
+forward, skipped records never count. The plan has the numbers of re-read and of skipped records.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Scenario:
         """Return the new offsets of an input. Partitions that are not in `partitions` keep their offsets.
 
         If the topic was recreated since it was read, all partitions must be chosen, and a shift counts from the offsets
-        that were read in the old topic.
+        up to which the old topic was read.
 
         Raises `NotFound` if Kafka lacks the topic or a partition, and `Refused` if a new offset is outside of the
         topic.

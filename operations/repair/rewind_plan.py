@@ -40,7 +40,7 @@ class SinkRows:
 def sink_rows(
     store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: KafkaTopics
 ) -> Iterator[SinkRows]:
-    """Yield the numbers of rows that stages committed for each sink and topic after the versions `then`.
+    """Yield, for each sink and topic, the numbers of rows that stages committed after the versions `then`.
 
     Raises `Refused` if a sink has not yet published all rows of the versions `then`.
     """

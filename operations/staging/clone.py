@@ -1,7 +1,7 @@
 """Clone of an app at a moment: new manifests that name the source's SSTs, and repartition topics of the clone.
 
-No state is read or copied, except for deep clones and tables with masked columns, so a clone costs the same at ten
-thousand keys and at five million. Each step may be interrupted: the source's cut is pinned first, then a journal
+No state is read or copied, except for deep clones and tables with masked columns, so the cost of a clone does not
+depend on the number of keys. Each step may be interrupted: the source's cut is pinned first, then a journal
 (`CloneJournal`) reserves the name and records the progress, and a repeated call continues from the journal. The clone's
 identity is written last; until then, the clone is invisible.
 """
@@ -56,15 +56,15 @@ def clone(
 
     Idempotent: a repeated call finishes an interrupted clone, and changes nothing if the clone exists.
 
-    `topics` maps declared names to the topics that the clone reads instead of the source's topics, with the same
-    partitions and offsets; it shares the remaining topics with the source. `sinks` maps the sinks that the clone
-    publishes to their topics, and a sink that is a function to its own name; other sinks publish nothing. `terms` has
-    all options, including `topics` and `sinks`. The clone is created in `target_store`, by default in the source's
-    store. Relative refs count from `now_ms`, by default the wall clock; `at` is the cut that `source` named when the
-    caller resolved it. `dry_run` checks everything and changes nothing; with `replaces_existing`, the check assumes
-    that a clone of that name is removed first. `cache` is needed if columns are masked. `on_progress` receives the
-    number of copied SSTs, and the total number of SSTs to copy. With `is_logged`, the clone is recorded in the source's
-    audit log; temporary clones are not.
+    `topics` maps declared names to topics that the clone reads instead of the source's topics; they must have the same
+    partitions and offsets. Topics that are not in `topics` are shared with the source. `sinks` maps the name of each
+    sink that the clone publishes to its topic; for a sink that is a function, to its own name. Sinks that are not in
+    `sinks` publish nothing. `terms` has all options, including `topics` and `sinks`. The clone is created in
+    `target_store`, by default in the source's store. Relative refs count from `now_ms`, by default the wall clock; `at`
+    is the cut that the caller has resolved from `source`. `dry_run` checks everything and changes nothing; with
+    `replaces_existing`, the check assumes that a clone of that name is removed first. `cache` is needed if columns are
+    masked. `on_progress` receives the number of copied SSTs, and the total number of SSTs to copy. With `is_logged`,
+    the clone is recorded in the source's audit log; temporary clones are not.
 
     Raises the errors of `StoredApp.clone`.
     """
@@ -126,7 +126,7 @@ def temporary_clone(
 ) -> Iterator[None]:
     """Create a clone for the duration of the context. It is removed on exit, also if creating it fails.
 
-    The removal runs inside the context `removing`. On entry, a clone that an interrupted call left is removed first.
+    The removal runs inside the context `removing`. On entry, the clone of an interrupted earlier call is removed first.
     """
     remove()
     try:

@@ -80,7 +80,7 @@ def make_plan(
     replaces_existing: bool = False,
     at: Cut | None = None,
 ) -> ClonePlan:
-    """Plan a clone of the cut `at`, by default of the current cut of `ref`. Raises the errors of `clone`.
+    """Plan a clone of the cut `at`, by default of the cut that `ref` names now. Raises the errors of `clone`.
 
     With `replaces_existing`, an existing clone of that name is ignored.
     """
@@ -89,7 +89,7 @@ def make_plan(
         _check_empty(store, target, ref, terms)
     check_roots(store, target, deep=terms.deep)
     if (target.url, name) == (store.url, ref.app):
-        raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
+        raise Refused(f"app {name!r} cannot be cloned onto itself", hint="choose a different name for the clone")
     cut = at if at is not None else cut_of_ref(store, ref)
     read_topics = _topics_read(cut, terms.topics)
     _check_sinks(cut, terms.sinks)
@@ -154,7 +154,7 @@ def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None
     """
     if source.url == target.url:
         if deep:
-            raise Usage("--deep copies everything into another store root", hint="--to says which: --deep --to ROOT")
+            raise Usage("--deep copies everything into another store root", hint="name that root: --deep --to ROOT")
         return
     outer, inner = sorted((source.url, target.url), key=len)
     if inner.startswith(f"{outer.rstrip('/')}/"):
@@ -280,10 +280,10 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
 
 
 def find_unmasked_columns(cut: Cut, masks: Masks) -> Iterator[str]:
-    """Yield a sentence for each column or table that shows, or may show, values of a masked column.
+    """Yield a sentence for each column or table that has, or may have, values of a masked column without a mask.
 
-    A column shows the values if it has the masked column's name, or is computed from such a column, for example by
-    `max("email")`. A program's function may also return the values under another name, so tables downstream of the
+    A column has such values if it has the masked column's name, or is computed from such a column, for example by
+    `max("email")`. A program's function may also return the values under a different name, so tables downstream of the
     masked table are listed.
     """
     hidden = {(mask.table, mask.column) for mask in masks.column_masks}

@@ -1,8 +1,7 @@
-"""List of clones in a store root, and of its apps' clones in other roots, with the bytes that each clone keeps.
+"""List of clones in a store root, and of its apps' clones in other roots, with the bytes that each one keeps.
 
-SSTs that a clone shares are kept in the source by a snapshot, the clone's pin. A pin's cost is the size of the SSTs
-that only the pin names: without the clone, retention would remove them. SSTs of the source's newest versions and of
-other snapshots do not count.
+A clone's pin is the snapshot in its source that keeps the shared SSTs. The cost of a pin is the size of the SSTs that
+no other snapshot and no newest version of the source names: without the clone, retention would remove them.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""`slackwater promote`: waits until the new app has caught up, stops both apps at equal offsets, moves the name."""
+"""`slackwater promote`: waits until the new app has caught up, stops both apps at equal offsets, and moves the name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -112,13 +112,14 @@ def promote(
     pause: Callable[[], None] = lambda: runtime.sleep(_POLL_S),
     clock: Callable[[], float] = runtime.monotonic,
 ) -> PromotionResult:
-    """Give an app the name and sinks of another app, which is then called `NAME~1`.
+    """Give an app the name and sinks of a second app, which is then called `NAME~1`.
 
     Both apps must stop at equal offsets of their topics with no records in flight. So the call waits until the new app
     has read all records that the old app has read, holds both, and switches over once their offsets agree. Without
-    `staging`, the name is given back to the app that had it before. `check_allowed` is called before any change, and
-    may raise. `on_wait` receives the progress, `pause` is called between two polls, `clock` returns seconds. With a
-    `cache`, tables are compared. An interrupted call is finished by the same call.
+    `staging`, the name is given back to the app that had it before. `check_allowed`, `on_wait`, `pause` and `clock` are
+    functions: the first is called before any change, and may raise an error; `on_wait` receives the progress; `pause`
+    is called between two polls; `clock` returns seconds. With a `cache`, tables are compared. An interrupted call is
+    finished by the same call.
 
     Raises the errors of `StoredApp.promote`. A refused promotion changes nothing, and both apps continue.
     """

@@ -84,7 +84,10 @@ def make_plan(store: ObjectStore, name: str, staging: str, kafka: KafkaTopics) -
         staging = name if done[-1].back else f"{name}~1"
     elif "~" in staging:
         # After the promotion, the same name would mean the other app.
-        raise Usage(f"{staging} means another app after each promotion", hint="use --back to give the name back")
+        raise Usage(
+            f"the name {staging} refers to a different app after each promotion",
+            hint="use --back to give the name back",
+        )
     to = apps.folder_of(store, staging)
     old, new = (heads_of(store, app_name, stages_of(store, app_name)) for app_name in (over, to))
     last = apps.PROMOTION_OUTCOMES.newest(store, name)
@@ -218,11 +221,11 @@ _FIRST_HEARTBEAT_S = 5.0
 def check_running(
     store: ObjectStore, planned: PromotionPlan, new: Heads, pause: Callable[[], None], clock: Callable[[], float]
 ) -> bool:
-    """Return True if a runner runs the new app, False if neither app is running.
+    """Return True if a runner runs the new app, and False if neither app is running.
 
     Raises `Refused` if only the old app is running, because nothing would be published under the name after the
-    promotion. Also raises `Refused` if no runner has claimed a stage of the new app since the app was cloned. `pause`
-    is called between two polls, `clock` returns seconds.
+    promotion. Also raises `Refused` if a stage of the new app was not claimed by a runner since the app was cloned. The
+    function `pause` is called between two polls; the function `clock` returns seconds.
     """
     hint = f"slackwater run FILE --app {planned.staging}, and promote while it runs"
     if never := [stage for stage, head in new.items() if not head.retired and not _was_claimed(store, head)]:

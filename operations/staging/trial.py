@@ -1,12 +1,12 @@
 """`slackwater trial`: runs a changed program over the app's past input, and compares the results.
 
 A clone at the first moment is migrated if needed, and runs the program up to the second moment's offsets, publishing
-nothing. Its tables are compared with the app's own tables at the second moment. If records were in flight then, or the
-app has sinks, the old program runs over the same input in a second clone, and the two clones are compared: at the end,
-both have processed all records, and rows for sinks can be compared one by one.
+nothing. Its tables are compared with the app's own tables at the second moment. If records were in flight at that
+moment, or the app has sinks, the old program runs over the same input in a second clone, and the two clones are
+compared instead: at the end, both have processed all records, and rows for sinks can be compared one by one.
 
-Both clones are removed at the end, and production is only read. If a trial was killed, a repeated call starts from the
-beginning, and first removes the clones that the killed call left.
+Both clones are removed at the end, and production is only read. If a trial was killed, a repeated call first removes
+the clones of the killed call, and starts from the beginning.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class CloneRun:
 
     @contextmanager
     def running(self, program: App, *, is_new: bool = False) -> Iterator[CloneRun]:
-        """Create the clone, run the program, and remove the clone on exit unless the user keeps it.
+        """Create the clone, run the program, and remove the clone on exit, unless the user asked to keep it.
 
         If `is_new`, the clone is first migrated to the program. Raises `StopRequested` after a stop signal.
         """

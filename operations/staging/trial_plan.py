@@ -190,8 +190,8 @@ def restrict_to_sample(
 ) -> tuple[App, dict[str, KeyShare]]:
     """Restrict a program to a sample of keys. Returns the program, and the share of keys by stage.
 
-    Only the stages `names` are restricted. Raises `Refused` if a stage would get only some of a key's records, or
-    depends on a watermark, which rows of all keys advance.
+    Only the stages `names` are restricted. Raises `Refused` if a stage would receive only some of the records of a key.
+    Also raises `Refused` if a stage depends on a watermark, because the watermark advances with rows of all keys.
     """
     by: dict[str, tuple[str, ...]] = {}
     stages = dict(app.stages)

@@ -208,8 +208,8 @@ class App:
     def key_of(self, stage: Stage) -> tuple[str, ...]:
         """Return the key columns of a stage's state: the stage's own `key`, or the key of the channels that it reads.
 
-        Raises `NotFound` if no stage writes one of the channels, and `Usage` if there is no key, or if the channels are
-        keyed differently, so that rows with equal keys would not meet in one task.
+        Raises `NotFound` if no stage writes one of the channels. Raises `Usage` if there is no key, or if the channels
+        have different keys: rows with equal keys would then not be in the same task.
         """
         if stage.key:
             return stage.key

@@ -93,7 +93,7 @@ def sink(
         raise Usage(f'sink {topic!r}: on_error is {on_error!r}; expected "stop" or "reject"')
     columns = (key,) if isinstance(key, str) else tuple(key or ())
     if len(set(columns)) != len(columns):
-        raise Usage(f"sink {topic!r}: key is {columns!r}; expected different column names")
+        raise Usage(f"sink {topic!r}: key is {columns!r}, which names a column twice; name each column once")
     if (value == "avro") != bool(registry):
         raise Usage(
             f"sink {topic!r}: value={value!r} {'needs' if value == 'avro' else 'has no use for'} registry=",

@@ -87,7 +87,7 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
 
 
 def pass_through(rows: "DataFrame") -> "DataFrame":
-    """Return the rows unchanged. Function of the stage that stores late rows."""
+    """Return the rows unchanged. The stage that stores late rows has this function."""
     return rows
 
 
@@ -218,7 +218,7 @@ def check_stage(stage: Stage) -> None:
     _check_inputs(stage)
     _check_outputs(stage)
     if len(set(stage.key)) != len(stage.key):
-        raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
+        raise Usage(f"stage {stage.name!r}: key is {stage.key!r}, which names a column twice; name each column once")
     if stage.table is not DEFAULT_TABLE and stage.state is None:
         raise Usage(f"stage {stage.name!r} has table= and keeps no state, so it has no table")
     if stage.event_time.emits == "final" and (stage.state is None or not stage.emits_to):

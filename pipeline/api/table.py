@@ -144,7 +144,7 @@ def table(
     """Return options of the table that a stage with state keeps.
 
     Args:
-        partitions: Number of state partitions of a new table: the grain of parallel reads, and the maximum number of
+        partitions: Number of state partitions of a new table: the unit of parallel reads, and the maximum number of
             tasks on the state. An existing table keeps its number; `slackwater rescale` changes it.
         tasks: Maximum number of tasks of a batch on the state, each of which writes at most one SST. Default twice the
             cores of the Spark session, rounded up to a power of two. A batch of few records has fewer. May change with

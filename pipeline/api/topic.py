@@ -239,7 +239,7 @@ def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> 
     columns = (key,) if isinstance(key, str) else tuple(key)
     check_name("repartition topic", name)
     if not columns or len(set(columns)) != len(columns):
-        raise Usage(f"repartition {name!r}: key is {columns!r}; expected one or more different column names")
+        raise Usage(f"repartition {name!r}: key is {columns!r}; expected at least one column name, and no name twice")
     return Repartition(
         name, columns, check_whole(f"repartition {name!r}: partitions", partitions, 1, MAX_KAFKA_PARTITIONS)
     )

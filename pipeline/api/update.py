@@ -1,4 +1,4 @@
-"""`update(...)`: a table that a vectorised user function updates. Also parses declarations of columns."""
+"""`update(...)`: a table that a vectorised user function updates. Also contains parsers of declared columns."""
 
 from __future__ import annotations
 

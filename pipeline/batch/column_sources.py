@@ -1,9 +1,10 @@
 """Lineage of columns: traces each column of a stage to the input fields that it comes from, in Spark's plan.
 
 The trace follows casts, functions that parse JSON and messages, fields of structs, arrays and maps, `explode`, branches
-of `coalesce` and `when`, and unions. A source also names every other function that was applied, because the result no
-longer equals the field. If a value is passed as a whole to such a function (text that is split) or to a Python function
-over rows (`mapInPandas`), the source has no field, because the part of the value that the result comes from is unknown.
+of `coalesce` and `when`, and unions. If a function that the trace does not follow was applied, the source names it,
+because the result no longer equals the field. If a whole value is passed to such a function (text that is split), or to
+a Python function over rows (`mapInPandas`), the source has no field, because it is unknown which part of the value the
+result comes from.
 
 The plan is fetched as JSON by one call. Asking the JVM node by node would take a second for a large plan.
 """
@@ -180,7 +181,7 @@ class Tracer:
         return self._trace_column(id_, below[0]) if below else self._trace_to_inputs(plan)
 
     def _trace_input_column(self, id_: int, attributes: Sequence[_Node]) -> _Trace:
-        """Trace a column of a leaf of the plan. Returns no sources if the leaf is not a streaming input."""
+        """Trace a column of a leaf node of the plan. Returns no sources if the leaf is not a streaming input."""
         name = self.feeds.get(_expression_id(attributes[0]), "") if attributes else ""
         attribute = next((node for node in attributes if _expression_id(node) == id_), None)
         if not name or attribute is None:

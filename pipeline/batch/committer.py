@@ -5,10 +5,10 @@ thread uploads them and commits, version after version, while the next batches r
 background. Each runner has one folder in which its SSTs wait. If a runner dies, the next runner removes that folder,
 and computes the uncommitted versions again.
 
-The version on which a batch was built may no longer be the newest at commit time: a compaction by another process also
-commits a version. A compaction changes no row, so the batch is rebased on it and gets the next number
-(`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is outdated, and is computed
-again. Any other version with the batch's number ends this writer.
+The version on which a batch was built may no longer be the newest at commit time, for example after a compaction by
+another process, which commits a version. A compaction changes no row, so the batch is rebased on it and gets the next
+number (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is outdated, and is
+computed again. Any other version with the batch's number ends this writer.
 """
 
 from collections import deque

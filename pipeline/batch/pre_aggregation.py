@@ -2,7 +2,7 @@
 
 Partial aggregates merge to the same table, except for the last bits of float sums, which depend on the order of rows
 anyway. Pre-aggregation avoids shuffling and merging each row, and costs a hash table. It does not pay off if most keys
-have one row; a `Forecast` estimates this from the stage's last batch.
+have only one row; a `Forecast` estimates this from the stage's last batch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -31,8 +31,8 @@ _BATCH_ROWS = 10_000
 class Rerun:
     """Rows that a stage's function returns for given records, and for subsets of these records.
 
-    `rows` has the rows of all records, in the form of a micro-batch. `spark` is the session of these rows. Raises
-    `Refused` if the function fails.
+    `rows` has the rows that the function returned for all records, in the form of a micro-batch. `spark` is the session
+    of these rows. Raises `Refused` if the function fails.
     """
 
     stage: Stage
@@ -128,7 +128,7 @@ def numbered_records_frame(
 ) -> DataFrame:
     """Write records and their numbers to the file `path`, and return a DataFrame that reads the file.
 
-    The DataFrame has one partition for each `batch_rows` rows, but at most one for each core.
+    The DataFrame has one partition for each `batch_rows` rows, but no more partitions than there are cores.
     """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:

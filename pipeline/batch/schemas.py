@@ -382,7 +382,7 @@ def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:
-    """Raise `Usage` if inputs have a key column with different types, such as 1 and "1", whose hashes differ."""
+    """Raise `Usage` if a key column has different types in two inputs: equal keys would get different hashes."""
     for column in key:
         types = {name: str(schema.field(column).type) for name, schema in rows.items()}
         if len(set(types.values())) > 1:

@@ -58,7 +58,7 @@ def compute_outcome(
 def _protocol_events(
     channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], recorded: set[str]
 ) -> Iterator[cl.Event]:
-    """Yield the events of a batch in the protocol's order: first arrivals of rows, then markers and requests."""
+    """Yield the events of a batch in the order of the protocol: rows that arrived, then markers, then requests."""
     for name in sorted(channels & after.keys()):
         if after[name].version > before[name].version:
             yield cl.BatchArrived(name, VersionSpan(before[name].version, after[name].version))

@@ -202,7 +202,9 @@ def start_query(
     *,
     counts: Path,
 ) -> StreamingQuery:
-    """Start a stage's query at the positions of `head`. Raises `Refused` if the function's result is unusable.
+    """Start a stage's query at the positions of `head`.
+
+    Raises `Refused` if the user's function returns an unusable result.
 
     `on_batch` gets each batch's rows and number. Sources count their store requests in files of the folder `counts`.
     """
@@ -232,12 +234,12 @@ def start_query(
 
 
 def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """Wrap `on_batch`: if a task of the batch fails, Spark cancels the other tasks without an interrupt.
+    """Wrap `on_batch` so that Spark cancels the tasks of a failed batch without interrupting their threads.
 
-    A task that is interrupted while it waits for a Python worker assumes that the worker daemon is dead, and Spark then
-    kills the daemon with the workers of all other stages (Spark 4.3, `PythonWorkerFactory`). So one stage's poison
-    record would fail the batches of all stages. A task cancelled without an interrupt ends at its next row, or, after
-    four seconds, together with its worker.
+    If a task is interrupted while it waits for a Python worker, it assumes that the worker daemon is dead. Spark then
+    kills the daemon, together with the workers of all other stages (Spark 4.3, `PythonWorkerFactory`). So one stage's
+    poison record would fail the batches of all stages. A task that is cancelled without an interrupt ends at its next
+    row, or, after four seconds, together with its worker.
     """
 
     def called(rows: DataFrame, batch: int) -> None:

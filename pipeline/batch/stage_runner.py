@@ -208,10 +208,10 @@ class StageRunner:
             self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Call `make` to commit a version, and again if a promotion or a forget made the batch outdated.
+        """Call `make` to commit a version. Call it again if a promotion or a forget made the batch outdated.
 
-        After a promotion the new sinks need the batch's rows, too. After a forget the batch may have read rows and
-        objects that no longer exist.
+        After a promotion, the added sinks also need the rows of the batch. After a forget, the batch may have read rows
+        and objects that no longer exist.
         """
         previous = self.tip
         try:

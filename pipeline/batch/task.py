@@ -174,11 +174,11 @@ class Task(ABC):
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
     ) -> tuple[dict[str, dict[int, PartitionWrite]], tuple[OversizedRecord, ...]]:
-        """Send each output its rows, each row to its Kafka partition.
+        """Send its rows to each output, and each row to its Kafka partition.
 
-        Returns what was sent, by output and partition, and the records that are too large for a sink's topic. Raises
-        `TooMuch` for a row that exceeds the size of a message, and `BadRecord` for a record that is too large for a
-        sink's topic, unless the sink rejects records.
+        Returns two values: the sent messages, by output and partition; and the records that are too large for a sink's
+        topic. Raises `TooMuch` for a row that exceeds the size of a message, and `BadRecord` for a record that is too
+        large for a sink's topic, unless the sink rejects records.
         """
         sent, unsent = dict[str, dict[int, PartitionWrite]](), tuple[OversizedRecord, ...]()
         for target, rows, partitions in parts:
@@ -218,8 +218,8 @@ class Task(ABC):
 class WriteTask(Task):
     """Task of a stage without state: sends the function's rows to the stage's outputs.
 
-    Without `row_schemas`, each output gets all rows, and column `_to_<n>` has a row's partition in output n. With
-    `row_schemas`, output n gets the rows with tag n, and column `_to` has their partition.
+    Without `row_schemas`, each output gets all rows, and the column `_to_<n>` has the Kafka partition of a row in
+    output n. With `row_schemas`, output n gets the rows with tag n, and the column `_to` has their Kafka partition.
     """
 
     row_schemas: tuple[pa.Schema, ...] = ()

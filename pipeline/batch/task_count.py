@@ -1,4 +1,4 @@
-"""Number of tasks of a batch: a small batch has fewer than there are hash ranges, because each task costs a put."""
+"""Number of tasks of a batch. A small batch has fewer tasks than hash ranges, because each task costs a put."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Measured on two cores: with fewer rows, another task takes longer than it saves.
 
 
 class TaskCount:
-    """Chooses the number of tasks of one stage's batches. A batch that is computed again may get another number."""
+    """Chooses the number of tasks of one stage's batches. When a batch is computed again, the number may differ."""
 
     def __init__(self) -> None:
         self._rows_per_record = 1.0
@@ -25,6 +25,6 @@ class TaskCount:
         return max(count for count in range(1, min(ranges, most) + 1) if ranges % count == 0)
 
     def learn(self, records: int | None, results: Sequence[TaskReport]) -> None:
-        """Record the number of rows per record of a batch; at least 1, since the next batch may drop fewer rows."""
+        """Learn from a batch how many rows it had per record: at least 1, as the next batch may drop fewer rows."""
         if records:
             self._rows_per_record = max(1.0, sum(result.rows_in for result in results) / records)

@@ -13,8 +13,9 @@ _NONE: frozenset[str] = frozenset()
 class TurnOrder:
     """Order of waiting stages: first come, first served, with two exceptions. Not thread-safe.
 
-    A stage that had no turn yet goes first, so that records soon reach the last stage of a chain. Each reader of a
-    stage may pass that stage once, so that channels do not grow; only once, so that no stage waits forever.
+    A stage that had no turn yet comes first, so that records soon reach the last stage of a chain. While a stage waits,
+    each of its readers may overtake it once, so that channels do not grow; they may do so only once, so that no stage
+    waits forever.
 
     Args:
         readers: Stages that read the channels of a stage, by stage.
@@ -34,7 +35,7 @@ class TurnOrder:
         self._waiting[stage] = set()
 
     def next(self, *, only_new: bool = False) -> str | None:
-        """Return the stage that is next, None without one. With `only_new`, stages get no second turn."""
+        """Return the stage whose turn is next; None if no stage waits. With `only_new`, stages get no second turn."""
         new = next((stage for stage in self._waiting if stage not in self._served), None)
         if new is not None or only_new:
             return new
@@ -54,8 +55,8 @@ class TurnOrder:
 class Turns:
     """Admits at most `at_once` batches at the same time, in a `TurnOrder`. Thread-safe.
 
-    Spark schedules the tasks of admitted batches. Until `open`, a stage gets one turn, so that running queries leave
-    the cores to queries that start.
+    Spark schedules the tasks of admitted batches. Until `open` is called, a stage gets only one turn, so that queries
+    that already run do not take the cores from queries that are starting.
     """
 
     def __init__(self, at_once: int, readers: Mapping[str, Set[str]]) -> None:
@@ -73,14 +74,14 @@ class Turns:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Admit all batches at once, because the run ends and stages only have to notice it."""
+        """End the turns, because the run ends: admit all batches at once, so that waiting stages notice it."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     @contextmanager
     def turn(self, stage: str) -> Iterator[None]:
-        """Wait for the stage's turn, and give it to the next stage after the block."""
+        """Wait for the stage's turn. The turn ends with the block, and the next stage begins."""
         with self._changed:
             self._order.add(stage)
             self._changed.wait_for(lambda: self._ended or self._next() == stage)
@@ -101,7 +102,7 @@ class Turns:
             return frozenset(self._order.waiting)
 
     def stages_ahead(self, stage: str) -> Mapping[str, float]:
-        """Return the stages for whose batches a stage waits, with the seconds that they last; empty if it does not."""
+        """Return the stages for whose batches a stage waits, with each batch's age in seconds; empty if it does not."""
         with self._changed:
             if stage not in self._order.waiting:
                 return {}

@@ -26,8 +26,8 @@ _TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 def ignore_hang_up(worker: Callable[..., int]) -> Callable[..., int]:
     """Wrap pyspark's worker function, so that it returns without an error when Spark closes the connection.
 
-    The worker also acknowledges each TCP packet from Spark at once. Otherwise the parts of a small task would wait for
-    40 ms.
+    The worker also acknowledges each TCP packet from Spark at once. Otherwise each further packet of a small task would
+    be delayed by 40 ms.
     """
 
     def quiet(connection: socket.socket, *arguments: object) -> int:

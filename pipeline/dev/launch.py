@@ -1,9 +1,10 @@
 """Script that runs a server as its child, and kills the server when the process that started the script ends.
 
 The script prints the server's process id and then waits for a byte from standard input, which releases the server. If
-that pipe breaks first, because the process that started the script has died in any way, the script kills the server. A
-JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches the parent's thread;
-a pipe works everywhere. As the server's parent, the script cannot signal an unrelated process with a reused id.
+the pipe of standard input breaks first, because the process that started the script has died in any way, the script
+kills the server. A JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches
+the parent's thread; a pipe works everywhere. As the server's parent, the script cannot signal an unrelated process with
+a reused id.
 
 Imports only light modules of the standard library: it starts with `python -I -S`.
 """

@@ -36,7 +36,7 @@ def _kafka_member(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedKafka(Kafka):
-    """Implements `Kafka`: reads from archives and from Kafka, and writes only to Kafka."""
+    """Implements `Kafka`: reads from Kafka and from input archives, and writes only to Kafka."""
 
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
@@ -178,8 +178,8 @@ class ArchivedKafka(Kafka):
     ) -> Iterator[Run]:
         """Yield the records of an offset range from archives.
 
-        Without a list `deletion_errors`, stops at the first gap and raises `Gone`; with a list, appends an error for
-        each gap and goes on.
+        If `deletion_errors` is None, raises `Gone` at the first gap. If it is a list, appends an error for each gap and
+        continues after the gap.
         """
         partition, first, end = extent.partition, extent.first, extent.end
         gaps = archive.uncovered(partition, first, end)

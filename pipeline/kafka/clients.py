@@ -66,9 +66,9 @@ _CONSUMER_PROPERTIES = {
 }
 _FEW_PARTITIONS = 32
 _FETCH_BYTES = {True: 1 << 20, False: 64 << 10}
-"""Maximum bytes of a partition in one fetch, for a read of at most `_FEW_PARTITIONS`, and for a read of more.
+"""Maximum bytes of a partition in one fetch: True for reads of at most `_FEW_PARTITIONS` partitions, False for more.
 
-A broker sends so much of each partition, even if a batch needs two records of it.
+A broker sends up to this many bytes of each partition, even if a batch needs only two of its records.
 """
 
 
@@ -93,17 +93,17 @@ class Clients:
         return self._producers[patience_s]
 
     def discard_producer(self, patience_s: float) -> None:
-        """Drop the producer after an error, because an idempotent producer may refuse all later writes."""
+        """Discard the producer after an error, because an idempotent producer may refuse all later writes."""
         self._producers.pop(patience_s, None)
 
     @contextmanager
     def consumer(self, partitions: int = 1) -> Iterator[Consumer]:
-        """Lend a consumer for exclusive use during the context, to read so many partitions.
+        """Lend a consumer, with which to read this number of partitions, for exclusive use during the context.
 
         An idle consumer has no assignment and fetches nothing.
 
-        With an assignment, an idle consumer would prefetch records that usually another worker reads, and a fetch that
-        waits at the end of one partition would delay the first fetch of the next partition.
+        If an idle consumer had an assignment, it would prefetch records that usually a different worker reads. Also, a
+        fetch that waits at the end of one partition would delay the first fetch from the next partition.
         """
         fetch_bytes = _FETCH_BYTES[partitions <= _FEW_PARTITIONS]
         idle = self._idle[fetch_bytes]
@@ -194,7 +194,7 @@ def read_ranges(
     patience: Patience,
     deletion_errors: Mapping[int, list[Gone]] | None,
 ) -> Iterator[list[Sequence[Message]]]:
-    """Read ranges of different partitions with one consumer: `Kafka.read_ranges`."""
+    """Implement `Kafka.read_ranges`: read ranges of different partitions with one consumer."""
     with process_clients(kafka).consumer(len(parts)) as consumer:
         reading = _Reading(kafka, topic, consumer, patience, deletion_errors)
         reading.assign(parts)
@@ -205,7 +205,7 @@ def read_ranges(
 
 
 class _Reading:
-    """Ranges that a consumer reads, and how far it is in each."""
+    """Ranges that a consumer reads, with the progress in each."""
 
     def __init__(
         self,
@@ -410,12 +410,12 @@ class LibrdKafkaProducer:
             producer.poll(0)
 
     def commit(self, offset: int, text: str) -> None:
-        """Commit the transaction; remember the commit if a duplicate of its requests may still be in flight.
+        """Commit the transaction. Remember the commit if a duplicate of its requests may still be in flight.
 
-        librdkafka resends a request that gets no answer. If the first copy arrives during the next transaction, the
-        broker cannot tell it from a request of that transaction, because both have the same epoch: EndTxn would end the
-        transaction too early, and TxnOffsetCommit would move the published position back. So after a slow commit, which
-        may have been sent twice, the next transaction begins under a new epoch.
+        librdkafka resends a request that gets no answer. The first copy may arrive during the next transaction. The
+        broker cannot distinguish it from a request of the next transaction, because both have the same epoch: EndTxn
+        would end the transaction too early, and TxnOffsetCommit would move the published position back. So after a slow
+        commit, whose requests may have been sent twice, the next transaction begins under a new epoch.
         """
         producer = self._open_producer
         with self._translated_errors():
@@ -436,9 +436,9 @@ class LibrdKafkaProducer:
     def close(self) -> None:
         """Close the clients. An open transaction is aborted by the next producer with this id, or by a timeout.
 
-        Both abort under the next epoch, which all partitions learn. If the transaction were aborted under the current
-        epoch, a record still in flight could join the next transaction on brokers before 3.6, which do not check for
-        that.
+        Both abort it under the next epoch, which is announced to all partitions. Brokers before 3.6 do not check to
+        which transaction a late record belongs: if the transaction were aborted under the current epoch, a record still
+        in flight could become part of the next transaction.
         """
         if self._producer is not None:
             self._producer.purge()

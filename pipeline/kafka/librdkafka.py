@@ -105,7 +105,7 @@ class LibrdKafka(Kafka):
         return {name: _topic_id(future.result()) for name, future in futures.items() if name not in absent}
 
     def _retry_until_leader(self, request: Callable[[float], _Answer], timeout_s: float) -> _Answer:
-        """Call `request` with the seconds left until the timeout; repeat it while partitions have no leader."""
+        """Call `request` with the remaining seconds of the timeout. Repeat the call while partitions have no leader."""
         deadline = runtime.monotonic() + timeout_s
         while True:
             try:

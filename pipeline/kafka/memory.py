@@ -208,7 +208,7 @@ class MemoryKafka(Kafka):
     def _read_log(
         self, topic: str, partition: int, at: int, end: int, deletion_errors: list[Gone] | None
     ) -> tuple[int, list[_Message | None]]:
-        """Return the first offset of a chunk of a partition's log, and the chunk."""
+        """Return a chunk of a partition's log: the offset of its first record, and its messages."""
         try:
             partition_log = self._topics[topic][partition]
         except (KeyError, IndexError):

@@ -117,7 +117,7 @@ def filter_by_attempts(messages: Iterable[Message], attempts: frozenset[str]) ->
 
 
 def decode_rows(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the messages that these attempts wrote, in the columns of the schema.
+    """Yield the rows of the messages that these attempts wrote, with the columns of the schema.
 
     Rows sent before a migration may lack columns, which become null, or have extra columns, which are dropped. Raises
     `Corruption` for rows that cannot be converted to the schema.
@@ -144,7 +144,7 @@ def decode_rows(messages: Sequence[Message], attempts: frozenset[str], schema: p
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """Yield the rows that these attempts wrote, with each row's Kafka partition, offset and position in its message.
+    """Yield the rows that these attempts wrote, each with its Kafka partition, offset and position in its message.
 
     The other columns are as sent. Raises `Corruption` for messages that are not an Arrow stream.
     """
@@ -176,9 +176,8 @@ def read_rows(
     """Read ranges of different partitions of a repartition topic, and yield the decoded rows.
 
     `decode_run` converts messages of one partition to batches. If `topic_id` is given, the topic must have this id.
-    Deleted offsets are accepted if all expected rows were read. Raises `Corruption` if the number of a range's rows
-    differs from the expected number, if that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the
-    read fails.
+    Deleted offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows of a range
+    differs from a known expected number, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
     """
     num_rows = dict.fromkeys((part.partition for part in parts), 0)
     gone: dict[int, list[Gone]] = {partition: [] for partition in num_rows}
@@ -210,7 +209,9 @@ def _record_location(message: Message) -> str:
 
 
 def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Sequence[Gone]) -> None:
-    """Check that a range had as many rows as its writers' manifests say, if manifests state the number.
+    """Check that a range had as many rows as the manifests of its writers say.
+
+    If they state no number, nothing is checked.
 
     If the number differs, raises the last of `deletion_errors` that is not `KeysForgotten`, else `Corruption`. Fewer
     rows are accepted if all of the errors are `KeysForgotten`.

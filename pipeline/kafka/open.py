@@ -83,7 +83,10 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets |
 
 @dataclass(slots=True)
 class EndOffsets:
-    """Cached end offsets of topics. Makes no more requests after the first timeout, since each would take seconds."""
+    """Cached end offsets of topics.
+
+    After the first timeout it makes no further requests, since each would take seconds.
+    """
 
     kafka: Kafka
     timeout_s: float = field(kw_only=True)

@@ -91,7 +91,7 @@ class ProducerFenced(Exception):
 
 
 class TransactionFailed(Exception):
-    """A transaction failed, and may or may not be committed. The next `open` tells if it is committed.
+    """A transaction failed, and may or may not be committed. The next call of `open` finds out.
 
     `error` is the error to show if retries keep failing; None if the brokers do not answer.
     """
@@ -164,7 +164,7 @@ class Kafka(Protocol):
         return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        """Return the offset of each partition's first record at or after a time (ms since 1970), or -1 without one."""
+        """Return, by partition, the offset of the first record at or after its time (ms since 1970); -1 for none."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the ids of existing topics, in one request. Ids are empty if the brokers do not support them."""
@@ -227,15 +227,15 @@ class Kafka(Protocol):
         deletion_errors: Mapping[int, list[Gone]] | None = None,
         topic_id: str = "",
     ) -> Iterator[Chunk]:
-        """Yield the messages of some ranges, each of another partition, which are read concurrently.
+        """Yield the messages of some ranges of distinct partitions, which are read concurrently.
 
         A partition's messages come in order; offsets may have gaps. With a `topic_id`, the topic's current id is
         checked first, and `AnotherTopic` is raised if it differs.
 
-        Raises `Gone` if Kafka has deleted the first of a range's records. With lists `deletion_errors`, by partition,
-        the error is appended to the partition's list instead, and the remaining records are read: the deleted ones may
-        be markers or output of failed attempts, which no reader needs. Raises `Refused` if the broker denies access,
-        and `Unavailable` if the broker does not answer, or returns no record, for longer than `patience_s`.
+        Raises `Gone` if Kafka has deleted the first of a range's records. If `deletion_errors` has a list for the
+        partition, the error is appended to this list instead, and the remaining records are read: the deleted records
+        may be markers or output of failed attempts, which no reader needs. Raises `Refused` if the broker denies
+        access, and `Unavailable` if the broker does not answer, or returns no record, for longer than `patience_s`.
         """
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:

@@ -2,7 +2,8 @@
 
 The reader takes files. So a batch of messages is written as one object container file with one block. The five bytes of
 a message's header are replaced by the message's number in the batch, which is read as an extra first field. If a
-message has more or fewer bytes than its schema says, the number of the next message is wrong, which shows the error.
+message has more or fewer bytes than its schema requires, the number of the next message is read wrongly, and the error
+is detected.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ _ALL_CONVERSIONS: _Conversions = {
 def _is_readable_as(
     written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False
 ) -> bool:
-    """Return True if values of `written` can be read as `read`, by the outermost types and names of the schemas."""
+    """Return True if values of `written` can be read as `read`. Considers only the outermost types and names."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
@@ -289,7 +290,10 @@ def _resolve_to_union(values: Values, count: int, written: Node, read: Node) -> 
 
 
 def _resolve_to_member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
-    """Convert values to one branch of the reader's union. `at` is the branch's index, not counting the null branch."""
+    """Convert values to one branch of the reader's union.
+
+    `at` is the index of the branch among the branches that are not null.
+    """
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
     if len(choices) == 1:

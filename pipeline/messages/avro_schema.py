@@ -122,7 +122,10 @@ def _parse_with_references(schema: Schema, types: dict[str, Node | None]) -> Nod
 
 
 def _normalize(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
-    """Return a part of a schema in normal form. `types` has named types by full name; None marks an incomplete one."""
+    """Return a part of a schema in normal form.
+
+    `types` has named types by full name; None marks a type whose definition is being read.
+    """
     if isinstance(part, list):
         choices = [_normalize(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):

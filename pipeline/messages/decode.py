@@ -78,7 +78,7 @@ def decode(
             the message to null. Case-insensitive, as in Spark.
         reason: `PERMISSIVE` only: name of an extra string field with the error of a message that cannot be decoded,
             whose other fields are null then. Empty means no such field.
-        patience_s: Maximum time that a registry may be unavailable before the stage stops.
+        patience_s: Maximum time, in seconds, that a registry may be unavailable before the stage stops.
 
     Returns:
         A struct column, null where the message is null.
@@ -154,7 +154,10 @@ def add_reason_field(kind: pa.DataType, reason: str) -> pa.DataType:
 
 
 def add_reasons(values: pa.Array, bad: Sequence[BadRow], reason: str) -> pa.Array:
-    """Add a string field to decoded values, with the errors of bad messages; no-op if its name, `reason`, is empty."""
+    """Add a string field with the errors of bad messages to decoded values.
+
+    If its name `reason` is empty, do nothing.
+    """
     if not reason:
         return values
     reasons_by_row = {bad_message.row: bad_message.why for bad_message in bad}

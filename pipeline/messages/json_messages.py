@@ -1,8 +1,8 @@
 """JSON messages: read with a JSON Schema, and written in the format of Spark's `to_json`.
 
-Arrow's JSON reader reads whole batches; values are typed, not validated. When rows are written, each column becomes a
-column of texts `"name":value`, null where the value is null, and these are joined by Arrow's kernels. Python's encoder
-is used only for nested values and for characters that need escapes.
+Arrow's JSON reader reads whole batches; values are typed, not validated. To write rows, each column is converted to a
+column of texts `"name":value` (null for a null value), and Arrow's kernels join these columns. Python's encoder is used
+only for nested values and for characters that need escapes.
 """
 
 from __future__ import annotations

@@ -93,9 +93,9 @@ _BATCH_OVERHEAD = 61
 
 
 def single_batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Return each record's uncompressed size in bytes in a batch of its own; `max.message.bytes` limits this size.
+    """For each record, return the uncompressed size in bytes of a batch with only this record.
 
-    Source: https://kafka.apache.org/documentation/#messageformat
+    The topic's `max.message.bytes` limits this size. Source: https://kafka.apache.org/documentation/#messageformat
     """
     body = np.full(
         records.num_rows, 3, np.int64

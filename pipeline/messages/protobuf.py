@@ -1,11 +1,11 @@
 """Decodes Protobuf messages to Arrow arrays, with ptars. Schemas are compiled with protoc.
 
-Messages are read by the reader's schema. By Protobuf's rules, fields unknown to the reader are ignored, and fields
-unknown to the writer get defaults. The writer's schema is needed to find the message type of a message.
+Messages are decoded by the reader's schema. By Protobuf's rules, fields unknown to the reader are ignored, and fields
+unknown to the writer get defaults. The writer's schema is only needed to find the message type of a message.
 
-ptars reads the messages of a type by the type's layout, a simpler message type with the same bytes. All fields of a
-layout are optional, so that missing fields can be recognised. Enums are numbers, maps are lists of entries, and
-well-known types are plain messages. The result is converted as whole Arrow arrays, by Protobuf's rules:
+ptars decodes the messages of a type by the type's layout: a simpler message type that describes the same bytes. In a
+layout, all fields are optional, so that missing fields can be recognised; enums are numbers, maps are lists of entries,
+and well-known types are plain messages. The result is converted as whole Arrow arrays, by Protobuf's rules:
 https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -73,9 +73,9 @@ class ProtobufReader(Reader):
         return values
 
     def _read_columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """Return the columns of the messages, and the row numbers of messages to read again with Protobuf's own parser.
+        """Return the columns of the messages, and the row numbers of messages for Protobuf's own parser.
 
-        Raises `BadMessage` for bytes that do not match the schema.
+        Those messages must be decoded again. Raises `BadMessage` for bytes that do not match the schema.
         """
         try:
             batch = self._handler.array_to_record_batch(bodies)

@@ -86,7 +86,8 @@ def drop_prefix(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
 def keep_last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
     """Return maps without duplicate keys: the last entry of a key stays, as in a dict.
 
-    `maps` has no nulls and is no slice. Spark, DuckDB and Arrow all reject maps with duplicate keys, but only later.
+    `maps` has no nulls and is no slice. Spark, DuckDB and Arrow reject maps with duplicate keys, but only when these
+    are used.
     """
     starts = np.asarray(maps.offsets)
     sizes = np.diff(starts)

@@ -2,8 +2,8 @@
 
 A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
 manifests name. So the content is fixed before anything is published, and a publisher only needs to store its position.
-Rows and the position after them must be published atomically. A Kafka target ensures this by a transaction; a function
-can ensure it by the version number.
+Rows, and the position after these rows, must be published atomically. A Kafka target ensures this by a transaction; a
+function can ensure it by the version number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Target(Protocol):
         """Approximate maximum number of rows in a transaction of several versions; 0 to publish versions one by one."""
 
     def open(self) -> PublishedPosition:
-        """Fence the previous publisher, and return the last stored position. Raises `TransactionFailed`."""
+        """Fence the previous publisher, and return the stored position. Raises `TransactionFailed`."""
 
     def begin(self, version: int) -> None:
         """Begin to publish rows up to and including this version. Raises `ProducerFenced` or `TransactionFailed`."""
@@ -68,7 +68,10 @@ ReadRows = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 
 
 class Backlog:
-    """Committed versions of a sink that are not published yet. `after` reads the versions after a given version."""
+    """Committed versions of a sink that are not published yet.
+
+    The function `after` reads the versions after a given version.
+    """
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink

@@ -85,7 +85,7 @@ class SinkThread:
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
     def set_prompt_storing(self, *, enabled: bool) -> None:
-        """Store the published position after each step if `enabled`, else only every few seconds."""
+        """Store the published position after each step if `enabled`; otherwise only every few seconds."""
         with self._changed:
             self._store_promptly = enabled
             self._changed.notify()
@@ -254,7 +254,7 @@ class Publishers(Listener):
     def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
         """Create and stop threads so that each sink in `heads` has a thread. Return True if any thread changed.
 
-        A sink that started over gets a new thread. New threads are not started yet.
+        A sink that began anew gets a new thread. The new threads are not started by this method.
         """
         threads = {(thread.stage, thread.sink): thread for thread in self._threads}
         for stage, sink in self._sinks:

@@ -37,8 +37,8 @@ def check_targets(
     """Check that the sinks of the stages to run can be published.
 
     `reads` maps declared topics to the topics that the app reads instead. `publishes` maps the sinks of a clone to
-    their topics; None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be written
-    or that the app reads.
+    their topics; None if topics are as declared. Raises `NotFound` for a missing topic, and `Refused` for a topic to
+    which the user may not write, or that the app reads.
     """
     targets = {
         (publishes or {}).get(sink.name, sink.name): stage.name

@@ -51,7 +51,7 @@ class SinkProgress:
         return PublishedPosition(since, first.sinks[self.name].end, 0)
 
     def may_publish(self) -> bool | None:
-        """Return True if the sink may be published, False if it never may, None while its promotion is undecided.
+        """Return True if the sink may be published, False if it never may, None if its promotion is undecided.
 
         Costs one request, or none.
         """

@@ -1,8 +1,8 @@
 """Searches for the records that make an operator of Spark's plan fail, with one job for each operator.
 
-Operators are tried bottom-up, each on the records that pass the operators below. Spark's own expressions run inside
-`TryEval`, which returns null if they raise; each failing record is then evaluated alone to get the error. A Python
-function is replaced by a trial that runs in the task that holds the rows (`functions.py`).
+Operators are tried bottom-up, each on the records that pass the operators below it. Spark's own expressions are wrapped
+in `TryEval`, which returns null if they raise an error; each failing record is then evaluated alone to get the error. A
+Python function is replaced by a trial that runs in the task with the rows (`functions.py`).
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class NumberedRangeReader:
-    """Function for `mapInArrow`: gets indices into `ranges`, and yields the records there with record numbers."""
+    """Function for `mapInArrow`: gets indices into `ranges`, and yields the numbered records of these ranges."""
 
     resources: WorkerResources = field(repr=False)
     topic: str

@@ -186,7 +186,7 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
 
 
 def union_lineage(stored: Mapping[str, Lineage], current: Mapping[str, Lineage]) -> dict[str, Lineage]:
-    """Return the union of stored and current lineage, because stored records may come from any earlier program."""
+    """Return the union of stored and current lineage, because stored records may come from any former program."""
     names = dict.fromkeys((*stored, *current))
     return {name: merge_lineages([stored.get(name, {}), current.get(name, {})]) for name in names}
 
@@ -243,7 +243,10 @@ class Claimer:
     def check_shape(
         self, stage: Stage, shape: StageSchemas, head: Manifest | None, starts: dict[str, StartPosition]
     ) -> None:
-        """Raise `Refused` for columns that differ from the stored ones; log the records that the stage will not see."""
+        """Raise `Refused` for columns that differ from the stored ones.
+
+        Log the records that the stage will never see.
+        """
         reconcile_table(self.app, stage, shape.table, head, shape.parts)
         if shape.lateness_columns and head is not None and head.ssts and head.event_time is None:
             _log.warning(
@@ -323,7 +326,7 @@ class Claimer:
         return outputs
 
     def _continue_channel(self, stage: Stage, output: Output) -> Output:
-        """Return a channel with the topic id that Kafka reports now.
+        """Return the stage's channel for its claim, with the topic id that Kafka reports now.
 
         Raises `AnotherTopic` if the topic was created again. If loss is accepted, the channel continues at the end of
         the new topic instead. Also raises the errors of `check_stage`.
@@ -449,8 +452,8 @@ def program_of(app: App) -> Program | None:
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
     """Raise `Refused` for a program that a promotion has replaced. `heads` are the app's newest versions.
 
-    Otherwise a service manager that restarts the replaced program would take over the promoted app, or migrate its
-    state back. Costs no request for an app without promotions.
+    Otherwise, if a service manager restarts the replaced program, it would take over the promoted app, or migrate the
+    app's state back. Costs no request for an app without promotions.
     """
     manifests, program = tuple(heads), program_of(app)
     promotion = newest_promotion(manifests)

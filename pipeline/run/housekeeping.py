@@ -1,6 +1,6 @@
 """A runner's background work: reports lags and heartbeats, watches topics, and collects garbage.
 
-Heartbeats also state for what each stage waits; the command `status` shows this. A topic that is deleted and created
+Heartbeats also state the reason why a stage waits; the command `status` shows it. A topic that is deleted and created
 again while the app runs is detected. For users' topics, the planners do this (`source.planner`). For repartition topics
 and sinks' internal topics, the topic ids are compared at intervals and after failures.
 """
@@ -151,8 +151,8 @@ class LagReporter:
 class Collector:
     """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
 
-    The store records the app's last collection by any process. Among several runners of an app, the runner of the first
-    running stage collects; that stage's epoch identifies the runner. If that runner does not collect in time, another
+    The store records the app's last collection by any process. If an app has several runners, the runner of the first
+    running stage collects; the epoch of this stage identifies the runner. If it does not collect in time, a different
     runner does. Two concurrent collections do no harm.
     """
 

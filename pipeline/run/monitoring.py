@@ -5,9 +5,9 @@ The metrics are one registry, updated by the events that the terminal also shows
 two counters of bytes, written by batches and by compactions).
 
 A run is live while it makes progress on pending work. Waiting for records, or for a broker or a store within its
-timeout, is healthy: a restart would not help. The following count as hanging: a JVM that does not answer, a driver loop
-that does not complete a round, a batch in which no Spark task ends, and a stage that starts no batch although records
-are there. Times are seconds of a monotonic clock.
+timeout, is healthy: a restart would not help. A run counts as hanging if its JVM does not answer, if the driver's loop
+does not complete a round, if no Spark task of a batch ends, or if a stage starts no batch although there are unread
+records. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations

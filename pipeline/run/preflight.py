@@ -193,7 +193,7 @@ def limits_of(stage: Stage, options: Options) -> BatchLimits:
 
 
 def _check_absent_stages(store: ObjectStore, app: App) -> None:
-    """Log the stages of the stored app that the program lacks. Snapshots and garbage collection wait for them.
+    """Log the stages of the stored app that the program lacks, because snapshots and garbage collection wait for them.
 
     Raises `Refused` if the program seems to have renamed a stage, because the renamed stage would start empty. Also
     raises `Refused` if a missing stage has the state of a Spark query to which slackwater is attached.

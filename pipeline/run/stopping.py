@@ -30,7 +30,10 @@ class StopEvent:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """During the block, raise `StopRequested` as soon as a stop is requested. For waits that may be interrupted."""
+        """During the block, raise `StopRequested` as soon as a stop is requested.
+
+        Use it for waits that may be interrupted.
+        """
         previous, self._is_interruptible = self._is_interruptible, True
         try:
             if self.is_set():
@@ -43,8 +46,8 @@ class StopEvent:
     def uninterrupted(self) -> Iterator[None]:
         """Run the block to its end despite a stop request; then raise `StopRequested`, also if the block failed.
 
-        A signal to all processes of the run may make the block fail before this process gets the signal. So after a
-        failure, this method waits a moment for the signal.
+        A signal to all processes of the run may make the block fail before this process gets the signal. So if the
+        block fails, this method waits a moment for the signal.
         """
         previous, self._is_interruptible = self._is_interruptible, False
         try:

@@ -153,8 +153,8 @@ class CatchUp:
 
     Later records may be read as well, but are not waited for. A stage is done when three things are true: it has read
     its topics up to their ends at the start; it has read its channels up to the version at which the writing stage was
-    done; and no row is left that falls due at its watermark. A writer that does not run here counts as done at its
-    newest version at the start.
+    done; and no unhandled row falls due at its watermark. A writer that does not run in this process counts as done at
+    its newest version at the start.
     """
 
     store: ObjectStore
@@ -246,8 +246,8 @@ class Supervisor:
     def _start(self) -> None:
         """Start the queries, at most as many at the same time as there are cores.
 
-        Spark starts a process for each source, and waits ten seconds for its answer. If all sources of a large app
-        started at once, they would take longer on a small machine.
+        Spark starts a process for each source, and waits ten seconds for its answer. On a small machine, the sources of
+        a large app would take longer if all started at once.
         """
         at_once = os.cpu_count() or 1
         self.listener.on_activity(f"starting {_stages_text([runner.stage.name for runner in self.runners])}")
@@ -333,7 +333,7 @@ class Supervisor:
         call_all(ends, lambda: _IMMEDIATE_STOP_S if self.stop.immediate.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise the failure of a stage or a sink. With `halted`, ignore that the queries have ended.
+        """Raise the failure of a stage or a sink. With `halted`, the end of the queries alone is no failure.
 
         If a topic was created again, raises `AnotherTopic` instead, because that causes other failures.
         """

@@ -84,7 +84,7 @@ def input_behind(head: Manifest, timed: Collection[str]) -> str:
 
 @dataclass(slots=True)
 class LongWaits:
-    """Logs once for each stage that waits long for the same other stages."""
+    """Logs once for each stage that has waited long for the same stages."""
 
     clock: Callable[[], float] = runtime.monotonic
     _since: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)

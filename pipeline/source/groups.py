@@ -1,4 +1,7 @@
-"""Groups of offset ranges. A task of Spark reads one group, so that tasks follow the cores and not the partitions."""
+"""Groups of offset ranges.
+
+One Spark task reads one group, so the number of tasks follows the cores, not the partitions.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ A backlog of 5 million records took longer with one group for each of two cores;
 
 
 def group_ranges(parts: Sequence[Range], count: int, *, can_split: bool = False) -> tuple[Group, ...]:
-    """Divide ranges among at most `count` groups of about equally many offsets; a huge batch among a multiple of it.
+    """Divide ranges into at most `count` groups with about equally many offsets.
 
-    With `can_split`, ranges of a large batch are split where a group is full, so that all groups are equal. Otherwise
-    the largest group exceeds the mean by less than the largest range: the largest remaining range goes to the smallest
-    group (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+    A huge batch is divided into a multiple of `count` groups. With `can_split`, ranges of a large batch are split where
+    a group is full, so that all groups are equal. Otherwise the largest group exceeds the mean by less than the largest
+    range: the largest remaining range is added to the smallest group (Graham, "Bounds on Multiprocessing Timing
+    Anomalies", 1969).
     """
     sizes = {part: part.last - part.first for part in parts}
     total = sum(sizes.values())

@@ -1,7 +1,7 @@
 """Plans the end of an input's next batch, outside of the driver's process (`spark/planner_server.py`).
 
-Spark asks many times a second. Answers come from memory; Kafka and the store are polled at the intervals below. If a
-snapshot needs it, a batch ends early, or starts even without records.
+Spark asks for the end many times a second. The answers come from memory; Kafka and the store are polled at the
+intervals below. If a snapshot requires it, a batch ends early, or starts even without records.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _IDLE_SHARE = 1 / 30
 class Pace:
     """Decides when a stage may start a batch: at most one per trigger interval, and none while `is_held` returns True.
 
-    Requests for snapshots are exempt from both rules. Batches start at whole multiples of the interval on the wall
-    clock, like Structured Streaming's, so that the inputs of a stage, each with a planner of its own, are due together.
+    Requests for snapshots are exempt from both rules. As in Structured Streaming, batches start at whole multiples of
+    the interval on the wall clock. So the inputs of a stage, each of which has its own planner, are due together.
     """
 
     interval_s: float
@@ -63,10 +63,10 @@ class _IntervalGate:
 
 
 def admit_records(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
-    """Return end offsets that admit `max_records` records, divided among partitions in proportion to their backlog.
+    """Return end offsets that limit a batch to `max_records` records, divided among partitions by their backlog.
 
-    The division is that of Structured Streaming's maxOffsetsPerTrigger, except that each partition with a backlog
-    moves by at least one record. Partitions missing in `start` are new and begin at 0.
+    The division is that of Structured Streaming's maxOffsetsPerTrigger, except that the end offset of each partition
+    with a backlog advances by at least one record. Partitions missing in `start` are new and begin at 0.
     """
     begins = start + (0,) * (len(ends) - len(start))
     backlog = [max(0, end - at) for at, end in zip(begins, ends, strict=True)]

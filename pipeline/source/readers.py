@@ -114,7 +114,7 @@ class _SourceReader(DataSourceStreamReader):
     def _read(self, partition: _Ranges, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
     def stop(self) -> None:
-        """End a planner's process without output if Spark closed the connection when the query ended.
+        """End a planner's process without output if Spark has closed the connection because the query ended.
 
         Otherwise pyspark would try to send the error over the closed connection, and would print a second error. The
         end of a planner's thread prints nothing.

@@ -39,7 +39,7 @@ class SpooledFile:
     path: Path
 
     def read_records(self, part: Extent) -> Iterator[pa.Table]:
-        """Yield the records of a part of the range, with the columns of the archive's `SCHEMA`.
+        """Yield the records of `part`, a part of the range, with the columns of the archive's `SCHEMA`.
 
         Raises `OSError` if the file cannot be read.
         """
@@ -88,7 +88,10 @@ class InputSpool:
             keeper.discard()
 
     def list_files(self, topic: str) -> list[SpooledFile]:
-        """Return a topic's files by partition and offset. If the files are too large, make readers stop spooling."""
+        """Return a topic's files, sorted by partition and offset.
+
+        If they are too large in total, make readers stop spooling.
+        """
         files, num_bytes = list[SpooledFile](), 0
         for path in (self.folder / topic).glob("[0-9]*.arrow"):
             partition, first, end, _ = path.name.split("-")

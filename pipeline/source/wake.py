@@ -117,9 +117,9 @@ class PlannerFiles:
 class Backpressure(Listener):
     """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
 
-    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot, and is in
-    flight in every instant snapshot. If a reader with a limit on its batch size has more than one batch of unread rows,
-    the stage that writes these rows starts no batch. Readers without a limit read all rows at once.
+    A reader must read a channel's backlog before it reaches a marker. So a backlog delays every snapshot; in an instant
+    snapshot, the backlog is in flight. If a reader with a limit on its batch size has more than one batch of unread
+    rows, the stage that writes these rows starts no batch. Readers without a limit read all rows at once.
     """
 
     planners: PlannerFiles
@@ -132,7 +132,9 @@ class Backpressure(Listener):
     _lock: runtime.Lock = field(default_factory=runtime.lock)
 
     def on_version(self, head: Manifest, tip: Manifest) -> None:
-        """Record a stage's versions, and notify its readers. Hold stages whose readers lag; release all others.
+        """Record a stage's versions, and notify its readers.
+
+        Stages whose readers lag are held; all remaining stages are released.
 
         `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, whose
         input counts as read.
@@ -159,11 +161,11 @@ class Backpressure(Listener):
 
 @dataclass(slots=True)
 class RequestWatch:
-    """Polls the store for requests to one runner, and tells its planners about snapshots and holds.
+    """Polls the store for requests to one runner, and informs its planners about snapshots and holds.
 
-    A hold stops reading at given end offsets during a promotion. It is read after an announcement, and as long as it
-    lasts. A listing costs twelve times as much as a read, so requests are listed only after an announcement of new
-    requests. `clock` returns monotonic seconds.
+    A hold stops reading at given end offsets during a promotion. It is read after an announcement, and then as long as
+    it lasts. A listing costs twelve times as much as a read, so requests are listed only after an announcement of new
+    requests. `clock` is a function that returns monotonic seconds.
     """
 
     store: ObjectStore

@@ -26,8 +26,8 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 class ErrorTag:
     """Tag on errors of slackwater's own code in tasks. A tag is a note on the exception.
 
-    The tag is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
-    log, so no record, and no text that a user's function quotes from a record, can contain it.
+    The tag is pickled to tasks with their code. It is a random value of each planning process, and is stored in no
+    table, topic or log. So no record can contain it, nor can any text that a user's function quotes from a record.
     """
 
     token: str = field(default_factory=lambda: runtime.random_hex(16), repr=False)
@@ -71,11 +71,11 @@ With Python's default, 700, useless collections took a fourth of the time of rea
 def configure_worker() -> None:
     """Make this worker ignore signals, and exclude imported modules from garbage collection. Once per process.
 
-    A terminal sends Ctrl-C to every process, a service manager SIGTERM, but the batch under way should finish: the
-    parent ends this worker in time. Spark's workers run a full collection after every task, which costs more than a
-    small task if it visits every module.
+    A terminal sends Ctrl-C to every process, and a service manager SIGTERM, but the current batch should finish: the
+    parent ends this worker in time. Spark's workers run a full garbage collection after every task, which takes longer
+    than a small task if it visits every module.
 
-    Does nothing in processes other than Spark's workers, because they should react to Ctrl-C.
+    Does nothing in a process that is not a Spark worker, because such a process should react to Ctrl-C.
     """
     if TaskContext.get() is None:
         return

@@ -56,7 +56,7 @@ def stopped_clocks(at_ms: int) -> Iterator[None]:
 
 @contextmanager
 def running_clocks() -> Iterator[None]:
-    """Let clocks run during the block, within `stopped_clocks`: requests to a store are signed with the time."""
+    """Let clocks run during the block, within `stopped_clocks`: requests to a store are signed with the true time."""
     stopped = [(module, name, getattr(module, name)) for module, name, _ in _REAL_CLOCKS]
     _set_attributes(_REAL_CLOCKS)
     try:
@@ -165,7 +165,7 @@ class Impurities:
 
 
 def find_impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Find the functions in a DataFrame's plan that may be nondeterministic, except in the plans of `feeds`.
+    """Find the functions in a DataFrame's plan that may be nondeterministic, without those in the plans of its inputs.
 
     `feeds` are the plans of the DataFrame's inputs.
     """
@@ -212,8 +212,8 @@ _SEPARATE_WORKERS = "SLACKWATER_OTHER_WORKERS"
 def workers_stopped_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
     """During the block, stop the clocks of the workers that run the DataFrame's Python functions.
 
-    Clocks stop at a time in ms since 1970 UTC. With `separate`, Spark uses other worker processes than for calls
-    without `separate`. Requires slackwater's own worker daemon (`pipeline.batch.worker_daemon`).
+    Clocks stop at a time in ms since 1970 UTC. With `separate`, Spark uses worker processes that no call without
+    `separate` uses. Requires slackwater's own worker daemon (`pipeline.batch.worker_daemon`).
     """
     expressions = _expressions(analysed_plan(frame), feeds)
     environments = [expression.func().envVars() for expression in expressions if _is_python(expression)]

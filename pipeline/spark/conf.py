@@ -1,8 +1,8 @@
 """Checks of a user's Spark settings, master URL and Python files, before Spark starts.
 
 Also sends slackwater itself to other machines: pickled task closures have values of this version's classes. So the
-driver's slackwater is sent with the job, as by `spark-submit --py-files`, and precedes an installed one. Its
-dependencies are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
+driver's slackwater is sent with the job, as by `spark-submit --py-files`, and is used instead of an installed
+slackwater. Its dependencies are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
 """
 
 import hashlib

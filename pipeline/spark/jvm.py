@@ -6,10 +6,10 @@ session of its own and is started with SIGTERM ignored. It keeps ignoring a sign
 do its children. The JVM ends when its standard input breaks, that is, when this process ends in any way.
 
 Python processes import pyspark from its installation. Otherwise Spark would put its own `pyspark.zip` and a jar first
-on their path, and modules in a zip are never cached as bytecode. That costs half a second of a core for each process,
-and the first batch of every source starts four, one after the other. A server forks them, and runs planners as threads
-of one process (`planner_server.py`). They get one numpy thread, like Spark's workers, not one for each core. Terminal
-output of all these processes is filtered.
+on their path, and modules in a zip are never cached as bytecode. That costs half a second of CPU time for each process,
+and the first batch of every source starts four processes, one after the other. So a server forks these processes, and
+runs planners as threads of one process (`planner_server.py`). They get one numpy thread, like Spark's workers, not one
+for each core. Terminal output of all these processes is filtered.
 """
 
 import os
@@ -79,7 +79,7 @@ def start(settings: dict[str, str], variables: Mapping[str, str]) -> SparkContex
     """Return a Spark context, in a new JVM with these environment variables unless one runs already.
 
     Runs on a thread of its own, because pyspark on the main thread handles Ctrl-C itself and interrupts any operation.
-    If the wait for that thread is interrupted, the JVM stays, and ends with this process.
+    If the wait for that thread is interrupted, the JVM continues to run, and ends with this process.
     """
     context: Future[SparkContext] = runtime.future()
 
@@ -180,8 +180,8 @@ def silence_error_logs() -> Iterator[None]:
 def silence_jvm_loss(context: SparkContext) -> None:
     """Suppress tracebacks about the end of the JVM, which the run itself reports once.
 
-    pyspark's accumulator server would print a traceback. py4j logs each failing call with the root logger, which gets a
-    handler if it has none. So py4j is made to use its own logger, which has a silent handler.
+    pyspark's accumulator server would print a traceback. py4j logs each failing call with the root logger, and adds a
+    handler to it if it has none. So py4j is made to use its own logger, which has a silent handler.
     """
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger

@@ -1,12 +1,12 @@
 """Moves rows to numbered partitions, and runs each partition on the executor that ran it in the last batch.
 
-From version 4.1 on, Spark can move rows to a partition by its number. Spark 4.0 can only partition by a hash; there,
-the number of a partition is replaced by a number that hashes to the partition.
+From version 4.1 on, Spark can move rows to a partition by its number. Spark 4.0 can only partition by a hash, so the
+number of a partition is replaced by a number whose hash selects the partition.
 
 The executor that ran a hash range in the last batch has the SSTs of the range on its machine. Spark runs a task on the
 executor that caches the task's input. So each hash range has a home: one cached row, on the executor that first
 computed the row. The rows of a batch are joined with the homes, partition by partition, without a shuffle. If an
-executor is lost, Spark computes its homes again on other executors.
+executor is lost, Spark computes its homes again on the remaining executors.
 """
 
 from collections import Counter

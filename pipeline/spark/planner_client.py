@@ -10,7 +10,7 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Let the server at `address` run the given command, and wait for the end of the process that it has forked.
+    """Let the server at `address` run the given command, and wait for the end of the process that the server forks.
 
     A planner gets a thread, not a process, so there is nothing to wait for. Without a server, execute the command in
     this process.

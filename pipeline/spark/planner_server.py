@@ -131,7 +131,7 @@ def _accepting(*listeners: socket.socket) -> Iterator[socket.socket]:
 
 
 def _run_planners(listener: socket.socket) -> None:
-    """Run a thread for each planner that a client asks for. Ends this process after the last planner."""
+    """Run a thread for each planner that a client requests. End this process after the last planner."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,17 +1,18 @@
 """Reads and rewrites Spark's query plans: finds needed columns, shares streams, traces rows to records.
 
-Spark reads a source again for each branch of a plan that leads to it: two DataFrames of one stream are two reads of
-every record, and their common part is computed twice. So an exchange is inserted where the branches part. Spark
+Spark reads a source once for each branch of a plan that leads to it: two DataFrames of one stream read every record
+twice, and compute their common part twice. So an exchange is inserted at the point where the branches separate. Spark
 computes equal exchanges once, and both branches read the result.
 
 Two exchanges are equal only if Spark's optimiser has not pushed a filter or projection of one branch below its
-exchange. An observed metric over all columns prevents that: no filter passes it, and it needs every column.
+exchange. An observed metric over all columns prevents this: no filter can be pushed through it, and it needs every
+column.
 
-The plan also tells which input record a row of the function comes from. Each input has a column with record numbers,
-which a projection hides from the function. In the function's plan that projection is removed, and each projection above
-passes the number on. So one job returns the rows of all records, each with its record's number. That is correct only if
-a row comes from one record: for projections, filters, explode, unions, row-wise Python functions, and joins with tables
-that do not stream. Any other operator may mix records, and then there is no such plan.
+The plan also shows from which input record a row of the function comes. Each input has a column with record numbers,
+which a projection hides from the function. In the function's plan, this projection is removed, and each projection
+above passes the number on. So one job returns the rows of all records, each with its record's number. This is correct
+only if a row comes from one record: for projections, filters, explode, unions, row-wise Python functions, and joins
+with tables that do not stream. Any other operator may mix records, so no such plan exists.
 """
 
 import json
@@ -139,7 +140,8 @@ def rebuild(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) 
 def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """Return DataFrames with the same rows as `frames`, whose union reads each stream once.
 
-    Each DataFrame may use a stream at most once. A computation is shared only if DataFrames derive from one DataFrame.
+    Each DataFrame may use a stream at most once. A computation is shared only between DataFrames that derive from one
+    common DataFrame.
     """
     plans = [analysed_plan(frame) for frame in frames]
     parting = _branch_points(plans)

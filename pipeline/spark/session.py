@@ -59,8 +59,8 @@ def spark_session(
     """Yield a Spark session, and stop it at the end of the block, unless it existed before, as in a notebook.
 
     `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
-    Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that tasks can import.
-    Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises
+    Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that tasks can import. If
+    `hurry` is set, the end of the block does not wait for Spark to stop: Spark ends with this process. Raises
     `MissingTool` without a Java for this Spark, and `Refused` for Spark Connect, if Spark does not start, or if its JVM
     ended during the block.
     """
@@ -196,8 +196,8 @@ SUBEXPRESSION_ELIMINATION = "spark.sql.subexpressionElimination.enabled"
 def without_subexpression_elimination(spark: SparkSession) -> SparkSession:
     """Return a copy of the session in which common subexpressions are not evaluated ahead of time.
 
-    Otherwise a common subexpression may fail outside of its `try_` function, or for a row that another part of the
-    filter drops. Cached DataFrames are shared with the original session.
+    Otherwise a common subexpression may fail outside of its `try_` function, or for a row that a preceding condition of
+    the filter drops. Cached DataFrames are shared with the original session.
     """
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     session.conf.set(SUBEXPRESSION_ELIMINATION, "false")

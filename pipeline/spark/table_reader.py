@@ -89,8 +89,8 @@ class VersionedTable:
     def find(cls, place: StoreLocation, path: str, at: str, now_ms: int) -> VersionedTable:
         """Return the table that `path` (`APP/TABLE`) names at the moment `at`, the part of a ref after `@`.
 
-        An empty `at` is the newest moment. Raises `Usage` for an invalid path or moment, and `NotFound` for one that
-        does not exist.
+        An empty `at` is the newest moment. Raises `Usage` for an invalid path or moment, and `NotFound` if the table or
+        moment does not exist.
         """
         store, (app, table) = place.open(), _split_path(path)
         cut = resolve(store, replace_name_by_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)
@@ -145,7 +145,7 @@ _MAX_KEYS = 10_000
 
 
 def filtered_keys(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
-    """Return the keys that can satisfy all filters; None if the filters do not limit the keys."""
+    """Return the keys that can satisfy all filters; None if the filters do not restrict the keys."""
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
     for condition in filters:
@@ -250,7 +250,7 @@ class FilteringReader(TableReader):
 
 
 def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
-    """Return a reader for this process. The reader accepts filters only if Spark pushes filters in this process.
+    """Return a reader for this process. It accepts filters only if this is the process in which Spark pushes filters.
 
     If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that accepts filters. Spark
     pushes filters in a separate process, which is recognised by its command-line arguments.

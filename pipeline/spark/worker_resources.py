@@ -69,6 +69,9 @@ def _open_counted(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore,
 
 
 def forget_connections() -> None:
-    """Close no connection, but open new ones from now on. For simulations, of which a process runs several."""
+    """Open new connections from now on, without closing existing ones.
+
+    For simulations, of which a process runs several.
+    """
     _open.cache_clear()
     _open_counted.cache_clear()

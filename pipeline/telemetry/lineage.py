@@ -1,9 +1,10 @@
 """Lineage for OpenLineage: inputs and outputs of each stage of a run, with versions and offsets.
 
 In OpenLineage, a stage of a run is a run of a job, like a streaming query in Spark's integration. Its events are START,
-then RUNNING at a minimum interval, and at the end COMPLETE, FAIL, or ABORT if another runner took over or another stage
-failed. A thread sends the events, so that batches do not wait. Rejected events are not sent again, because the next
-event supersedes them. Configured only by the client's own file and variables (`OPENLINEAGE_…`, `openlineage.yml`).
+then RUNNING at a minimum interval, and at the end COMPLETE, FAIL, or ABORT. ABORT means that a newer runner took over,
+or that a different stage failed. A thread sends the events, so that batches do not wait. Rejected events are not sent
+again, because the next event supersedes them. Configured only by the client's own file and variables (`OPENLINEAGE_…`,
+`openlineage.yml`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Configured only by OpenTelemetry's variables; if none is set, OpenTelemetry is not imported. Spans contain no key or
 value of a record, only counts and offsets of records, and the class of an error.
 
-Attributes follow the semantic conventions for messaging and databases; others are named `slackwater.…`. A rejected
-record is linked by the `traceparent` among its headers (W3C Trace Context).
+Attributes follow the semantic conventions for messaging and databases; all further attributes are named `slackwater.…`.
+A rejected record is linked by the `traceparent` among its headers (W3C Trace Context).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class BisectSpan:
         self._span = span
 
     def set_first_bad(self, stage: str, version: int, record: Headers = (), location: str = "") -> None:
-        """Add the first bad commit to the span, and if known, location and headers of the record that caused it."""
+        """Add the first bad commit to the span, with location and headers of the record that caused it, if known."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
         if location:
             self._span.set_attribute("slackwater.record", location)

@@ -1,9 +1,9 @@
 """Background thread that appends the records read by committed batches to the app's input archive.
 
-Readers leave records in a spool on this machine. Records that are missing in the spool (tasks on other machines, a
-crash) are read from Kafka again. Batches do not wait. Manifests have the offsets that were read, and the archive's
-index has the offsets that are archived. So the next run archives the difference, as long as Kafka still has these
-records.
+Readers write records to a spool on this machine. Records that are missing in the spool, after a crash or if tasks run
+on other machines, are read from Kafka again. Batches do not wait. Manifests have the offsets that were read, and the
+archive's index has the offsets that are archived. So the next run archives the difference, as long as Kafka still has
+these records.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Upkeep on Spark's executors: merges that the driver would finish too late, and copies of merged SSTs.
 
-Spark does the rest: a pool of low weight lets batches go first, and a task whose executor is lost runs on another one.
+Spark gives batches precedence, because merges are in a pool of low weight. If an executor is lost, Spark runs its task
+on a different executor.
 """
 
 import dataclasses
@@ -42,7 +43,10 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(slots=True)
 class MergeSlots:
-    """Task slots of a Spark application that merges of all stages may use: a fourth, and at least one. Thread-safe."""
+    """Task slots of a Spark application for merges of all its stages: a fourth of the slots, at least one.
+
+    Thread-safe.
+    """
 
     count: Callable[[], int]
     """Returns the number of tasks that all executors can run at the same time."""
@@ -90,8 +94,8 @@ class Executors:
     ) -> CompactionResult:
         """Merge the input SSTs as `merge.run_compaction` does, in jobs of one task each, one after another.
 
-        Each task merges one piece of about 64 MiB, or the whole if `pieces.split` leaves it whole. `should_stop` is
-        called before each piece; to end a task, call `cancel`.
+        Each task merges one piece of about 64 MiB, or everything if `pieces.split` cannot split the merge.
+        `should_stop` is called before each piece; to end a running task, call `cancel`.
 
         Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour,
         `Unavailable` if Spark did not run a task, and `Corruption`.
@@ -130,7 +134,9 @@ class Executors:
         return result
 
     def deliver(self, ssts: tuple[Sst, ...], table: Table) -> None:
-        """Fetch SSTs into the caches at home, and return when they have arrived. Does nothing before the first batch.
+        """Fetch SSTs into the caches of their homes, and return when they have arrived.
+
+        Does nothing before the first batch.
 
         After a failure, batches fetch the SSTs that they need.
         """

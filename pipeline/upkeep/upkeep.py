@@ -125,8 +125,8 @@ class WriteStall:
 def exceeding(waiting: Iterable[Compaction], running_bytes: int, driver_bytes: int) -> Iterator[Compaction]:
     """Yield the merges that should not wait for a thread of the driver, most urgent first.
 
-    The driver keeps the first merges up to `driver_bytes` of input, less the `running_bytes` of those that it runs now,
-    and merges that read nothing.
+    The driver keeps merges that read nothing, and the first merges whose inputs, together with the `running_bytes` of
+    the merges that it runs now, have at most `driver_bytes`.
     """
     debt_bytes = running_bytes
     for compaction in waiting:
@@ -176,7 +176,7 @@ class Upkeep:
         self._waiting_merges: list[Compaction] = []
         """Merges that the newest version needs and that have not started, most urgent first."""
         self._tables: dict[Compaction, Table] = {}
-        """Tables of these merges."""
+        """Table of each waiting merge."""
         self._running_merges: set[Compaction] = set()
         """Merges started and not yet committed."""
         self._finished_merges: tuple[CompactionResult, ...] = ()
@@ -203,9 +203,9 @@ class Upkeep:
         """Start the merges that a version needs, shortly before its commit, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-        waits. `offered` are the finished merges and folds that were offered to the version: it names their results,
-        except those that did not fit and were dropped. `missed` are the objects of which the version's batch read byte
-        ranges, to prefetch them; None without a batch.
+        waits. `offered` are the finished merges and folds that were offered to the version; the version names their
+        results, unless a result did not fit and was dropped. `missed` are the objects of which the version's batch read
+        byte ranges: they will be prefetched. It is None if there was no batch.
         """
         tables = {
             compaction: at.table
@@ -287,7 +287,7 @@ class Upkeep:
         self._pool.submit(self._run, self._head, self._tables[compaction], compaction, executors)
 
     def _run(self, head: Manifest, table: Table, compaction: Compaction, executors: Executors | None = None) -> None:
-        """Run a merge, on executors if given, in a slot that the caller took."""
+        """Run a merge, on executors if given. The caller has taken the slot that the merge uses."""
         stop = self._closing.is_set
         done = None
         try:
@@ -352,7 +352,9 @@ class Prefetcher:
         self._stopping = runtime.event()
 
     def prefetch_missing(self, head: Manifest, ranged: Iterable[str]) -> None:
-        """Start fetching the SSTs of `head` that look-ups on this machine lack. Returns at once.
+        """Start fetching those SSTs of `head` that look-ups on this machine need and that its cache lacks.
+
+        Returns at once.
 
         `ranged` are the objects of which the version's tasks read byte ranges.
         """

@@ -35,7 +35,7 @@ class SearchResult:
 async def bisect_and_explain(
     call: Call, stored_app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]
 ) -> SearchResult:
-    """Bisect, then replay the first bad commit if the server has the app's program. Stops when cancelled.
+    """Bisect, then replay the first bad commit if the server has the app's program. Stops if the request is cancelled.
 
     Raises `TooOften`, `TooMuch`, and the errors of `check_one_predicate` and `Searcher.search`.
     """
@@ -73,7 +73,7 @@ async def verify_moment(
     *,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Verify a moment of an app or a stage, and return the report. Stops when cancelled.
+    """Verify a moment of an app or a stage, and return the report. Stops if the request is cancelled.
 
     Raises `TooOften`, and the errors of `Moment.verify`.
     """
@@ -95,7 +95,7 @@ async def verify_moment(
 async def replay_batch(
     call: Call, stored_app: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
 ) -> "tuple[Comparison, tuple[str, ...]]":
-    """Replay a batch, or only one key of it; return the comparison with the commit, and notes.
+    """Replay a batch, or only one key of it. Returns the comparison with the commit, and notes.
 
     Raises `Refused` without the app's program, `TooOften` if too many long operations are running, and `TooMuch`.
     """

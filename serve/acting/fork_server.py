@@ -1,6 +1,7 @@
-"""What the fork server of SQL processes does on errors; it imports this module before it forks.
+"""Set-up of the fork server that starts SQL processes; it imports this module before it forks.
 
-If the server stops while a process starts, the process finds its semaphores and pipes gone. No one needs its traceback.
+If the server stops while a process starts, the process fails because its semaphores and pipes are gone. This module
+suppresses the traceback, which no one needs.
 """
 
 import sys

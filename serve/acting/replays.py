@@ -1,4 +1,4 @@
-"""Replays of batches with the programs that the server was started with, each in a new process with Spark.
+"""Replays of batches, each in a new process with Spark, with the programs given at the start of the server.
 
 The process ends after one replay, and is killed if the replay exceeds its time limit or is cancelled.
 """

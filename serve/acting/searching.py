@@ -1,8 +1,8 @@
 """A bisect whose evaluations run in separate processes, because their SQL comes from untrusted clients.
 
-The search runs in a thread of the server, by the search function of the library, which reads manifests and requests
-evaluations of the predicate. Each evaluation runs as a statement of `serve.sql`: limited in time, memory and rows,
-without access to the machine.
+The library's search function runs in a thread of the server: it reads manifests and requests evaluations of the
+predicate. Each evaluation runs as a statement of `serve.sql`: limited in time, memory and rows, without access to the
+machine.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Searcher:
                 self._pending.cancel()
 
     async def run_cancellable(self, running: Coroutine[Any, Any, R]) -> R:
-        """Await work that follows the search, so that `stop` cancels it too. Raises `SearchStopped`."""
+        """Await a coroutine that belongs to the search, so that `stop` cancels it as well. Raises `SearchStopped`."""
         with self._lock:
             task = asyncio.ensure_future(running)
             self._pending = task
@@ -125,9 +125,9 @@ class _RemoteWhere(SqlPredicate):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """Request to evaluate a predicate at a moment in another process.
+    """Request to evaluate a predicate at a moment in a separate process.
 
-    Has those fields of a `Context` that the other process cannot fill by itself.
+    Has the fields of a `Context` that the process cannot determine itself.
     """
 
     where: SqlPredicate

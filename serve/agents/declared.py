@@ -38,7 +38,7 @@ KeyText = Annotated[
     str,
     Meta(
         max_length=10_000,
-        description=r"A key as text, or the name of a hidden value. `\N` is null, bytes are hexadecimal; a key "
+        description=r"A key as text, or the pseudonym of a hidden value. `\N` is null, bytes are hexadecimal; a key "
         'with several columns is a JSON array, `["DE", 7]`.',
     ),
 ]
@@ -73,7 +73,7 @@ class AgentTool:
 
     @property
     def description(self) -> str:
-        """Text for a model: the result, the use, and the next step; made from the function's docstring."""
+        """Text for a model: the result, the purpose, and the next step; made from the function's docstring."""
         return " ".join((self.function.__doc__ or "").split())
 
     @property
@@ -88,7 +88,7 @@ TOOLS: dict[str, AgentTool] = {}
 def tool(
     title: str, *, verb: Verb = "read", is_long: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is a `ToolCall`, as the tool that has the function's name."""
+    """Declare a function as a tool with the function's name. The function's first parameter is a `ToolCall`."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__

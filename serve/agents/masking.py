@@ -25,7 +25,10 @@ _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Erro
 """Prefixes of DuckDB's errors about SQL, which quote no values if values are hidden."""
 _SAFE_ERRORS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
 """Classes of errors whose messages hold names, times and counts, but no values."""
-_HINT = "values are hidden: a column can be counted, grouped, joined, and compared with itself or with names in answers"
+_HINT = (
+    "values are hidden: a column can be counted, grouped, joined, and compared with itself or with pseudonyms "
+    "from answers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +85,14 @@ class Masking:
     def _value(self, name: str) -> object:
         if _NAME.fullmatch(name) is None:
             raise Usage(
-                "values are hidden, so give the key by its name, not by its value",
-                hint="query, diff and history show names",
+                "values are hidden, so the key must be its pseudonym (a UUID from an answer), not its value",
+                hint="query, diff and history return pseudonyms",
             )
         with self.names.lock:
             if name not in self.names.values:
                 raise NotFound(
                     "hidden value",
                     name,
-                    found="this instance knows only names in its own answers: query the rows again",
+                    found="this instance knows only pseudonyms from its own answers: query the rows again",
                 )
             return self.names.values[name]

@@ -35,7 +35,7 @@ SECRETS = JsonFolder(DaySecret, lambda: keys.NAMING, lambda secret: secret.day)
 
 
 class ValueNaming:
-    """Pseudonyms of hidden values, by caller, in one server instance."""
+    """Pseudonyms of hidden values, for each caller, in one server instance."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

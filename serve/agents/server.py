@@ -40,8 +40,8 @@ slackwater keeps every version of the state of streaming applications. An app ha
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
 When totals look wrong: `apps` for the names, `query` to express in SQL what is wrong and count it, `bisect` with that \
 SQL as `where` for the first bad commit and the input record that caused it, `history` or `diff` for its effect.
-Answers are limited in size: if `cut_off` is set, ask for less. Values may be hidden behind names, UUIDs that begin \
-with 00000000; equal values have equal names, and a name can be used as a key or as a string in SQL."""
+Answers are limited in size: if `cut_off` is set, request less. Values may be replaced by pseudonyms, UUIDs that begin \
+with 00000000; equal values have equal pseudonyms, and a pseudonym can be used as a key or as a string in SQL."""
 
 
 class AgentServer:
@@ -147,7 +147,7 @@ class AgentServer:
             loop.call_soon_threadsafe(report, done, total, message)
 
         limit_s = options.long_timeout_s if tool.is_long else options.request_timeout_s
-        async with self._service.store_watch.limit_request(limit_s, "ask for less, or narrow the range"):
+        async with self._service.store_watch.limit_request(limit_s, "request less, or narrow the range"):
             answer: ToolAnswer = await tool.function(ToolCall(call, masking, progress), **arguments)
             return answer
 

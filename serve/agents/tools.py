@@ -29,7 +29,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
     """List the apps; or, of one app, its stages, tables and columns.
 
     For one app, also returns the newest versions, the offsets read from each topic, the snapshots, and the archived
-    input. Begin here: other tools take these names.
+    input. Call this first: the parameters of the other tools are names that it returns.
     """
     request, client = call.request, call.request.service.client
     if not app:
@@ -62,7 +62,9 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
             ]
         document["can_be_replayed"] = app in request.service.options.programs
         document["values"] = (
-            "shown" if call.masking.show else "hidden by names (UUIDs), which are equal for equal values of all tables"
+            "shown"
+            if call.masking.show
+            else "hidden by pseudonyms (UUIDs), which are equal for equal values of all tables"
         )
         return ToolAnswer(document, "snapshots", len(tables))
 
@@ -93,9 +95,9 @@ async def log(call: ToolCall, app: AppName, limit: ResultLimit = 20, stage: Stag
 async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit: ResultLimit = 50) -> ToolAnswer:
     """Result of a SELECT over the tables of an app at a moment.
 
-    Use it to count, to find out what is wrong, and to try a predicate before `bisect`. Where values are hidden, SQL
-    sees names (UUIDs) in their place: they can be counted, grouped, joined, compared with each other and with names
-    that were shown, and tested for NULL, and nothing else. Versions, offsets and times of records are not hidden.
+    Use it to count, to find out what is wrong, and to try a predicate before `bisect`. If values are hidden, SQL sees
+    names (UUIDs) instead of the values. Pseudonyms can only be counted, grouped, joined, compared with each other and
+    with pseudonyms from earlier answers, and tested for NULL. Versions, offsets and times of records are not hidden.
     """
     request, masking = call.request, call.masking
     reading = await request.moment(app, ref)

@@ -17,7 +17,7 @@ _GAUGES = {
 
 
 class ServeMetrics:
-    """Metrics of one instance."""
+    """Prometheus metrics of one instance."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()

@@ -1,6 +1,7 @@
 """Watch on the store: if the store does not answer for two seconds, requests that need the store get 503.
 
-The store client's own timeout, a minute, suits batches, which must not be lost; an HTTP client can retry.
+The timeout of the store client itself, a minute, is meant for batches, which must not be lost; an HTTP client can
+retry.
 """
 
 import asyncio

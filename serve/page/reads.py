@@ -81,7 +81,7 @@ async def first_rows(
     against: Against = "",
     against_stage: Stage = "",
 ) -> Answer:
-    """Return the first rows of a table at a moment, in storage order; `against` is a moment to compare with."""
+    """Return the first rows of a table at a moment, in storage order, optionally compared with the moment `against`."""
     reading = await call.moment(app, ref, stage, table=table)
     other = await call.moment(app, against, against_stage, table=table) if against else None
     first = int(start or FIRST_HASH)
@@ -126,7 +126,10 @@ def _first_rows_document(
 def _merge_by_hash(
     key: list[str], new: FirstRows, previous: FirstRows
 ) -> tuple[list[dict[str, Any] | None], list[str], list[dict[str, Any] | None]]:
-    """Merge the rows of two moments, ordered by hash. Returns new rows, kinds of change, and old rows."""
+    """Merge the rows of two moments, ordered by hash.
+
+    Returns three values: the new rows, the kinds of change, and the old rows.
+    """
     old_by_key = dict(_by_key(key, previous.rows))
     new_by_key = [(int(at), name, row) for at, (name, row) in zip(new.hashes, _by_key(key, new.rows), strict=True)]
     new_keys = {name for _, name, _ in new_by_key}

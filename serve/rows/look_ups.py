@@ -1,8 +1,8 @@
 """Look-ups by key: in the event loop if all SSTs are open, otherwise in threads, for many requests at once.
 
-In a look-up for answers in Arrow, the first key costs much, and each further key little. So while a look-up is in
-progress, requests for the same columns of a table at a moment are queued, and form the next look-up. If a look-up
-waits for the store, the next look-up starts soon, without waiting for it.
+In a look-up for answers in Arrow, the first key takes long, and each further key little time. So while a look-up is in
+progress, requests for the same columns of the same table and moment are queued, and then form the next look-up. If a
+look-up waits for the store, the next one starts without waiting for it.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Key = tuple[object, ...]
 
 
 class ThreadRunner(Protocol):
-    """Function that calls another function in a thread, and returns its result."""
+    """Function that calls the given function in a thread, and returns its result."""
 
     def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...
 

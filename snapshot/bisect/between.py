@@ -39,8 +39,9 @@ class SearchRange:
     range has only the remaining moments.
 
     Two moments differ if the tables of a stage in `watched` have different content. With `watches_channels`, two
-    moments also differ if the consumed or sent offsets of such a stage differ. The same holds for the offsets of an
-    input in `watched_inputs`, by its own name or its topic's.
+    moments also differ if a watched stage has consumed or sent up to different offsets. They also differ if a stage has
+    read an input of `watched_inputs` up to different offsets; an input is given by its own name or by that of its
+    topic.
     """
 
     full_line: Line
@@ -94,9 +95,10 @@ class SearchRange:
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
         """Return the moment to evaluate next, which halves the range; None if all moments were evaluated or skipped.
 
-        The moment lies in the middle of the longest range of versions of a watched stage. If every watched stage has
-        only one version left, the moment ends with the middle one of these versions. Versions in `skips` split the
-        ranges, and ranges with an evaluated moment at one end come first.
+        Chooses the watched stage whose versions between `low` and `high` form the longest range without a skipped
+        version, and returns the moment that ends with the middle version of that range. Ranges with an evaluated moment
+        at one end come first. If no watched stage has such a range any more, returns the moment that ends with the
+        middle one, by the line's order, of the last commits of the watched stages.
         """
         if not self.is_gapless:
             moments = self.full_line.kept_between(self.low, self.high)
@@ -132,7 +134,7 @@ class SearchRange:
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
         """Return the SSTs and schema of a stage's tables, and the stage's offsets as far as they are watched.
 
-        Equal results mean equal rows. Different results may also have equal rows, for example after a compaction.
+        Equal results mean equal rows. The rows may be equal even if the results differ, for example after a compaction.
         """
         if stage not in cut.stages:
             return frozenset()

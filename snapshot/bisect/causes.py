@@ -2,8 +2,8 @@
 
 A cause is proved by a replay or by stored objects, or it is marked as a guess. Some classes name the input record at
 fault. Other classes name a change and its author, or the time since which records are missing. A program change is
-detected by the program's checksum in manifests. Records are missing if the commit wrote none of the keys that turned
-bad, so that rows of other keys made them bad.
+detected by the program's checksum in manifests. Records count as missing if the commit wrote none of the keys that
+turned bad: then rows of other keys made these keys bad.
 """
 
 from collections.abc import Iterator, Mapping
@@ -235,7 +235,7 @@ def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Itera
 
 
 def guess_deploy_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the guess "the program changed" if the bad or an upstream commit is the first batch of a new program.
+    """Return the guess "the program changed" if a new program made its first batch at the bad commit or upstream of it.
 
     Needs no replay. Raises the errors of `last_program_change`.
     """

@@ -121,8 +121,8 @@ def find_ends(
 ) -> SearchEnds:
     """Return the ends of a search between two refs.
 
-    If a ref names a cut that is not a prefix of the line, such as a snapshot, the end is the nearest prefix outside the
-    range. `good` may be `beginning`; None also stands for the beginning of the app's history.
+    If a ref names a cut that is not a prefix of the line, such as a snapshot, the end is moved outwards to the nearest
+    prefix. `good` may be `beginning`; None also stands for the beginning of the app's history.
 
     Raises:
         Usage: a ref is malformed, or the bad end is the beginning.

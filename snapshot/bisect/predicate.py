@@ -97,7 +97,8 @@ class Skip(Exception):
 class AnswerNeeded(Exception):
     """Error raised when a person has to judge the moment `ref` before the search can continue.
 
-    `ref` is empty for the moment before the first commit. `left` is the estimated number of further moments to judge.
+    `ref` is empty for the moment before the first commit. The attribute `left` is the estimated number of further
+    moments to judge.
     """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:

@@ -17,8 +17,8 @@ from .verdict import BAD_RECORDS, RecordLocation, RecordPath, SourceRecord, Verd
 def find_queried_records(verdict: Verdict) -> TracedCause | None:
     """Return the records that the predicate returns at the bad commit, as the cause.
 
-    None unless the commit is a batch, and the predicate reads input archives and no table, returns all columns of
-    `input()`, and returns only records that the batch read.
+    Returns None if the commit is not a batch; if the predicate reads a table, or no input archive; if it does not
+    return all columns of `input()`; or if it returns records that the batch did not read.
     """
     predicate, rows = verdict.predicate, verdict.rows
     if not predicate.inputs or predicate.tables(verdict.bad) or verdict.candidates or verdict.more_rows:

@@ -56,8 +56,8 @@ def bisect(
 
     Tables without a version at a moment are empty there. Versions with equal rows are evaluated once, and versions of
     tables that the predicate does not name are not evaluated: O(log versions) evaluations per table. An end that is not
-    a prefix of the line, such as a snapshot, is moved to the next prefix: the good end back, the bad end forward. If
-    versions were collected, the remaining moments are searched.
+    a prefix of the line, such as a snapshot, is moved outwards to the nearest prefix. If versions were collected, the
+    remaining moments are searched.
 
     A `predicate` given as SQL is short for `SqlPredicate`. `good` and `bad` are refs, by default the beginning of the
     app's history, and now; relative refs count from `now_ms`, by default the wall clock. `edge` selects the change to
@@ -173,7 +173,10 @@ def _narrow(evaluator: Evaluator, between: SearchRange) -> _NarrowedRange:
 
 
 def _probe(evaluator: Evaluator, narrowed: _NarrowedRange) -> None:
-    """Evaluate more moments, in the widest ranges without one, in case the predicate changed more than once."""
+    """Evaluate further moments, to detect a predicate that changed more than once.
+
+    The moments lie in the widest ranges without an evaluated moment.
+    """
     cuts: list[Cut] = []
     for chain in (narrowed.good, narrowed.bad[::-1]):
         gaps = [replace(evaluator.search_range, low=low, high=high) for low, high in pairwise(chain)]
@@ -204,9 +207,10 @@ def _is_certain(evaluator: Evaluator, between: SearchRange) -> bool:
 
 
 def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Add a version to `skips`. All versions between two versions that lack a column are taken to lack it too.
+    """Add a version to `skips`; with `lacks`, because its tables lack a column that the predicate names.
 
-    `lacking` has the versions already found to lack the column, ascending.
+    All versions between two versions that lack a column are taken to lack it too. `lacking` has the versions already
+    known to lack the column, ascending.
     """
     skips.add(version)
     if lacks:
@@ -217,7 +221,7 @@ def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool)
 
 
 def _range_towards(edge: Edge, evaluator: Evaluator, narrowed: _NarrowedRange) -> SearchRange | None:
-    """Return another range from good to bad, nearer to `edge` (first or last change); None if none is known."""
+    """Return a range from good to bad that is nearer to `edge` (first or last change); None if none is known."""
     low, high = line_position(narrowed.search_range.low), line_position(narrowed.search_range.high)
     steps = sorted(evaluator.evaluated.values(), key=lambda step: line_position(step.cut))
     if edge == "first":

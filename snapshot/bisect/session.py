@@ -166,7 +166,10 @@ class SearchRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     edge: Edge = ""
 
     def make_predicate(self, store: ObjectStore) -> Predicate:
-        """Return the predicate of the request. Raises `Usage` for several ones, and the errors of `parse_check`."""
+        """Return the predicate of the request.
+
+        Raises `Usage` if several predicates are given, and the errors of `parse_check`.
+        """
         given_options = [name for name in _PREDICATE_OPTIONS if getattr(self, name)]
         if len(given_options) > 1:
             raise Usage(f"--{given_options[0]} and --{given_options[1]} exclude each other: give one of them")

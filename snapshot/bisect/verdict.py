@@ -63,7 +63,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """All versions of one table at which a predicate turned bad or good."""
+    """All versions of one table's stage at which a predicate turned bad or good."""
 
     stage: str
     first: int
@@ -160,7 +160,7 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Step of a `RecordPath`: among the records that one version read, the record that caused the bad result."""
+    """Step of a `RecordPath`: the record that caused the bad result, among the records that one version read."""
 
     stage: str
     version: int

@@ -75,7 +75,7 @@ class CheckResult:
 
     @property
     def state(self) -> InvariantState:
-        """State of the invariant: "holds" without wrong rows, "fails" with some, "unknown" if the query failed."""
+        """State of the invariant: "holds" if no row is wrong, "fails" if some are, "unknown" if the query failed."""
         return "unknown" if self.rows is None else "fails" if self.rows.num_rows else "holds"
 
 

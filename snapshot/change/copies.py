@@ -180,7 +180,7 @@ def bytes_to_copy(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class CloneSsts:
-    """Creates the SSTs that a clone's first versions name: shared with the source, copied, or rewritten with masks."""
+    """Creates the SSTs of a clone's first versions: shared with the source, copied, or rewritten with masks."""
 
     store: ObjectStore
     target: ObjectStore

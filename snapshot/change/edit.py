@@ -63,12 +63,12 @@ def edit(
     dry_run: bool = False,
     on_wait: Callable[[str], None] = lambda _runner: None,
 ) -> EditDone:
-    """Change rows of a stage's table, by an SQL statement or by rows of a source, which replace rows with equal keys.
+    """Change rows of a stage's table, by an SQL statement, or by rows that replace the stored rows of the same keys.
 
     `description` is one line for logs. If a runner has the stage, `on_wait` is called with the runner's name, and the
-    runner makes the edit between two batches, within `timeout_s`. Repeating an interrupted call completes the edit: a
-    statement that the same user repeats within ten minutes is not executed again, unless `again` is set. Raises the
-    errors of `StoredApp.edit`.
+    runner makes the edit between two batches, within `timeout_s`. Repeating an interrupted call completes the edit. A
+    statement that the same user repeats within ten minutes counts as such a call and is not executed a second time,
+    unless `again` is set. Raises the errors of `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
@@ -110,7 +110,7 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
-    """Return the version with an equal edit that the same user made in the last ten minutes; 0 for none."""
+    """Return the version with the same edit by the same user in the last ten minutes; 0 for none."""
     since_ms, suffix, stage = request.created_ms - RETRY_WINDOW_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
         store, app, "edit", lambda text: text.startswith(f"{stage} v") and text.endswith(suffix), since_ms=since_ms

@@ -54,7 +54,7 @@ _MEMORY = "1 GiB"
 def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: str) -> pa.Table:
     """Return the rows that an SQL statement changes in the table `name`: key, values and `DELETED`, one row per key.
 
-    The result includes internal columns, except `_due_at`. Values of deleted rows are null. Scans the whole table.
+    Includes internal columns, except `_due_at`. Deleted rows have null values. Scans the whole table.
 
     Raises `Usage` if the SQL is wrong, or is not a single statement that changes rows; `NotFound` for a missing table
     or column; and `Refused` if two rows would have equal keys, if the table has values that SQL cannot represent
@@ -187,8 +187,9 @@ def compute_edit(
     """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
     Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
-    `Change.compute_rows` and `bind_replacement`. Raises `Refused` if the edit changes a value without the internal
-    columns from which the key's next record would recompute this value.
+    `Change.compute_rows` and `bind_replacement`. Raises `Refused` if the edit changes a value that the key's next
+    record computes anew from internal columns, and does not change these columns. For example, a mean is computed from
+    its sum and count.
     """
     head = cut.stages[stage]
     table, clock_ms = require_table(head), cut.clock_ms(stage)

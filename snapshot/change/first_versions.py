@@ -134,7 +134,8 @@ def _cloned_input(
 ) -> Input:
     """Return the input `name` of a receiver's first version in the clone.
 
-    In-flight records count as written by the sender's first version, which is the sender's only version in the clone.
+    In the clone, in-flight records count as written by the sender's first version, because the sender has no other
+    version yet.
     """
     if name not in copied:
         # The sender has no version at the cut: in the clone it starts empty, and its receiver has read nothing.

@@ -1,6 +1,6 @@
 """Migrate an app to a changed program: pin the current state, decide the migration, commit a version of each stage.
 
-Also describes each change in one line, for the verb and for the error of `run` on a changed program.
+Also describes each change in one line, for the output of `migrate` and for the error of `run` if the program changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -141,9 +141,9 @@ def carry_out(
     """Decide a migration with these steps, and commit its versions; returns the new version of each stage.
 
     `snapshot` pins the state before the migration, and `summary` is the text for the audit log. `recovery` is the id of
-    the recovery that the migration implements. Once the migration is decided, any later command completes it. Raises
-    `Refused` if a concurrent migration was decided first: nothing changed, and the snapshot is deleted. Otherwise
-    raises the errors of `finish_migration`.
+    the recovery that the migration implements. After the migration is decided, later commands complete it if this call
+    is interrupted. Raises `Refused` if a concurrent migration was decided first: nothing changed, and the snapshot is
+    deleted. Otherwise raises the errors of `finish_migration`.
     """
     detail = f"{number}: {summary}; before it {app}@{snapshot}"
     id_ = recovery or str(runtime.ulid())

@@ -291,7 +291,7 @@ def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str,
 
 
 def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """Return the added stage that a dropped stage was probably renamed to; empty if none or several fit.
+    """Return the added stage to which a dropped stage was probably renamed; empty if no stage or several stages fit.
 
     A stage fits if its key, inputs and outputs are those of the dropped stage.
     """

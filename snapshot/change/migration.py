@@ -1,7 +1,7 @@
 """Commit the versions of a decided migration, rewind, reset or recovery: one commit for each stage.
 
-All checks were made before the decision, and the steps need no program. Any process that finds stages without their
-step, such as a runner or the next migration, commits these steps first.
+All checks were made before the decision, and the steps need no program. If a process, such as a runner or the next
+migration, finds stages that lack their step, it first commits these steps.
 
 The history of a renamed stage ends under the old name. It continues under the new name, in a version with an equal
 number and equal SSTs. Rows in flight count as sent by the new stage: readers keep their offsets, and the stage's
@@ -94,7 +94,9 @@ def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -
     if any(step.invalidates_requests for step in migration.stages.values()):
         for request in open_requests(store, migration.app):
             if request.migration < migration.number:
-                why = f"the app was {migration.past_participle} while it was under way: take it again"
+                why = (
+                    f"the app was {migration.past_participle} before the snapshot was complete; take the snapshot again"
+                )
                 record_operation(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
                 withdraw_request(store, migration.app, request)
     if OPERATIONS.find(store, migration.id, migration.app) is None:
@@ -145,10 +147,10 @@ def finish_newest_migration(store: ObjectStore, app: str, *, now_ms: int) -> int
 def rewind_version(
     draft: Manifest, step: MigratedStage, number: int, target_heads: Heads, newest_heads: Heads
 ) -> Manifest:
-    """Return the version that rewinds a stage to its version in `target_heads`; to an empty table if it has none there.
+    """Return the version that rewinds a stage to its version in `target_heads`; if it has none, to an empty table.
 
     A pure function. `draft` is the successor of the stage's newest version. `newest_heads` has the senders' newest
-    versions, which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
+    versions, which are already rewound. Unpublished rows of sinks are dropped, so every sink is empty afterwards.
     """
     target = target_heads.get(draft.stage)
     rewind = Rewind(draft.version, target.version if target is not None else 0, step.table_only)

@@ -59,8 +59,8 @@ def rescale(
     """Set the number of state partitions of a stage's table, from 1 to `limits.MAX_PARTITIONS`.
 
     Open snapshots continue. A runner of the stage is fenced, and uses the new number after a restart. Writes one
-    manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks. If the table has this number
-    already, the call adds only the log entry that an interrupted call may have left out.
+    manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks. If the table already has this
+    number of partitions, only the log entry is added, and only if an interrupted call did not add it.
 
     Raises `Usage` if the number is out of range, `NotFound` if the app or stage does not exist, `Refused` if the stage
     has no table or is retired, `CommitConflict` if other writers kept winning the race for the next version, and
@@ -201,7 +201,7 @@ def prepare_reactivation(store: ObjectStore, app: str, stage: str, *, by: str) -
     if head is None or not head.retired:
         return None
     for request in open_requests(store, app):
-        why = f"{stage}, which was retired, came back while it was under way: take it again"
+        why = f"the retired stage {stage} was claimed before the snapshot was complete; take the snapshot again"
         record_operation(store, app, "snapshot failed", f"{request.name}: {why}", by)
         withdraw_request(store, app, request)
     return head

@@ -65,7 +65,7 @@ def highest_offsets(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def max_lag(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the largest lag of a user's topic that these stages read: offsets still to read up to the offsets `at`."""
+    """Return the largest lag of a user's topic: the offsets that these stages have still to read, up to `at`."""
     return max((input_lag(source, at) for source in users_inputs(heads)), default=0)
 
 
@@ -153,8 +153,9 @@ class Switchover:
     ) -> None:
         """Commit the `promote` and `demote` versions that stages of the two apps do not have yet.
 
-        `heads` has the newest versions of the old app, then those of the new app. Raises `SwitchoverFailed` if a stage
-        is not at the required position, `Refused` if all stages are retired, and the errors of `amend`.
+        `heads` has two elements: the newest versions of the old app's stages, and those of the new app's stages. Raises
+        `SwitchoverFailed` if a stage is not at the required position, `Refused` if all stages are retired, and the
+        errors of `amend`.
         """
         old, new = heads
         if all(head.retired for head in new.values()):
@@ -241,11 +242,11 @@ def withdraw_promotion(store: ObjectStore, promotion: Promotion, old_folder: str
 def settle_promotion(
     store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int, claims: Collection[str] = ()
 ) -> Promotion | None:
-    """Return an app's newest promotion; withdraws it first if it is undecided and the stages cannot run under it.
+    """Return an app's newest promotion. An undecided promotion under which the stages cannot run is withdrawn first.
 
-    Stages cannot run under a promotion of another app over this app, or under one of this app if a stage in `claims` is
-    not prepared: the claim would start the stage's sinks, although nobody has checked that it may publish. Makes no
-    request for an app without promotions.
+    Stages cannot run if another app is being promoted over this app. Nor can they run if this app is being promoted and
+    a stage in `claims` is not prepared: the claim would start the stage's sinks, although nobody has checked that it
+    may publish. Makes no request for an app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_promotion(manifests)

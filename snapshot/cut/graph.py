@@ -1,8 +1,8 @@
 """Cuts of an app, the graph of their stages and channels, and the rules of consistency.
 
 A cut is consistent if no stage in it has received data that its sender in the cut has not sent. Manifests record the
-consumed and the sent versions, so any versions can be made a consistent cut after the fact: raise every sender to the
-version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests,
+consumed and the sent versions, so a consistent cut can be derived from any set of versions later: raise every sender to
+the version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests,
 which `moments.py` reads.
 """
 
@@ -19,7 +19,7 @@ from ...store.versions.side_tables import tables_of
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Requested time of a moment whose versions were collected, and the time of the cut that was returned instead."""
+    """Requested time of a moment that garbage collection removed, and the time of the cut that was returned instead."""
 
     asked_ms: int
     answered_ms: int
@@ -173,8 +173,8 @@ def lower_receivers(
 ) -> dict[str, Manifest]:
     """Return a consistent cut with the version `pinned`, and with earlier versions of stages downstream of it.
 
-    Needed for versions chosen by time, if clocks differ. `first` returns the lowest version to which a stage may go
-    back. A stage that would have to go back further is left out.
+    Needed if versions are chosen by time and clocks differ. `read` reads a stage's version. `first` returns the lowest
+    version to which a stage may be moved back. The cut omits a stage that would have to be moved back further.
     """
     lowered = dict(stages)
     receivers = downstream_stages(stages, pinned)

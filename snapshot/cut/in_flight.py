@@ -26,7 +26,7 @@ class InFlight:
     """In-flight records of one channel: sent by the sender's version of a cut, not consumed by the receiver's version.
 
     The records are in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose attempt
-    is in `attempts`. Other messages in that range are skipped.
+    is in `attempts`. Messages of other attempts in this range are skipped.
     """
 
     channel: str
@@ -56,8 +56,8 @@ class InFlight:
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
     """Return the in-flight records of each channel and receiver, upstream senders first, without empty entries.
 
-    Reads the senders' manifests between the consumed version and the cut. A channel with several receivers has one
-    entry for each receiver with unread records.
+    Channels and receivers without such records are left out. Reads the senders' manifests between the consumed version
+    and the cut.
     """
     states = (channel_state(store, cut, channel) for channel in channels(cut))
     return tuple(state for state in states if state.attempts)
@@ -79,7 +79,7 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
     """Return a receiver's unread records of a channel, up to the cut or to another receiver's position `until`.
 
     If nothing is unread, `attempts` of the result is empty. For a channel that no stage has read yet, returns all kept
-    records; if its reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
+    records; for a channel whose reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]

@@ -18,7 +18,7 @@ class KafkaTopics(Protocol):
     """
 
     def state(self, topic: str, /) -> TopicState | None:
-        """Return the id and the offsets of a topic; None if the topic does not exist."""
+        """Return a topic's id, and its earliest and end offsets; None if the topic does not exist."""
 
     def topic_id(self, topic: str, /) -> str:
         """Return Kafka's id of a topic; empty if unknown."""
@@ -57,8 +57,8 @@ class KafkaTopics(Protocol):
     def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
         """Return the id of the snapshot whose marker is at this offset.
 
-        Empty if another message is there, and None if no message is. Raises `NotFound` if the topic does not exist, and
-        `Refused` if the offset cannot be read.
+        Returns an empty string if the message there is not a marker, and None if there is no message. Raises `NotFound`
+        if the topic does not exist, and `Refused` if the offset cannot be read.
         """
 
     def records_before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
@@ -71,7 +71,7 @@ class KafkaTopics(Protocol):
         """Yield one `Anchor` (offset, time and digest) for each record in a range of offsets of a partition."""
 
     def offset_syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Return the offset pairs, by partition, that MirrorMaker 2 recorded for a topic of the cluster `alias`.
+        """Return the pairs of offsets, by partition, that MirrorMaker 2 recorded for a topic of the cluster `alias`.
 
         A pair is the offset of a record in the topic and its offset in the mirror. Empty if this Kafka has no
         MirrorMaker topic for the cluster.
@@ -86,14 +86,14 @@ class KafkaTopics(Protocol):
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        """Copy in-flight records to the end of `topic`; creates a missing topic with as many partitions.
+        """Copy in-flight records to the end of `topic`. A missing topic is created, with the same number of partitions.
 
         Records are read from Kafka, or taken from `kept` (tables as from `capture.read_captured`). The copies are
-        messages of `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`,
-        nothing is copied.
+        messages of `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`, nothing is
+        copied.
 
-        Returns the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
-        at which the copied records begin.
+        Returns three values: the end offset of each partition after the copy; the new attempt; and the end offsets
+        before the copy, at which the copied records begin.
         """
 
 

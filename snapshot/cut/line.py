@@ -1,9 +1,9 @@
 """Line of an app: all commits in one order, of which every prefix is a consistent cut.
 
-A commit's *effective time* is the smallest of its own time and the times of all later commits that depend on it. These
-are later commits of its stage, and commits of receivers that consumed it. So a commit of a sender whose clock is ahead
-is moved before the first commit that consumed it. The line orders commits by effective time, then senders before
-receivers, then by stage name.
+A commit's *effective time* is the smallest of its own time and the times of all commits that depend on it: later
+commits of its stage, and commits of receivers that consumed it. So a commit of a sender whose clock is ahead is moved
+before the first commit that consumed it. The line orders commits by effective time, then senders before receivers, then
+by stage name.
 
 The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` is the
 prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that commit. Consumed
@@ -60,7 +60,7 @@ class Line:
         return history.read(self.store, self.heads.app, stage, version)
 
     def outline(self, stage: str, version: int) -> Manifest:
-        """Return the outline of a version, or the version itself if no page has it."""
+        """Return a version as its page describes it (its outline); the whole version if no page has it."""
         pages = self._pages_of(stage)
         return (pages.outline(version) if pages is not None else None) or self.read(stage, version)
 
@@ -161,9 +161,9 @@ class Line:
     def beginning(self) -> Cut:
         """Return the shortest prefix that contains the app's initial rows.
 
-        Initial rows are those of a clone, those of `init`, or those of the oldest kept versions if older ones were
-        collected. Without initial rows, returns the empty cut, or the cut of the first commit if that commit wrote no
-        rows.
+        Initial rows are the rows of a clone's first versions, the rows that `init` wrote, or the rows of the oldest
+        kept versions if older ones were collected. Without initial rows, returns the empty cut, or the cut of the first
+        commit if that commit wrote no rows.
         """
         firsts = [self.read(stage, self.first_version(stage)) for stage in self.heads.stages]
         initial = [
@@ -222,8 +222,8 @@ def commits_newest_first(
 ) -> Iterator[Manifest]:
     """Yield the commits of the line, newest first. Reads one manifest ahead for each stage.
 
-    `heads` is a consistent cut, or one stage alone. If a part of a stage's history was collected, yields only the
-    versions after that part. With `with_kept`, also yields older versions that were kept.
+    `heads` is a consistent cut, or one stage alone. If versions of a stage were collected, yields only the versions
+    after the last collected one. With `with_kept`, also yields older versions that were kept.
     """
     limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(topological_order(heads))}

@@ -17,8 +17,8 @@ Offsets = dict[str, tuple[int, ...]]
 def offsets_read_by_all(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
     """Return the offsets of users' topics up to which all of these stages have read, directly or through channels.
 
-    If a topic reaches a stage over several paths, the lowest offset counts. Topics are left out if a sender's version
-    on the path was collected. Reads a manifest for each channel, usually a cached one.
+    If a stage depends on a topic over several paths of channels, the lowest offset counts. Topics are left out if a
+    sender's version on the path was collected. Reads a manifest for each channel, usually a cached one.
     """
     return _minimum(_offsets_of(store, cut, cut.stages[stage]) for stage in stages)
 
@@ -68,7 +68,7 @@ VersionReader = Callable[[ObjectStore, str, str, int], Manifest | None]
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Input that a stage read for consecutive versions. Has no empty windows."""
+    """Input that a stage read to produce consecutive versions. Has no empty windows."""
 
     stage: str
     direct: tuple[Window, ...]
@@ -125,9 +125,9 @@ def sender_version_read(
 ) -> Manifest | None:
     """Return the sender's version up to which a reader has read a channel; None if no version was read.
 
-    If the reader was rewound and has read nothing since, returns the version that it had read at the target of the
-    rewind, which the sender has undone by its own rewind. If that version is gone, `read` raises `NotFound` or returns
-    None.
+    If the reader was rewound and has read nothing since, returns the version up to which it had read at the target of
+    the rewind. The sender's own rewind may have undone that version. If that version is gone, `read` raises `NotFound`
+    or returns None.
     """
     source = reader.inputs[name]
     following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
@@ -163,8 +163,8 @@ def skipped_windows(manifest: Manifest) -> tuple[Window, ...]:
 def direct_windows(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
     """Return the windows between two versions of a stage on the stage's own inputs, ordered by topic and partition.
 
-    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows: records that were
-    read twice are in several windows, and skipped records are in none.
+    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows. Records that were
+    read twice are in two windows; skipped records are in no window.
     """
     windows: list[Window] = []
     for name, source in sorted(high.inputs.items()):
@@ -202,9 +202,11 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
-    """Return a sender's newest version under its former name of which a reader at `read` has read all rows.
+    """Return the newest version that a renamed sender committed under its former name and that the reader has read.
 
-    Returns the sender's first version if the sender was not renamed, or if there is no such version.
+    `read` is the reader's input: a version counts as read if its end offsets are at or below the input's offsets.
+    Returns the first version under the present name if the sender was not renamed, or if the reader has read no earlier
+    one.
     """
     first = _first(store, sent)
     if not first.former_name or read is None:

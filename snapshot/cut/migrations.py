@@ -17,7 +17,7 @@ from ...store.versions.manifest import Input, Manifest, Output, Sink, Table
 
 
 class Unread(Struct, frozen=True):
-    """In-flight records of a channel at the target of a rewind."""
+    """Records of a channel that were in flight at the target of a rewind."""
 
     attempts: tuple[limits.Attempt, ...] = ()
     rows: limits.Count = 0

@@ -1,6 +1,6 @@
 """Read consistent cuts of an app's history: the newest cut, the cut at a time, or the cut at a commit.
 
-Cuts do not include retired stages, unless one of their own versions was requested.
+Cuts do not include retired stages, except a retired stage of which a version was requested.
 
 A renamed stage (`snapshot.change.migration`) is found by its new name and all old ones.
 """
@@ -97,8 +97,8 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
 def cut_at_commit(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
     """Return the prefix of the app's line that ends with `commit`.
 
-    If versions of the prefix were collected, returns a different cut with this commit: the nearest remaining cut, or
-    else the cut with the first uncollected version of every stage. Returns the empty cut if neither exists.
+    If versions of the prefix were collected, returns the nearest remaining cut that contains this commit, or else the
+    cut with the first uncollected version of every stage. Returns the empty cut if neither exists.
     """
     app = commit.app
     prefix = Line(store, Cut(app, newest_versions(store, app, stages))).prefix_up_to(commit)
@@ -131,9 +131,9 @@ def with_retired(line: Line, cut: Cut) -> Cut:
 
 
 def retired_version_at(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
-    """Return a stage's version at the time of the cut, if the stage was retired then or is retired now.
+    """Return a stage's version at the time of the cut, if the stage was retired at that time or is retired now.
 
-    Returns None otherwise, or if the stage had not started. `head` is the stage's newest version.
+    Otherwise, or if the stage had no version at that time, returns None. `head` is the stage's newest version.
     """
     then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
     return then if then is not None and (then.retired or head.retired) else None

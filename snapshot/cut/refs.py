@@ -1,8 +1,8 @@
-"""Parse refs, by which people name moments of an app, and suggest refs for texts that only look like a ref.
+"""Parse refs, by which people name moments of an app, and suggest refs for text that resembles a ref but is not one.
 
 This module only parses; `resolve` looks refs up. People write `app@5m`, `app@yesterday`, `app@latest` or `app@5`, which
-are not refs. Parsing never guesses: the error lists the refs that may be meant, most likely first. Such texts are not
-allowed as names of snapshots and other objects.
+are not refs. Parsing never guesses: the error lists the refs that the user may mean, most likely first. Such texts are
+not allowed as names of snapshots and other objects.
 """
 
 import re
@@ -31,9 +31,9 @@ _EPOCHS = {10: 1_000, 13: 1}
 
 
 def suggest_refs(text: str, now_ms: int) -> tuple[RefSuggestion, ...]:
-    """Return the moments that `text`, which follows an `@`, may stand for: each as its form in a ref, with a meaning.
+    """Return refs that the user may mean by `text`, which follows an `@`: pairs of the text after `@`, and its meaning.
 
-    Empty if `text` does not look like a moment. The form of a version, such as `v5`, needs a stage in the ref:
+    Empty if `text` does not look like a moment. The text of a version, such as `v5`, needs a stage in the ref:
     `APP/STAGE@v5`. Days and times of day are in this machine's time zone.
     """
     return tuple(dict.fromkeys(_forms(text.strip().lower(), now_ms)))
@@ -137,7 +137,7 @@ class NamedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AtVersion:
-    """One version of a stage, with the other stages as they were at its commit."""
+    """One version of a stage, with the versions that the other stages had when it was committed."""
 
     version: int
 
@@ -234,7 +234,8 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> RefMomen
 def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
     where, _, _ = text.partition("@")
     if when in OLDEST:
-        hint = f"`slackwater log {where.partition('/')[0]} --limit 0` lists the first commit last; write its time"
+        app = where.partition("/")[0]
+        hint = f"write the time of the first commit, the last line of `slackwater log {app} --limit 0`"
         return Usage(f"ref {text!r}: {when!r} is not a moment", hint=hint)
     suggestions = [
         f"{where if '/' in where or not form.startswith('v') else f'{where}/STAGE'}@{form} for {meaning}"

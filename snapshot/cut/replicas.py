@@ -1,8 +1,8 @@
 """Stored state of replicas: copies of an app under a second store root, their cuts, and recoveries from them.
 
 `Replica` is a small object beside the app's identity. Every writer reads this object first, since an app runs in only
-one place. `ReplicaCut` is written last, when all objects that it refers to are copied. Cuts are numbered, and each is
-created only if its number is free, so two concurrent copies never overwrite each other's result.
+one place. `ReplicaCut` is written last, after all objects to which it refers were copied. Cuts are numbered, and a cut
+is created only if its number is free, so two concurrent calls of `replicate` never overwrite each other's result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ ReplicaState = Literal["copy", "recovered", "left"]
 
 
 class Replica(Struct, frozen=True):
-    """Replica state of an app's folder: a copy, recovered from a copy, or left because the app runs elsewhere."""
+    """State of an app's folder: a replica, an app recovered from a replica, or an app that was recovered elsewhere."""
 
     app: limits.Name
     root: limits.ShortText

@@ -73,9 +73,9 @@ def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
 
 @contextmanager
 def report_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
-    """Context manager for reading a cut: raises `NotFound` in place of errors that garbage collection caused.
+    """Context manager for reading a cut: turns an error that garbage collection caused into `NotFound`.
 
-    Errors are raised unchanged if no version of the cut was collected or is about to be.
+    An error is raised unchanged unless a version of the cut was collected, or is about to be.
     """
     try:
         yield
@@ -117,11 +117,11 @@ def apply_known_forgets(store: ObjectStore, cut: Cut) -> Cut:
 
 
 def cut_of_ref(store: ObjectStore, ref: Ref, *, only_stage: bool = False) -> Cut:
-    """Return the consistent cut of a parsed ref, with all stages of the app, even if the ref names one stage.
+    """Return the consistent cut of a parsed ref, with all stages of the app, even if the ref names a single stage.
 
-    A new name of a stage also works for moments before it was renamed. With `only_stage`, returns only the ref's stage
-    without reading others. Raises `NotFound` (the app, stage, snapshot or version does not exist, or the app's history
-    begins later).
+    A new name of a stage also works for moments before it was renamed. With `only_stage`, reads and returns only the
+    stage that the ref names. Raises `NotFound` (the app, stage, snapshot or version does not exist, or the app's
+    history begins later).
     """
     app, stage = ref.app, ref.stage
     stages = (stage,) if only_stage else stages_of(store, app, stage)

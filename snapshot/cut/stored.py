@@ -190,7 +190,7 @@ SNAPSHOTS = JsonFolder(Snapshot, keys.snapshots, lambda snapshot: snapshot.name,
 
 
 class _PackedSnapshot(Struct, frozen=True, array_like=True):
-    """A snapshot as it was stored, with the size and the time of its object, which tell if it was replaced since."""
+    """A stored snapshot, with the size and time of its object, by which a later replacement is detected."""
 
     bytes: limits.Bytes
     modified_ms: limits.TimeMs
@@ -198,7 +198,7 @@ class _PackedSnapshot(Struct, frozen=True, array_like=True):
 
 
 class SnapshotPack(Struct, frozen=True):
-    """Copies of an app's snapshots in one object, so that a list of many takes few requests. A cache."""
+    """Copies of an app's snapshots in one object: a cache, so that listing many snapshots takes few requests."""
 
     app: limits.Name
     snapshots: tuple[_PackedSnapshot, ...] = ()

@@ -1,10 +1,10 @@
 """Rows of a table as they were known at the time of each of many labels: an as-of join with the table's history.
 
-The labels' times choose versions. From the first to the last of these versions, each SST that a version added is read
-once, for the labels' keys alone; a label's row is then the newest one of its key that its version had. The versions are
-taken in runs in which a row is only replaced by newer rows: a rewind, a migration or a gap of collected versions begins
-a new run, which begins with a look-up of the keys at its first version. So the cost follows the labels and the rows
-that were written, not labels times versions.
+A label's time chooses a version. From the first to the last chosen version, each SST that a version added is read once,
+only for the labels' keys. A label's row is the newest row of its key that its version had. The versions are processed
+in runs, in which a row is only replaced by newer rows. A rewind, a migration or a gap of collected versions begins a
+new run, which starts with a look-up of the keys at its first version. So the cost follows the labels and the rows that
+were written, not labels times versions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -207,7 +207,7 @@ class _Joined:
         self.num_kept += len(used)
 
     def values(self, none: pa.Table) -> pa.Table:
-        """Return the value columns of each label, null without a row. `none` has these columns, and no row."""
+        """Return the value columns of each label, null without a row. `none` is an empty table with these columns."""
         rows = pa.concat_tables([none, *self.kept]).combine_chunks()
         return rows.take(pa.array(self.rows, mask=self.rows < 0))
 
@@ -280,7 +280,7 @@ def _join(side: TableSide, versions: VersionList, joined: _Joined, by: Clock) ->
 def _flag_known(
     versions: VersionList, steps: Sequence[_Step], step_of: Int64s, times_ms: Int64s, by: Clock
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the labels of whose time a version is stored, or which are before the app's first version."""
+    """Return a mask of labels: True if the time is before the app's first version, or if its version is stored."""
     begins_late = len(versions) > 0 and (versions.numbers[0] > 1 or versions[0].starts_history)
     # The version that was newest at a time in a gap was collected, except at the last stored version's commit time.
     exact_only = np.array([versions.has_gap_before(step.index + 1) for step in steps if step.index + 1 < len(versions)])
@@ -313,9 +313,10 @@ class _Run:
 
 
 def _split_runs(side: TableSide, steps: Sequence[_Step], hashes: Int64s, wanted: Sequence[int]) -> Iterator[_Run]:
-    """Yield runs that have all `wanted` steps, ascending. Rows of the keys with these `hashes` are read.
+    """Yield runs that together have all `wanted` steps, ascending. Reads the rows of the keys with these `hashes`.
 
-    A run begins with a wanted step, and ends with one, or where its rows become too many for the memory.
+    A run begins and ends with a wanted step. If its rows need too much memory, the run ends earlier, and the next one
+    begins there.
     """
     begins = np.flatnonzero([step.begins_run for step in steps])
     first_of = begins[np.searchsorted(begins, wanted, side="right") - 1]
@@ -374,7 +375,7 @@ def _resolve_run(side: TableSide, run: _Run, joined: _Joined, own: Int64s, step_
 
 
 def _number_keys(keys: pa.Table, hashes: Int64s, rows: pa.Table) -> Int64s:
-    """Return the position in `keys`, which are distinct, of each row's key; larger numbers for other keys."""
+    """Return the position of each row's key in `keys`, which are distinct. Other keys get larger numbers."""
     own = rows.select(keys.column_names)
     order, repeats = sort_keys(np.concatenate([hashes, rows.column(HASH).to_numpy()]), pa.concat_tables([keys, own]))
     # The sort is stable: the first of equal keys is that of `keys`, if it is there.

@@ -1,13 +1,13 @@
 """Find the keys whose rows may differ between two versions, without reading the rows that both versions share.
 
-The newest row of a key decides what a version shows. If that row lies in an SST of both versions, and neither version
-has a newer row of the key in another SST, both show the same row. So candidate keys come from SSTs that only one
-version has. Of these, only rows count that were written after the fork: compaction rewrites rows and preserves their
-`_seq`.
+A version shows the newest row of a key. If this row lies in an SST of both versions, and neither version has a newer
+row of the key in a further SST, both versions show the same row. So candidate keys come from SSTs that only one version
+has. Of the rows in these SSTs, only those count that were written after the fork, by their `_seq`: compaction rewrites
+older rows and preserves their `_seq`.
 
 Two cases remain. A row may have expired by the clock of only one version. And a row may have been removed without a
-trace: a merge that includes the oldest run drops keys whose newest row is a tombstone or has expired, with all older
-rows of the key. SSTs of later versions do not show this, so the batches since the fork are read.
+trace: a merge that includes the oldest run drops all rows of a key if the newest one is a tombstone or has expired.
+SSTs of later versions do not show this, so the batches since the fork are read.
 
 The common ancestor of two versions of one app is the earlier version. The line of a clone starts with a version of its
 source, so versions of two apps may have a common ancestor, over any number of clones.
@@ -91,7 +91,7 @@ class Ancestry:
 
 
 def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Manifest]) -> Ancestry:
-    """Return the common ancestor of two versions, each given as a manifest with the store of its app.
+    """Return the common ancestor of two versions, each of which is given as the store of its app and its manifest.
 
     Makes three requests for each clone between the two apps, and none for two versions of one app. Raises `Corruption`
     (a stored app or manifest in between is damaged).
@@ -125,7 +125,7 @@ def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore
 
 
 def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
-    """Yield the ranges of `_lineage_ranges`, without the versions that rewinds undid.
+    """Yield the ranges of `_lineage_ranges` without the versions that were undone by rewinds.
 
     A clone continues the version numbers of its source, so numbers undone in the clone are also left out in the source.
     """
@@ -181,8 +181,8 @@ def _fork_manifest(
 ) -> Manifest | None:
     """Return the manifest of the version at which two lines fork; None if it was collected.
 
-    If that version was collected but the first version of a clone remains, returns the clone's version, which has equal
-    rows.
+    If the fork is at the start of a clone, the clone's first version has equal rows, and is returned if the source's
+    version was collected.
     """
     part = line[number]
     if number == 0 and part.up_to == version:
@@ -202,10 +202,10 @@ MANIFEST_READ_BYTES = 64 << 10
 def changes_between(
     first: TableSide, second: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
 ) -> KeyChanges:
-    """Return the keys whose rows may differ between two sides of a table, each with both rows.
+    """Return the keys whose rows may differ between two sides of a table, each key with its two rows.
 
-    Both sides have the same key columns. `shared` is their ancestry, and `names` are the value columns to compare. With
-    `tolerant`, floats are compared within the tolerance of `equality`.
+    Both sides have the same key columns. `shared` is the ancestry of the two sides, and `names` are the value columns
+    to compare. With `tolerant`, floats are compared within the tolerance of `equality`.
     """
     sides = first, second
     identities = [{sst_identity(sst) for sst in side.ssts} for side in sides]
@@ -314,7 +314,8 @@ def changed_keys(
 
     `after` is the committed version, and `before` is the previous version, None for the first. If the predicate's
     result `rows` has all key columns, returns the keys in `rows`, in their order. Otherwise returns all keys whose row
-    the commit changed or let expire. `shared` is the ancestry of both versions, if they are not versions of one stage.
+    was changed by the commit or expired with it. `shared` is the ancestry of the two versions, if the caller has read
+    it.
     """
     table = after.table
     if table is None:

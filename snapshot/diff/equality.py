@@ -2,7 +2,7 @@
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
 they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference. The reference is the largest number in their
-column, or the largest number that is known to have gone into their computation, if that is larger. All other types are
+column. If a larger number is known to have been used in their computation, it is that number. All other types are
 compared exactly, as DuckDB compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
@@ -41,7 +41,10 @@ def surplus_rows(ours: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def find_row_numbers(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the row numbers, ascending, at which `rows` has a row of `wanted`. Compares the columns of `wanted`."""
+    """Return the row numbers, ascending, of the rows of `rows` that also occur in `wanted`.
+
+    Compares the columns of `wanted`.
+    """
     tests = [
         f"r.{quote_identifier(name)} IS NOT DISTINCT FROM o.{quote_identifier(name)}" for name in wanted.column_names
     ]
@@ -77,7 +80,8 @@ def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) 
     """Flag the rows of each table that have no equal row in the other table, regardless of order.
 
     Rows are equal within the tolerance. Both tables have the same columns. The tolerance follows from `largest`, the
-    largest number that may have gone into the floats, or from the largest number of the column if that is larger.
+    largest number that may have been used to compute the floats, or from the largest number of the column if this is
+    larger.
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
@@ -234,8 +238,8 @@ class _RecordGroup:
 def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the records of each table that have no equal record in the other, within the tolerance for floats.
 
-    Rows with an exactly equal row in the other table must have been removed before. If the column `value` holds JSON on
-    both sides, its content is compared: fields in any order, floats within the tolerance.
+    The caller must have removed all rows that have an exactly equal row in the other table. If the column `value` holds
+    JSON on both sides, its content is compared: fields in any order, floats within the tolerance.
     """
     if not ours.num_rows or not theirs.num_rows or ours.schema != theirs.schema:
         return ours, theirs

@@ -1,7 +1,7 @@
 """History of one key: each change of its row, newest first. Versions that did not write the key are not read.
 
-The `_seq` of the key's newest stored row tells which version wrote this row. From that version on, only the expiry of
-the row can change what a look-up returns. So the search jumps to the version before the write. There it finds the
+The `_seq` of the key's newest stored row is the version that wrote this row. After that version, the result of a
+look-up changes only if the row expires. So the search jumps to the version before the write. There it finds the
 replaced row (`_prev_seq`), and continues with that row. If a version stores no row of the key, the search reads only
 manifests, back to the last version whose merge may have dropped a row of the key.
 """
@@ -276,7 +276,10 @@ def _first_without_row(versions: VersionList, stored: KeyReader, last: int) -> i
 def _visible_rows(
     versions: VersionList, first: int, last: int, row: StoredRow | None, now_ms: int
 ) -> Iterator[_VisibleRow]:
-    """Yield the visible rows from index `first` to `last`, newest first; None once the stored row has expired."""
+    """Yield the visible rows from index `first` to `last`, newest first.
+
+    None stands for the time after a row expired.
+    """
     if row is None or row.values is None or row.expires_ms is None:
         yield _VisibleRow(first, None) if row is None else _VisibleRow(first, row.values, row.seq)
         return

@@ -74,7 +74,7 @@ class TableDiff:
         return not len(self.changes) and not self.unlike
 
     def with_keys_at(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
-        """Return a copy with only the keys at these row numbers of `changes`; `rows_in_both` is unchanged."""
+        """Return a copy with only the keys at these positions of `changes`; `rows_in_both` is unchanged."""
         changes = self.changes.take(positions)
         added, removed, changed = _count_kinds(changes)
         columns = tuple(
@@ -102,10 +102,10 @@ def diff(
 ) -> tuple[TableDiff, ...]:
     """Return the differences of all tables between two moments, upstream first. A missing table counts as empty.
 
-    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` has the
-    tables to compare, each with the share of its keys to compare, or None for all keys. `ignore_new` ignores columns,
-    and tables of new stages, that only `second` has. Without `ignore_new`, rows from before a migration are compared in
-    the migrated columns. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have
+    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` maps the
+    tables to compare to the share of their keys to compare, or to None for all keys. `ignore_new` ignores what only
+    `second` has: new columns, and tables of new stages. Without `ignore_new`, rows from before a migration are compared
+    in the migrated columns. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have
     nothing in common. Raises `NotFound` (neither moment has such a table, or a moment was collected meanwhile).
     """
 
@@ -182,7 +182,7 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _SharedHistory:
-    """Common history of two sides of a table, which decides the rows and columns that can be compared."""
+    """Common history of two sides of a table. It determines which rows and columns can be compared."""
 
     shared: Ancestry
     is_one_app: bool
@@ -209,7 +209,7 @@ class _SharedHistory:
         return set.intersection(*new_names)
 
     def in_newest_columns(self, before: TableSide, after: TableSide) -> tuple[TableSide, TableSide]:
-        """Return both sides with the columns of the newer table if older rows can be read with these columns.
+        """Return both sides with the columns of the newer table, if the older rows can be read with these columns.
 
         Otherwise returns the sides unchanged.
         """
@@ -282,7 +282,8 @@ def _declaration_differences(
 ) -> Iterator[str]:
     """Yield sentences on columns that the two sides declare differently.
 
-    With `by_id`, a renamed column is recognised by its id; columns without a common id are matched by name.
+    With `by_id`, columns are matched by their ids, so a renamed column is recognised; columns without a common id are
+    matched by name.
     """
     for number in dict.fromkeys((*had, *has)):
         was, now = had.get(number), has.get(number)

@@ -1,9 +1,9 @@
 """Read stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
 
-An SST never changes, so a key is looked up only once in each SST, even if many versions name this SST. An SST whose
-hash range excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer,
-page index and filter. An SST that holds the key also costs one page per column. An SST is read whole if it is in the
-local cache, or if reading it whole is faster than these requests.
+An SST never changes, so a key is looked up only once in an SST, even if many versions name the SST. An SST whose hash
+range excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer, page
+index and filter. An SST that holds the key also costs one page per column. An SST is read whole if it is in the local
+cache, or if reading it whole is faster than these requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -96,10 +96,10 @@ class TableSide:
     ) -> pa.Table:
         """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
 
-        If this side has a `share` of the keys, returns only rows of these keys. With `hashes`, ascending, returns only
-        rows with one of these. The columns are `_hash`, the key columns, the value columns if `values`, `_seq`, `_op`,
-        and `_expires_at`, null if the SST has none. If the SST is not in the local cache, reads only pages that can
-        hold such rows, or the whole SST if it is small or all rows match.
+        If this side has a `share` of the keys, returns only rows of these keys. `hashes` (ascending), if given, are the
+        only `_hash` values to return. The columns are `_hash`, the key columns, the value columns if `values`, `_seq`,
+        `_op`, and `_expires_at`, null if the SST has none. If the SST is not in the local cache, reads only pages that
+        can hold such rows, or the whole SST if it is small or all rows match.
         """
         schema = self.empty_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
@@ -136,7 +136,7 @@ class TableSide:
         return share.select_rows(block.rows(share.columns))
 
     def read_newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
-        """Return each key's newest row, among the rows of these SSTs with a `_seq` from `low` to `high`.
+        """Return the newest row of each key among those rows of the SSTs whose `_seq` is from `low` to `high`.
 
         The result is ordered by hash and key. Columns and errors are those of `read_stored`.
         """
@@ -226,7 +226,7 @@ class KeyReader:
     def find_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
         """Return the key's row with this `_seq`, in the columns of `table`, if it is the key's newest row in its SST.
 
-        Among a version's SSTs that may hold the key, at most one has rows with this `_seq`.
+        At most one of a version's SSTs whose hash range includes the key has rows with this `_seq`.
         """
         candidates = (sst for sst in self.ssts_in_range(manifest) if sst.seq_min <= seq <= sst.seq_max)
         row = self._find_first_row(candidates, table, filtered=False)

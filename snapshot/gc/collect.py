@@ -1,6 +1,6 @@
-"""Garbage collection of one app: expired versions, SSTs that only these versions named, and orphaned SSTs.
+"""Garbage collection of one app: deletes expired versions, SSTs that only these versions name, and orphaned SSTs.
 
-The order of steps makes it safe next to a running app and any command, and safe to be killed at any point:
+The order of steps makes it safe while the app and any command run, and safe to be killed at any point:
 
 1. Take an `inventory` and compute what is reachable. All versions to keep are read, from pages (`store.versions.pages`)
    or manifests. If a manifest is missing, or is unreadable and in no page, nothing is deleted.
@@ -9,10 +9,10 @@ The order of steps makes it safe next to a running app and any command, and safe
    boundary before it commits.
 3. Delete collectable manifests, then SSTs that no kept manifest names, so that no manifest names a deleted SST.
 
-A runner only adds versions above the listed heads. Each SST of these versions is named by the head, or is younger than
-the runner's last commit, so it is not deleted. If a collection is killed, the next collection finds the remaining
-objects by listing. If two collections run concurrently, one of them fails to write its boundary. Until then it has
-deleted only objects that an earlier final boundary released.
+A runner only adds versions above the listed heads. An SST of these versions is not deleted, because either the listed
+head names it, or it is younger than the runner's last commit. If a collection is killed, the next collection finds the
+remaining objects by listing. If two collections run concurrently, one of them fails to write its boundary. Until then
+it has deleted only objects that an earlier final boundary released.
 """
 
 from collections.abc import Collection
@@ -103,8 +103,8 @@ def collect(
     """Delete all unreachable objects. Idempotent; safe beside a running app, and after a collection was killed.
 
     Reads a page or the manifest of every version to keep. Ages count from storage's clock; a dry run, which writes and
-    deletes nothing, uses this machine's. Objects that nothing names are kept for `margin_ms`: at least `MARGIN_MS` next
-    to a running app. The app's log of operations gets an entry.
+    deletes nothing, uses this machine's. Objects that nothing names are kept for `margin_ms`, which must be at least
+    `MARGIN_MS` while the app runs. The app's log of operations gets an entry.
 
     Raises `NotFound` (no such app), `Corruption` (a manifest is missing or unreadable; nothing was deleted), `Refused`
     (another collection or a forget is running) and `Unavailable` (the next collection continues from there).
@@ -154,7 +154,10 @@ def collect(
 
 
 def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool) -> tuple[Reachable, set[str]]:
-    """Return the versions to keep, and the keys of their objects; makes the boundary final, except in a dry run."""
+    """Decide what a collection keeps; makes the boundary final, except in a dry run.
+
+    Returns two values: the versions to keep, and the keys of their objects.
+    """
     names: set[str] = set()
     try:
         plan = find_reachable(inventory.state, retention, inventory.read)
@@ -294,7 +297,7 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
             return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
         is_waiting = all(info.key != key for info in unnamed_records(inventory, margin_ms))
         no = "no snapshot names it, and no snapshot of this name is in progress"
-        yes = "no snapshot names it yet, but a snapshot of this name is in progress, or was just now"
+        yes = "no snapshot names it yet, but a snapshot of this name is in progress, or ended just now"
         return Explanation(key, is_waiting, (yes if is_waiting else no,))
     if kind in (census.ARCHIVED, census.ARCHIVE_INDEX):
         if reason := why_archived(store, app, key):

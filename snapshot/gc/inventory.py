@@ -4,11 +4,11 @@ The order matters, because the app may be running. SSTs are listed before manife
 counts as named. Heads are read before snapshots, since a stage remembers the version that it recorded until the
 snapshot is written.
 
-An SST that no manifest names yet is named by the next batch of its stage, or never: batches are sequential, finished
-merges go into the next batch, and a claim fences the former writer. So an SST is an orphan once its stage has committed
-a batch or a claim at least the margin (`collect.MARGIN_MS`) after the SST was written, by storage's clock. If a stage
-has not committed since, its SSTs are kept, however old. Versions of kind "compaction" do not count, as they may be
-committed during a batch. A retired stage names no new SSTs.
+If an SST is in no manifest yet, the next batch of its stage names it, or no version ever will: batches are sequential,
+finished merges become part of the next batch, and a claim fences the former writer. So an SST is an orphan once its
+stage has committed a batch or a claim at least the margin (`collect.MARGIN_MS`) after the SST was written, by storage's
+clock. If a stage has not committed since, its SSTs are kept, however old. Versions of kind "compaction" do not count,
+as they may be committed during a batch. A retired stage names no new SSTs.
 """
 
 from bisect import bisect_right
@@ -58,7 +58,7 @@ class Inventory:
         return self._read[stage, version]
 
     def with_later_snapshots(self) -> AppState:
-        """Return the app's state with snapshots that were taken after the inventory.
+        """Return the app's state, including snapshots that were taken after the inventory.
 
         Snapshots that were removed since the inventory still count, because the proposed boundary promised to keep
         their versions.
@@ -174,8 +174,8 @@ def missing_versions(app: str, stage: str, versions: Iterable[int]) -> Corruptio
 def last_commit_ms(inventory: Inventory, stage: str) -> int:
     """Return the time of a stage's last commit by its runner, by storage's clock; 0 if there is none.
 
-    An SST that was finished before this commit, and that the commit does not name, will never be named by a version.
-    For a retired stage, returns the current time: until the stage is claimed again, it commits no new SSTs.
+    If an SST was finished before this commit and the commit does not name it, no later version will name it. For a
+    retired stage, returns the current time: until the stage is claimed again, it commits no new SSTs.
     """
     state = inventory.state.stages.get(stage)
     if state is None:

@@ -1,6 +1,6 @@
-"""Objects that kept versions name, by pages: stored ones, and new ones of the versions that no stored page has.
+"""Objects that kept versions name, read from pages: stored pages, and new pages of versions that no stored page has.
 
-A collection that is no dry run stores new pages, so that the next one reads few manifests.
+A collection stores the new pages, except in a dry run, so that the next collection reads few manifests.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,7 +29,7 @@ _MIN_UNPAGED = 16
 def named_objects(
     inventory: Inventory, stage: str, versions: Sequence[int], *, store_pages: bool = False
 ) -> Iterator[tuple[str, range]]:
-    """Yield the keys of SSTs and leaves under the app's root, each with positions in `versions` that name it.
+    """Yield the key (under the app's root) of each SST or leaf, with a range of positions in `versions` that name it.
 
     `versions` are ascending. An object may come several times. With `store_pages`, new pages are stored.
 
@@ -46,7 +46,7 @@ def named_objects(
 
 
 def delete_unneeded_pages(inventory: Inventory, stage: str, versions: Sequence[int]) -> None:
-    """Delete the pages that have none of these versions, which are ascending, or lie within another page's range."""
+    """Delete the pages that contain none of `versions` (ascending), and pages that lie within another page's range."""
     pages = StagePages(inventory.store, inventory.app, stage)
     covering = {ref.key for ref in pages.refs if _within(versions, ref.first, ref.last)}
     # Not pages of versions that were committed since the inventory.
@@ -68,7 +68,7 @@ def _pages_of(inventory: Inventory, stage: str, versions: Sequence[int], store_p
 
 
 def _target_of(version: int, newest: int) -> range:
-    """Return the largest block with this version that has all of its versions; else the smallest block."""
+    """Return the largest block of versions that contains `version` and is complete; else the smallest block."""
     blocks = (block_of(version, size) for size in reversed(PAGE_SIZES))
     return next((block for block in blocks if block.stop <= newest + 1), block_of(version, PAGE_SIZES[0]))
 

@@ -1,9 +1,9 @@
 """Retention rules, and the versions that must be kept because of them, each with the reasons.
 
 Pure functions of the state of the app (stages, snapshots, earlier collections) and of a function that reads a version.
-As in restic and borg, each rule keeps something, and whatever no rule keeps is deleted: all versions are kept for a
-while, then one moment per hour, then one per day. In a thinned history, any moment of an hour (or day) is answered with
-the state at the start of the hour (or day), or with a later state. For every stage `find_reachable` keeps
+As in restic and borg, each rule keeps some versions, and versions that no rule keeps are deleted. For example, all
+versions are kept for a while, then one moment per hour, then one per day. If a user asks a thinned history for a time,
+the answer is the state at the start of that hour (or day), or a later state. For every stage `find_reachable` keeps
 
 - a gapless history up to the head. It starts with the oldest version that retention keeps, that is younger than an
   hour, not yet read by a downstream stage, not yet published, or recorded for an open snapshot request;
@@ -72,7 +72,7 @@ class Retention:
         """Return the times whose state the hourly and daily rules keep, up to `until_ms`, as (time in ms, rule).
 
         Oldest first. Each time is the last millisecond of an hour or day. The first time of a rule is right before the
-        hour or day in which its window begins: the state at that time answers for the first moments of the window.
+        hour or day in which its window begins, because the first moments of the window show the state of that time.
         """
         ends: dict[int, str] = {}
         for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
@@ -274,7 +274,7 @@ def _start_rules(
 ) -> Iterator[tuple[int, Reason]]:
     """Yield, for each rule, the version from which on it keeps a stage's history, with the reason.
 
-    Versions kept for a reader of the stage are left out: `_find_whole_histories` adds them.
+    Versions kept because a reader has not read them are left out: `_find_whole_histories` adds them.
     """
     stage_state = state.stages[stage]
     yield stage_state.head.version, Reason("head", "it is the newest version of its stage")

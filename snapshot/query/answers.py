@@ -1,10 +1,10 @@
 """Run SQL statements at a cut, with their clauses and channels; used by `query` and by bisect.
 
-Channels of a cut are tables of its in-flight records. Each has the channel's columns, the records' location
-(`snapshot.cut.stored.ADDRESS_COLUMNS`) and `_receiver`: a record that two readers have not read yet occurs twice.
+Channels of a cut are tables of its in-flight records. Each table has the channel's columns, the records' location
+(`snapshot.cut.stored.ADDRESS_COLUMNS`) and `_receiver`. A record that two readers have not read yet occurs twice.
 
-`input('orders')` is a view of the records that the app had read from a topic, if its archive has them. DuckDB reads
-the archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
+`input('orders')` is a view of the records that the app had read from a topic, if its archive has them. DuckDB reads the
+archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
 """
 
 import importlib.util
@@ -291,7 +291,7 @@ def run_statement(
 
 
 def tables_with_converted_values(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables of a statement whose values SQL shows in a converted form (`arrow_types.make_sql_safe`)."""
+    """Return the tables of a statement that have values which SQL shows in a converted form (`make_sql_safe`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())
@@ -311,7 +311,7 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
 
 
 class _RelationWithoutPandas(duckdb.DuckDBPyRelation):
-    """Relation in an environment without pandas: names the next step where DuckDB only names pandas."""
+    """Relation for an environment without pandas. Its `df` names the next step; DuckDB's error names only pandas."""
 
     __slots__ = ()
 

@@ -4,8 +4,8 @@
     SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL
     SELECT decode(value) FROM input('flights') WHERE "offset" = 17
 
-DuckDB rejects these clauses, so they change the meaning of no valid statement. Each clause is replaced by the name of
-a view before DuckDB parses the statement. `MomentResolver` resolves clauses to cuts, each moment once.
+DuckDB itself rejects these clauses, so no valid statement changes its meaning. Each clause is replaced by the name of a
+view before DuckDB parses the statement. `MomentResolver` resolves clauses to cuts, each moment once.
 
 The lexer also splits a text into statements, including an unfinished last one. DuckDB's tokenizer cannot do this: it
 needs complete statements and reports positions in bytes. This lexer handles only what can hide a keyword or a `;`:
@@ -146,7 +146,7 @@ class VersionsClause:
 
 @dataclass(frozen=True, slots=True)
 class InputClause:
-    """Clause for the records that the app had read from a topic, as far as its input archive has them."""
+    """Clause for the records of a topic that the app had read, if its input archive has them."""
 
     topic: str
     """Name of the topic in Kafka, or of the stage's input that reads it."""
@@ -247,7 +247,7 @@ class ResolvedClause:
 
 @dataclass(frozen=True, slots=True)
 class MomentResolver:
-    """Resolves clauses to cuts. If several clauses name one moment, they get one cut."""
+    """Resolves clauses to cuts, one cut for each distinct moment."""
 
     store: ObjectStore
     app: str
@@ -273,7 +273,7 @@ class MomentResolver:
         return ResolvedClause(clause, (cut,), newest.table if newest is not None else None)
 
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
-        """Return the cut, and the version that declares the table's columns; None if there is none.
+        """Return two values: the cut, and the version that declares the table's columns (None if no version does).
 
         If the cut lacks a table of this name, its stages are returned under their current names.
         """

@@ -133,7 +133,7 @@ def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -
     except UnicodeEncodeError as error:
         raise Usage(
             f"{text!r} for key column {field.name!r} of table {name!r} is not valid UTF-8",
-            hint=r"in Python, bytes ask for a key that is not UTF-8: get('TABLE', b'\xff')",
+            hint=r"in Python, give a key that is not UTF-8 as bytes: get('TABLE', b'\xff')",
         ) from error
     except _UNPARSABLE as error:
         raise Usage(
@@ -220,8 +220,8 @@ def look_up(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the rows of many keys with the visible columns, and a flag for each key: True if it has a row.
 
-    `keys` is a result of `parse_keys`; the rows are in its order. For a missing row, all columns but the key are null.
-    The cut must have the table. `cache`, `read_ahead` and errors are those of `multi_get`.
+    `keys` is a result of `parse_keys`; the rows are in its order. If a key has no row, its row in the result has nulls
+    in all columns but the key. The cut must have the table. `cache`, `read_ahead` and errors are those of `multi_get`.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it

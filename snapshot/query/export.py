@@ -56,10 +56,11 @@ def export(
     """Write the tables of a cut to a DuckDB file. Atomic.
 
     The file also has the table `_slackwater` with one row per stage: `app`, `ref`, `stage`, `version`, `committed_at`,
-    and for its table `key` (the columns in their order) and `rows`, both null if the file does not have the table.
-    `ref` is the requested ref. `only` names the tables to write, by their names at the cut or now; by default, all
-    tables are written under their names at the cut. With `force`, an existing file is overwritten. Raises `NotFound`
-    (no such table, or the cut was collected meanwhile) and `Refused` (the file exists, or cannot be written).
+    and two columns about its table: `key` (the key columns in their order) and `rows` (the row count). Both are null if
+    the file does not have the table. `ref` is the requested ref. `only` lists the tables to write, by their names at
+    the cut or their present names; by default, all tables are written under their names at the cut. With `force`, an
+    existing file is overwritten. Raises `NotFound` (no such table, or the cut was collected meanwhile) and `Refused`
+    (the file exists, or cannot be written).
     """
     cut = require_tables(store, cut, only or ())
     check_writable(path, force=force)

@@ -1,10 +1,10 @@
 """Fields of records: their syntax, and their values in parsed JSON and in Arrow columns.
 
 `$.user.id` is a field of a record's value, and `who` is short for `$.who`. `key`, `key.id` and `headers.NAME` are
-fields of the record's key and headers; `value` is the whole value. For rows between stages, the first name is a
-column. Arrays are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and
-`$.users[0].id`. Text that contains JSON is parsed if a field continues inside. `*` is any property, `~` the names of
-all properties. Names with other characters are in brackets: `$['user.id']`.
+fields of the record's key and headers; `value` is the whole value. For rows between stages, the first name is a column.
+Arrays are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and `$.users[0].id`. Text
+that contains JSON is parsed if the field has further steps. `*` is any property, `~` the names of all properties. Names
+with other characters are in brackets: `$['user.id']`.
 """
 
 import json
@@ -100,10 +100,12 @@ def decode_text(data: bytes | str) -> str:
 
 
 def parse_json(data: bytes | str) -> tuple[Any, bool]:
-    """Parse JSON into lists, `JsonObject`, `JsonNumber` and plain values; the flag is True if all text was parsed.
+    """Parse JSON into lists, `JsonObject`, `JsonNumber` and plain values.
 
-    Accepts single quotes and several values in sequence, like Spark's functions. Raises `UnreadableJson` if not even a
-    first value can be parsed.
+    Also returns True if all of the text was parsed.
+
+    Accepts single quotes and several values in sequence, like Spark's functions. Raises `UnreadableJson` if not even
+    the first value can be parsed.
     """
     text = decode_text(data)
     values, whole = _parse_values(text)
@@ -116,7 +118,7 @@ def parse_json(data: bytes | str) -> tuple[Any, bool]:
 
 
 def _parse_values(text: str) -> tuple[list[Any], bool]:
-    """Parse concatenated JSON values up to the first invalid one; the flag is True if all were valid."""
+    """Parse concatenated JSON values up to the first invalid one. Also returns True if all values were valid."""
     values, at = list[Any](), 0
     try:
         while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):

@@ -33,7 +33,10 @@ _MAX_REMEMBERED_BYTES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Pseudonyms:
-    """Pseudonyms of values, computed with one secret. Remembers the values of the newest pseudonyms. Thread-safe."""
+    """Pseudonyms of values, computed with one secret. Remembers which values the newest pseudonyms stand for.
+
+    Thread-safe.
+    """
 
     secret: bytes = field(default_factory=lambda: runtime.random_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))

@@ -1,9 +1,9 @@
 r"""Text form of a key, for the command line, HTTP, agents and files of keys, in both directions.
 
 A value of one column is written as its text: a string as it is, even if empty; numbers, dates and times as in SQL;
-`true`; bytes in hexadecimal; a struct as a JSON object with all its fields. Null is `\N`. A string that looks like
-this gets one more backslash: `\\N` is the string `\N`. The text of several columns is a JSON array, in which null is
-null and strings need no backslash.
+`true`; bytes in hexadecimal; a struct as a JSON object with all its fields. Null is `\N`. A string that consists of
+backslashes and a final `N` gets one more backslash: `\\N` stands for the string `\N`. The text of several columns is a
+JSON array, in which null is null and strings need no backslash.
 """
 
 import json

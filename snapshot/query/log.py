@@ -84,9 +84,9 @@ def log_entries(
 ) -> tuple[LogEntry, ...]:
     """Return the newest `limit` versions of the app, or of one stage, newest first; 0 for all.
 
-    If old versions were collected, the remaining old versions follow. Reads the manifests shown, one more per stage,
-    and the snapshots written since the oldest of these versions. `remaining_of` returns the readable offsets of an
-    input.
+    If old versions were collected, the single old versions that were kept come last. Reads a manifest for each returned
+    version, one more per stage, and the snapshots written since the oldest returned version. `remaining_of` returns the
+    readable offsets of an input.
 
     Raises `NotFound` (no such app or stage).
     """
@@ -188,7 +188,7 @@ def describe_imported_batches(manifest: Manifest) -> str:
 
 
 def find_unreplayable(store: ObjectStore, app: str, remaining_of: RemainingOf) -> dict[str, Unreplayable]:
-    """Return, by stage, the newest version that cannot be replayed; stages without such a version are left out.
+    """Return the newest version of each stage that cannot be replayed. Stages without such a version are left out.
 
     Makes one request per topic, and reads manifests for a binary search over versions. Raises `NotFound` (no such app)
     and `Refused` (not authorized).

@@ -140,11 +140,11 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Open a connection with one view per table of the cut, named as the table. The caller closes it.
 
-    The views use the cache, which must outlive the connection. Tables outside `only` (a result of `named_tables`; None
-    for all) are empty, and so are tables in `empty` that the cut lacks. The `channels` (as from `channel_tables`) are
-    visible as `inflight('by-route')` or `inflight."by-route"`. `clause_tables` are resolved clauses. The view of
-    `table_with_internals` also has internal columns. `memory`, such as "1 GiB", is DuckDB's limit before spilling to
-    disk; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
+    The views use the cache, which must outlive the connection. Only the tables in `only` (a result of `named_tables`;
+    None for all) have rows. Tables of `empty` that the cut lacks are added without rows. The `channels` (as from
+    `channel_tables`) are visible as `inflight('by-route')` or `inflight."by-route"`. `clause_tables` are resolved
+    clauses. The view of `table_with_internals` also has internal columns. `memory`, such as "1 GiB", is DuckDB's limit
+    before spilling to disk; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
     """
     con = empty_database()
     cover = pseudonym_views(con, bounds)
@@ -229,7 +229,7 @@ def sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnect
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
-    """Return the tables that may decide a statement's result: the named ones, or all if names may be computed.
+    """Return the tables on which a statement's result may depend: those it names, or all if it may compute names.
 
     The remaining tables need not be opened, so damage to them does not matter. With `or_all`, a statement that names no
     table is taken to read all tables.

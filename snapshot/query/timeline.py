@@ -1,9 +1,9 @@
 """Time line of an app: a limited number of its commits as points, and annotations for notable events.
 
-For each stage every 2^n-th version is shown, so that the set stays stable as the history grows, and can be cached.
-Versions come from pages where these have them. A deploy or a migration shows as a difference between two points, and is
-located by binary search. Operations come from the audit log, and snapshots from a listing. So the cost follows the
-number of points, or of pages, not the history.
+For each stage every 2^n-th version is shown, so that the same versions are shown as the history grows, and can be
+cached. Versions are read from pages if a page has them. A deploy or a migration is noticed as a difference between two
+points, and then located by binary search. Operations come from the audit log, and snapshots from a listing. So the cost
+follows the number of points, or of pages, not the history.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,9 +97,9 @@ _lock = runtime.lock()
 def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
     """Return the commits from `from_ms` (0: the first commit) to `to_ms` (0: the newest commit), both inclusive.
 
-    One read per page, or per point that no page has, a few per stage, and one per annotation. Leaves
-    out old versions that garbage collection kept from before the gapless history. Raises `NotFound` (no such app) and
-    `Corruption` (of a newest version).
+    Makes one read per page, one per point that no page has, a few per stage, and one per annotation. Leaves out the
+    single old versions that garbage collection kept from the time before the gapless history. Raises `NotFound` (no
+    such app) and `Corruption` (of a newest version).
     """
     created_ms = apps.read_app(store, app).created_ms
     with _lock:

@@ -97,10 +97,10 @@ def per_hour(usage: Stats) -> Stats | None:
 
 
 def recent_usage(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
-    """Return the number of versions counted, and their usage: the newest `versions` versions of a stage.
+    """Return the number of counted versions, and their usage: the newest `versions` versions of a stage.
 
-    If the stage has fewer versions, or the version before these was collected, counts all versions of the stage. One
-    request. Raises `Corruption` (the version before these is unreadable) and `Unavailable`.
+    If the stage has fewer versions, or the version before the counted ones was collected, counts all versions of the
+    stage. One request. Raises `Corruption` (the version before the counted ones is unreadable) and `Unavailable`.
     """
     totals, base_version = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None

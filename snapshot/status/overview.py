@@ -287,7 +287,7 @@ def overview(
 
 @dataclass(frozen=True, slots=True)
 class _StoredOverview:
-    """Overview from the store alone: the lags of inputs are missing."""
+    """Overview from the store alone, without the lags of inputs."""
 
     overview: AppOverview
     heads: Mapping[str, Manifest]
@@ -303,7 +303,10 @@ class _StoredOverview:
 def _read_overview(
     store: ObjectStore, info: AppInfo, *, in_detail: bool = False, hints: Mapping[str, int] = _NO_HINTS
 ) -> _StoredOverview:
-    """Read an app's overview. Costs a few requests for each stage, and one or two for each part that the app has."""
+    """Read an app's overview.
+
+    Costs a few requests for each stage, and one or two each for runners, sinks, replicas and archives.
+    """
     app, damaged = info.name, list[str]()
     folders = apps.list_app_folders(store, app)
     if keys.forgotten(app) not in folders:
@@ -424,10 +427,10 @@ def _collect_errors(
 
 
 def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
-    """Return the overviews of all apps, or that of `app` in detail; and a sentence for each unreadable part.
+    """Return two values: the overviews of all apps, or of `app` in detail; and a sentence for each unreadable part.
 
-    Raises `NotFound` (no such app), `Corruption` (the identity of `app` cannot be read) and `Refused` (`app` is
-    being removed).
+    Raises `NotFound` (no such app), `Corruption` (the identity of `app` cannot be read) and `Refused` (`app` is being
+    removed).
     """
     if app is not None:
         app_overview = overview(store, app, ends_of, in_detail=True)

@@ -143,7 +143,8 @@ def record_operation_once(
 ) -> None:
     """Add an operation to the audit log, unless an interrupted call added it since `since_ms`.
 
-    `is_same_detail` returns True for details that describe this operation; by default, details must be equal.
+    `is_same_detail` is a function that takes an entry's detail and returns True if the detail describes this operation.
+    By default, the detail must equal `detail`.
     """
     if find_operation(store, app, verb, is_same_detail or detail.__eq__, since_ms=since_ms) is None:
         record_operation(store, app, verb, detail, by, versions, message=message)

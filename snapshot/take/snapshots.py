@@ -62,9 +62,9 @@ def pin_cut(
 
     Raises `Usage` (invalid name), `NotFound` (a version of the cut was collected, or is about to be; `keeper` was
     removed), `Corruption` (there are fewer or more in-flight records than the senders' manifests declare), and
-    `Refused` (the name is requested; a snapshot of this name has other versions or fewer records; the cut is empty or
-    inconsistent; in-flight records are gone; or keys are being forgotten, and the snapshot has records or is for a
-    clone).
+    `Refused` (a requested snapshot already has the name; a stored snapshot of this name has different versions or fewer
+    records; the cut is empty or inconsistent; in-flight records are gone; or keys are being forgotten, and the snapshot
+    has records or is for a clone).
     """
     check_new_name("snapshot", name)
     problems = violations(cut.stages)
@@ -135,8 +135,8 @@ def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """Return a written snapshot if all of its versions exist and will not be collected. Raises `NotFound`.
 
-    Must be called after the snapshot was written. Then a concurrent removal of `keeper`, or a concurrent collection,
-    either finds the snapshot in the store, or is noticed here.
+    Must be called after the snapshot was written: a concurrent removal of `keeper`, or a concurrent collection, then
+    either sees the written snapshot, or is noticed here.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
@@ -243,7 +243,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     """Return a snapshot if it may be removed.
 
     Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a clone of
-    that clone, uses the snapshot's files. Also raises `Refused` if a clone in an unreachable store may use the files.
+    this clone, uses the snapshot's files, or if a clone in an unreachable store may use them.
     """
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:

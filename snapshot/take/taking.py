@@ -1,7 +1,8 @@
 """Take a snapshot of a running app: request it, wait for the stages' answers, and write the snapshot.
 
-Until the request is deleted, the head manifest of each stage has the version that the stage recorded, and the channels
-whose marker it awaits. So one look at each head suffices to complete the snapshot, and any process may do it.
+Until the request is deleted, the newest manifest of each stage states the version that the stage recorded, and the
+channels whose marker the stage awaits. So any process can complete the snapshot after reading the newest manifest of
+each stage.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,10 @@
 """Exclusion of operations: a rule for each pair of an operation and a condition of its app.
 
-Each condition has a detector function, which looks for an object, a version or a heartbeat, and also gives the message.
-A verb calls `check_exclusion` before it changes anything. If other verbs must see the verb's own object, the verb calls
-the function again after writing the object: if two verbs start at once, the later one sees the other. `check_exclusion`
-raises an error for the conditions under which the operation is refused. Verbs implement the other rules themselves.
+Each condition has a detector function, which searches for an object, a version or a heartbeat, and returns a message.
+A verb calls `check_exclusion` before it changes anything. A verb that writes an object by which other verbs detect it
+calls the function again after writing the object: if two verbs start at once, at least the later writer detects the
+other. `check_exclusion` raises an error for the conditions under which the operation is refused. Verbs implement the
+other rules themselves.
 
 The pin of a clone, in the clone's source, names the clone. A clone of a clone pins only its direct source, but its
 first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
@@ -32,9 +33,9 @@ from .runners import EDITS, live_heartbeats
 def clones_using_files(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
     """Yield the clones that use an app's files, as pairs of the clone's name and store root.
 
-    Searches the app's own root, and the roots that the app's pins name. A promoted clone no longer counts once its
-    remaining versions share no SST. Raises `Refused` if a clone may exist under a root that is unreachable from here,
-    and `Unavailable` if a clone's store did not answer.
+    Searches the app's own root, and the roots that the app's pins name. A promoted clone is left out once none of its
+    remaining versions names an SST of the app. Raises `Refused` if a clone may exist under a root that is unreachable
+    from here, and `Unavailable` if a clone's store did not answer.
     """
     pins = _pins(store, app)
     names = cache(lambda root: apps.promoted_names(store.at(root)))
@@ -95,9 +96,9 @@ def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 
 def apps_sharing_objects(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield each other app under a root, with the keys of the SSTs and leaves of `app` that it names.
+    """Yield the name of each app under a root, except `app`, and the keys of the objects of `app` that it names.
 
-    An empty root is the root of `app`.
+    The objects are SSTs and leaves. An empty `root` is the store root of `app`.
     """
     other_store = store.at(root)
     roots = {"", store.url} if other_store is store else {store.url}
@@ -119,23 +120,23 @@ def root_suffix(root: str) -> str:
 class AppCondition(Enum):
     """Condition of an app that can block an operation: another operation, a running process, or a lasting state."""
 
-    REMOVAL = "it is being removed"
-    MAKING = "its clone or adoption is incomplete"
-    COPY = "it is a replica"
-    LEFT = "it was recovered elsewhere"
-    RUNNER = "a runner runs it"
+    REMOVAL = "the app is being removed"
+    MAKING = "the app is an incomplete clone, or its adoption is incomplete"
+    COPY = "the app is a replica"
+    LEFT = "the app was recovered under another store root"
+    RUNNER = "a runner of the app is running"
     SNAPSHOT = "a requested snapshot is incomplete"
     EDIT = "a requested edit is not applied yet"
-    FORGETTING = "keys are being forgotten"
+    FORGETTING = "keys of the app are being forgotten"
     CHANGE = "a migration, rewind or reset is incomplete"
     PROMOTION = "a promotion is prepared and not decided"
-    CLONING = "a clone of it is being created"
-    CLONES = "clones share its SSTs"
-    RECOVERY = "it is being recovered from a replica"
+    CLONING = "a clone of the app is being created"
+    CLONES = "clones share SSTs of the app"
+    RECOVERY = "a recovery from this replica is incomplete"
 
 
 class Evidence(NamedTuple):
-    """Evidence that an app is in a condition."""
+    """Evidence that a condition holds for an app: a sentence, and a hint for the user."""
 
     condition: AppCondition
     fact: str
@@ -254,44 +255,45 @@ code that promotes detects promotions.
 
 
 class Intent(Enum):
-    """Operation that is about to start, with its name in messages."""
+    """Operation that is about to start, with its command. `Intent.REMOVE` is also `clone rm`."""
 
-    RUN = "a run"
-    SNAPSHOT = "a snapshot by markers"
-    PIN = "a snapshot with records in flight"
-    REMOVE_SNAPSHOT = "removing a clone's snapshot"
-    CLONE = "a clone"
-    REFRESH = "refreshing it"
-    REMOVE = "its removal"
-    RETRY = "a retry"
-    RESCALE = "a rescale"
-    RETIRE = "retiring a stage"
-    COMPACT = "compaction"
-    COLLECT = "garbage collection"
-    ARCHIVE = "filling the archive"
-    EDIT = "an edit"
-    FORGET = "forgetting"
-    MIGRATE = "a migration"
-    REWIND = "a rewind"
-    RESET = "a reset"
-    PROMOTE = "a promotion"
-    REPLICATE = "replicating"
-    RECOVER = "a recovery"
-    ADOPT = "adopting a query"
+    RUN = "`run`"
+    SNAPSHOT = "`snapshot take`"
+    PIN = "`snapshot take --instant`"
+    REMOVE_SNAPSHOT = "`snapshot rm` of a clone's snapshot"
+    CLONE = "`clone`"
+    REFRESH = "`clone refresh`"
+    REMOVE = "`app rm`"
+    RETRY = "`rejected --retry`"
+    RESCALE = "`rescale`"
+    RETIRE = "`retire`"
+    COMPACT = "`compact`"
+    COLLECT = "`gc`"
+    ARCHIVE = "`archive`"
+    EDIT = "`edit`"
+    FORGET = "`forget`"
+    MIGRATE = "`migrate`"
+    REWIND = "`rewind`"
+    RESET = "`reset`"
+    PROMOTE = "`promote`"
+    REPLICATE = "`replicate`"
+    RECOVER = "`recover`"
+    ADOPT = "`adopt`"
 
 
 class ExclusionRule(Enum):
-    """Rule for starting an operation while its app is in a condition.
+    """Effect of a condition, such as an operation under way, on an operation that is about to start.
 
-    A dry run is refused under `FINISHES` only, since it cannot finish the other operation first.
+    If a command finishes the operation under way before its own work (`FINISHES`), its dry run is refused, because a
+    dry run must not finish anything. All other rules let a dry run proceed.
     """
 
-    BESIDE = "goes beside it"
-    REFUSED = "is refused"
-    WAITS = "waits for it"
-    FENCES = "fences it"
-    FINISHES = "finishes it first"
-    WITHDRAWS = "withdraws it"
+    BESIDE = "run at the same time as"
+    REFUSED = "refused for"
+    WAITS = "asked to carry out"
+    FENCES = "fenced by"
+    FINISHES = "finished first by"
+    WITHDRAWS = "withdrawn by"
 
 
 _B, _R, _W, _T, _F, _X = ExclusionRule
@@ -327,7 +329,7 @@ RULES: Final[Mapping[Intent, Mapping[AppCondition, ExclusionRule]]] = {
     intent: dict(zip(AppCondition, row, strict=True)) for intent, row in _ROWS.items()
 }
 
-_ELSEWHERE = "{intent} is possible only on the app itself"
+_ELSEWHERE = "{intent} is possible only where the app runs"
 _SNAPSHOT = "a snapshot taken now could keep these keys"
 _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
     AppCondition.COPY: {None: _ELSEWHERE},
@@ -355,7 +357,8 @@ _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
 }
 """Reasons by condition and operation, appended to the sentence in `Evidence.fact`.
 
-The reason of the operation None is the default for a condition. Without any reason, the sentence stands alone.
+The reason under the key None applies to all operations that are not listed. Without a reason, the sentence of
+`Evidence.fact` is the whole message.
 """
 
 _NEXT_STEPS: Final[Mapping[tuple[AppCondition, Intent], str]] = {
@@ -371,9 +374,9 @@ def check_exclusion(
 ) -> None:
     """Raise `Refused` if a condition of the app excludes an operation.
 
-    Checks the given conditions, or all conditions if none are given. A dry run is refused only under conditions that
-    the operation would first have to finish. Makes one or two requests for each checked condition. The removal and the
-    creation of the app are not checked here: `history.list_stages` detects them.
+    Checks the given conditions, or all conditions if none are given. A dry run is refused only if the operation under
+    way would have to be finished first (`ExclusionRule.FINISHES`). Makes one or two requests for each checked
+    condition. The removal and the creation of the app are not checked here: `history.list_stages` detects them.
     """
     blocking = ExclusionRule.FINISHES if dry_run else ExclusionRule.REFUSED
     blockers = [column for column in columns or DETECTORS if RULES[intent][column] is blocking]

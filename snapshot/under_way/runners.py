@@ -2,8 +2,8 @@
 
 A runner writes one small object every 15 seconds, and deletes it on a clean shutdown. After a crash, the object's age
 shows that the runner is gone. A hold stops runners at certain offsets as long as it is renewed. A runner makes a
-requested edit between two batches, so that no batch uses outdated rows. Without a live runner, the verb makes the edit.
-Each edit is made once, since its version has the request's id.
+requested edit between two batches, so that no batch uses outdated rows. Without a live runner, the command itself makes
+the edit. An edit is made only once, because the version that makes it names the request's id.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -51,9 +51,10 @@ def live_heartbeats(store: ObjectStore, app: str, now_ms: int) -> tuple[Heartbea
 def have_runners_lapsed(
     store: ObjectStore, app: str, pause: Callable[[], None], now_ms: Callable[[], int] = instants.now_ms
 ) -> bool:
-    """Wait until no runner has the app, and return True; return False once a runner writes a new heartbeat.
+    """Wait until the heartbeats of all runners are outdated, and return True; False if a new heartbeat is written.
 
-    The last heartbeat of a killed runner counts for a minute: `pause` is called until this time is over.
+    The last heartbeat of a killed runner counts for a minute. The functions `pause`, which waits a little, and `now_ms`
+    are called until this time is over.
     """
     seen: dict[str, int] = {}
     while alive := [info for info in HEARTBEATS.listed(store, app) if info.modified_ms >= now_ms() - FRESH_S * 1000]:

@@ -256,10 +256,10 @@ _TopicUse = tuple[str, str]
 
 
 def check_topics(store: ObjectStore, cut: Cut, kafka: KafkaTopics, not_checked: list[str]) -> Iterator[CheckOutcome]:
-    """Check that no topic that the cut's stages read or wrote was deleted and recreated since.
+    """Check that no topic which the cut's stages read or wrote was deleted and recreated since the cut.
 
-    If the newest version already uses the recreated topic, this is not a fault: `not_checked` then says that the former
-    records cannot be read again. If Kafka could not be asked, the reason is added to `not_checked`.
+    If the newest version already uses the recreated topic, this is not a fault; then `not_checked` gets a sentence that
+    the former records cannot be read again. If Kafka does not answer, `not_checked` gets the reason.
     """
     if (replica := replicas.find_replica_state(store, cut.app)) is not None and replica.state == "copy":
         return  # its topics are in another Kafka

@@ -61,10 +61,10 @@ class LedgerEntry:
 
     @property
     def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
-        """By Kafka partition: records sent, consumed, lost and in flight, and the difference; empty if unknown.
+        """Counts by Kafka partition: records sent, consumed, lost and in flight, and the difference. Empty if unknown.
 
-        The records in flight are None if only their sum over the partitions is known. The difference is None then as
-        well, unless more records were consumed or lost than were sent.
+        If the in-flight records are known only as a sum over all partitions, they are None here, and so is the
+        difference, unless more records were consumed or lost than were sent.
         """
         lost = self.lost or (0,) * len(self.sent)
         if not len(self.sent) == len(self.consumed) == len(lost):

@@ -172,7 +172,7 @@ def verify(
     topics: KafkaTopics | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for a cut, given as a ref or as a `Cut`. The cut's manifests are read again.
+    """Check a cut, given as a ref or as a `Cut`, against all rules of `report.CHECKS`. Reads the cut's manifests again.
 
     Relative refs count from `now_ms`. With `deep`, every byte and the whole kept history are read, and with a `reader`
     also in-flight records and markers in Kafka. With `topics`, checks that Kafka's topics were not recreated.

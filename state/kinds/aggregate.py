@@ -93,13 +93,19 @@ def mean(column: str) -> Aggregate:
 
 @check_arguments
 def first(column: str, *, by: str) -> Aggregate:
-    """Value of `column` in the row with the smallest `by`. Ties: the earliest batch, then the largest value."""
+    """Value of `column` in the row with the smallest `by`.
+
+    Among rows with an equal `by`, the earliest batch counts; within the batch, the largest value.
+    """
     return Aggregate("first", column, by)
 
 
 @check_arguments
 def last(column: str, *, by: str) -> Aggregate:
-    """Value of `column` in the row with the largest `by`. Ties: the latest batch, then the largest value."""
+    """Value of `column` in the row with the largest `by`.
+
+    Among rows with an equal `by`, the latest batch counts; within the batch, the largest value.
+    """
     return Aggregate("last", column, by)
 
 

@@ -138,7 +138,7 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
     part, time = list(times).index(name), times[name]
     if not time:
         raise Refused(
-            f"join: the rows of {name!r} have no watermark, which defines their time and how long matches wait",
+            f"join: the rows of {name!r} have no watermark: a join needs their time, and how long to wait for matches",
             hint=f'add .withWatermark("at", "10 minutes") to the DataFrame that is returned for {name!r}',
         )
     if time in key:

@@ -41,7 +41,10 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BatchMoment:
-    """Times of a batch in ms since 1970 UTC. The batch's version records them, so that replays use them too."""
+    """Times of a batch in ms since 1970 UTC.
+
+    The batch's version records them, and replays of the batch use the recorded times.
+    """
 
     until_ms: int | None = None
     """Latest due time of rows that fall due in the batch; None while the watermark is unknown."""
@@ -104,7 +107,10 @@ class BoundState:
 
     @property
     def side_tables(self) -> Mapping[str, tuple[pa.Schema, pa.Schema]]:
-        """Key and value columns of tables of parts, by side table; internal key columns are not hashed."""
+        """Key columns and value columns of each side table, by its name.
+
+        Internal key columns are not part of the key hash.
+        """
         return {}
 
     def with_parts(self, _find: FindParts) -> BoundState:
@@ -253,7 +259,8 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def why_not_maskable(self, _column: str) -> str:
         """Return the reason why a column must not be masked: later records need its stored value.
 
-        Empty if later records only replace the value, or if only the user's function knows.
+        Empty if later records only replace the value, or if the user's function computes it, so that its use is
+        unknown.
         """
         return f"it holds {self.waiting_rows}" if self.waiting_rows else ""
 

@@ -45,7 +45,7 @@ FunctionCall: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Ca
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """Parts of a declared function that manifests do not store."""
+    """Values of a `pandas_state` declaration that are not stored in manifests."""
 
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]

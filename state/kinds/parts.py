@@ -1,8 +1,8 @@
-"""List and map variables of a user's class, whose parts are rows of a side table, `<stage>_<variable>`.
+"""List and map variables of a user's class. Each list element or map entry, called a part, is a row of a side table.
 
-The stage's table has the number of a key's parts, so appending to a list reads and writes none of its other elements.
-The parts of a key are read when user code asks for them, together with those of some keys that follow in the batch.
-Method names are those of Spark's `ListState` and `MapState`.
+The side table is named `<stage>_<variable>`. The stage's table stores only the number of a key's parts, so appending to
+a list neither reads nor writes its earlier elements. The first access to a key's parts reads all of them, together with
+the parts of some keys that follow in the batch. Method names are those of Spark's `ListState` and `MapState`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,20 +24,21 @@ _MAX_AHEAD_KEYS, _MAX_AHEAD_PARTS = 1_024, 10_000
 
 
 class FindParts(Protocol):
-    """Look-up of the stored parts of keys."""
+    """Function that reads the stored parts of keys from the side table."""
 
     def __call__(
         self, keys: npt.NDArray[np.int64], parts: pa.Array | None = None, /
     ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """Return the index of the key, ascending, and the row of each stored part of some keys.
+        """Return the key's index for each stored part of some keys, ascending, and the rows of these parts.
 
-        `keys` are indices of keys. `parts`, if given, has one key of a map for each: only these entries are returned.
+        `keys` are indices of keys. If `parts` is given, it has one map key for each index in `keys`, and only these map
+        entries are returned.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """Columns of a table of parts, besides the key columns of the stage."""
+    """Columns of a table of parts, without the key columns of the stage."""
 
     key: pa.Field
     values: tuple[pa.Field, ...]
@@ -53,7 +54,10 @@ def part_columns(column: StateColumn) -> PartColumns | None:
 
 
 class PartState:
-    """Parts of a variable, for the keys of a batch. With a ttl, the last element of an entry is its expiry time."""
+    """List or map variable of the user's class, with its parts (elements or entries) for the keys of a batch.
+
+    If the variable has a time to live, each part's tuple of values ends with the part's expiry time.
+    """
 
     def __init__(
         self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf, find: FindParts
@@ -77,7 +81,7 @@ class PartState:
 
     @property
     def arrays(self) -> list[pa.Array]:
-        """Columns of the stage's table."""
+        """Columns of the variable in the stage's table: number of parts, positions of a list, earliest expiry time."""
         times = [pa.array(self._expiry, mask=self._expiry == NEVER)] if self._until else []
         return [pa.array(self._counts, mask=self._counts == 0), *self._span_arrays(), *times]
 
@@ -112,7 +116,10 @@ class PartState:
         return entry[-1] is None or entry[-1] > self._keys.wall_ms
 
     def _load(self, key: int) -> dict[Any, Fields]:
-        """Return all parts of a key. Reads those of following keys as well, the more the more often it is called."""
+        """Return all parts of a key, by position or map key.
+
+        Also reads the parts of keys that follow in the batch. Their number doubles with each read, up to a limit.
+        """
         if key in self._entries:
             return self._entries[key]
         following = np.arange(key, min(key + self._ahead, self._keys.num))
@@ -153,7 +160,7 @@ class PartState:
             self._expiry[key] = min(self._expiry[key], entry[-1])
 
     def _forget(self, key: int, stored: Iterable[Any]) -> None:
-        """Remove all parts of a key; `stored` are those that may be in the table of parts."""
+        """Remove all parts of a key. `stored` are the positions or map keys that the side table may have for it."""
         self._writes[key] = dict.fromkeys(stored)
         self._entries[key] = {}
         self._counts[key], self._expiry[key] = 0, NEVER
@@ -293,7 +300,7 @@ class MapState(PartState):
             self._counts[key] += (entry is not None) - existed
 
     def _entry(self, part: Fields) -> Fields | None:
-        """Return an entry of the current key. Reads all entries unless they are very many."""
+        """Return the map entry `part` of the current key. Reads all entries of the key, unless there are too many."""
         key = self._keys.current
         if key not in self._entries and self._stored_counts[key] > _MAX_AHEAD_PARTS:
             if part in self._writes.get(key, ()):

@@ -52,7 +52,7 @@ _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "waterma
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCode:
-    """Parts of a declared class that manifests do not store, and that may change with the next release."""
+    """Values of a `processor` declaration that manifests do not store. They may change with the next release."""
 
     function: Callable[..., Any]
     """Method of the user's class that handles rows."""
@@ -112,8 +112,8 @@ class Processor(SparkCode, frozen=True, tag="processor"):
 
     def why_not_maskable(self, column: str) -> str:
         if column in self.variables and self.variables[column].form != "value":
-            return f"it counts the parts of a {self.variables[column].form}, which are rows of the table of its name"
-        return "rows fall due by it" if column == TIMERS else ""
+            return f"it counts the elements of a {self.variables[column].form}, which are stored in a side table"
+        return "it decides when rows fall due" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         """Bind the user's class to the columns of its rows.
@@ -180,12 +180,12 @@ def _check_side_tables(variables: Sequence[str]) -> None:
     for variable, name in zip(variables, names, strict=True):
         if not is_name(name) or name == REJECTED:
             raise Refused(
-                f"state variable {variable!r} has several parts, which are rows of a table of this name; expected "
+                f"state variable {variable!r} is a list or map, which needs a side table of its name; expected "
                 f"{NAME_IN_WORDS}, and not {REJECTED!r}",
                 hint="give the variable another name",
             )
         if names.count(name) > 1:
-            raise Refused(f"two state variables have the parts of table {name!r}", hint="give one another name")
+            raise Refused(f"two state variables need a side table named {name!r}", hint="give one of them another name")
 
 
 def side_table_name(variable: str) -> str:

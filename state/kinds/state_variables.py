@@ -43,7 +43,10 @@ class StateColumn:
 
     @property
     def columns(self) -> list[pa.Field]:
-        """Columns of the variable: its value, or the number of its parts; with a ttl the earliest expiry time."""
+        """Columns of the variable: its value, or for a list or map the number of its parts.
+
+        With a ttl, also the expiry time.
+        """
         form, count = self.variable.form, pa.int64()
         return [
             pa.field(self.name, self.fields if form == "value" else count),
@@ -56,7 +59,7 @@ SPAN = pa.struct([("first", pa.int64()), ("next", pa.int64())])
 
 
 def span_column(name: str) -> str:
-    """Return the name of the column with the positions of a list: the first one, and that of the next element."""
+    """Return the name of the column with two positions of a list: its first element's, and its next new element's."""
     return f"_span_{name}"
 
 

@@ -58,7 +58,7 @@ class Update(OfCode, frozen=True, tag="update"):
         return self.tag == now.tag
 
     def why_not_maskable(self, column: str) -> str:
-        return "rows fall due by it" if column == self.due else ""
+        return "it decides when rows fall due" if column == self.due else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         values = self.code.state()

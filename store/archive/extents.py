@@ -89,7 +89,7 @@ def count_offsets(extents: Iterable[Extent]) -> int:
 
 
 def extent_violations(path: str, extents: Extents) -> Iterator[Violation]:
-    """Yield a violation for each extent that is empty, or does not lie after the previous extent."""
+    """Yield a violation for each extent that is empty, or that does not lie after the previous one."""
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:

@@ -243,7 +243,10 @@ def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
 
 
 def begin_update(offsets: Sequence[int]) -> Update:
-    """Return an update that begins an archive at these offsets, by partition. An existing archive stays as it is."""
+    """Return an update that begins an archive at these offsets, by partition.
+
+    It does not change an existing archive.
+    """
     return lambda head: None if head.number else replace(head, begins=tuple(offsets))
 
 

@@ -34,8 +34,8 @@ def pick_inputs(
 ) -> tuple[ArchiveObject, ...]:
     """Return the next objects to merge, in index order; none if there is nothing to merge.
 
-    All are small, and their `read_ms` lie in one period of length `period_ms`. A merge takes eight or more objects of
-    similar size; with `all_sizes`, two or more of any size.
+    All of them are small, and their `read_ms` lie in one period of length `period_ms`. A merge takes eight or more
+    objects of similar size; with `all_sizes`, two or more of any size.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
     for _, group in groupby(small, key=lambda item: item.read_ms // period_ms):

@@ -70,9 +70,9 @@ class TopicArchives:
         return bool(self.archives)
 
     def with_topic_id(self, topic_id: str) -> "TopicArchives":
-        """Return the archives of the topic with this id; if there are none, those with `self.topic_id`.
+        """Return the archives of the topic with this id; if no archive has the id, those with `self.topic_id`.
 
-        Archives without an id match any id.
+        An archive without an id matches any id.
         """
         for requested in (topic_id, self.topic_id):
             matches = tuple(archive for archive in self.archives if archive.index.topic_id in ("", requested))
@@ -88,7 +88,7 @@ class TopicArchives:
         return subtract((Extent(partition, first, end),), self.covered(partition))
 
     def covered_start(self, partition: int, first: int) -> int:
-        """Return the start of the covered range that contains `first` or ends at it; `first` without such a range."""
+        """Return the start of the covered range that contains `first` or ends at it; without such a range, `first`."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:

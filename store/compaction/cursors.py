@@ -1,7 +1,8 @@
-"""Reads the inputs of a merge in hash order: first keys, then the rows that the merge keeps, in bounded memory.
+"""Reads the inputs of a merge in hash order, in bounded memory: first keys, then the rows that the merge keeps.
 
-An SST that is not on this machine and has large rows is read twice: its keys for each slice, then the pages with rows
-to keep. Otherwise eight versions of a row of 100 MB would be in memory together, and seven of them for nothing.
+If an SST is not on this machine and has large rows, it is read twice: its keys for each slice, then only the pages with
+rows to keep. Reading whole rows at once would, for example, hold eight versions of a row of 100 MB in memory, seven of
+which the merge drops.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +27,7 @@ CHUNK_BYTES = 16 << 20
 _LARGE_GROUP_BYTES, _LARGE_ROW_BYTES = 64 << 20, 256 << 10
 """Bytes of a row group, and mean bytes of a row, above which an SST has large rows."""
 _LARGE_PARTS_BYTES = 2 << 20
-"""The same in a table of parts: those of one key share a hash, so that a slice has all of them, however many."""
+"""As `_LARGE_GROUP_BYTES`, for a table of parts. Parts of a key share a hash, so one slice has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Part:
         return self.selected.num_bytes(self.start + first, self.start + last)
 
     def rows(self, at: npt.NDArray[np.int64]) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """Return rows of the part, and the positions among them of the rows `at`, which ascend."""
+        """Return rows of the part, and for each of the rows `at` (ascending) its position among the returned rows."""
         if self.selected is None:
             return self.keys.slice(at[0], at[-1] - at[0] + 1), at - at[0]
         return self.selected.read(at + self.start), np.arange(len(at))
@@ -55,7 +56,7 @@ class Part:
 def take_rows(parts: Sequence[Part], rows: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
     """Yield rows in the order of `rows`, about `CHUNK_BYTES` at a time and at least one row.
 
-    `rows` are positions in the joined parts; those in one part ascend.
+    `rows` are positions in the joined parts. Among positions in the same part, they ascend.
     """
     starts = np.cumsum([0, *(part.keys.num_rows for part in parts)])
     sources = np.searchsorted(starts, rows, side="right") - 1
@@ -105,7 +106,10 @@ class Cursor:
         self._num_passed = 0
 
     def read(self, low: int, high: int) -> list[Part]:
-        """Return the rows with hashes from `low` to `high` (inclusive), which are above those of the last call."""
+        """Return the rows with hashes from `low` to `high` (inclusive).
+
+        `low` must be above `high` of the previous call.
+        """
         parts: list[Part] = []
         if low > self._sst.hash_max or high < self._sst.hash_min:
             return parts

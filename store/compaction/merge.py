@@ -57,8 +57,8 @@ def run_compaction(
     """Merge the input SSTs, and put the resulting SSTs into the store and the cache, under new names.
 
     Keeps the newest row of each key. Costs one put for each output; an uncached input costs one read of its footer and
-    one for every few megabytes. A trivial move makes no request, and the oldest inputs are not read if all their rows
-    are expired. `should_stop` is called before each part of a slice is written.
+    one for every few megabytes. A trivial move (only the level changes) makes no request. Oldest inputs in which all
+    rows have expired are not read. `should_stop` is called before each part of a slice is written.
 
     Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour, `Corruption`,
     and `ValueError` if an input reaches beyond the compaction's hashes.
@@ -220,7 +220,7 @@ class _Interval:
 def _split_by_interval(
     chunks: Iterable[pa.Table], intervals: Sequence[_Interval]
 ) -> Iterator[tuple[pa.Table | None, _Interval]]:
-    """Yield the rows of each interval, in parts, and None at its end."""
+    """Yield the rows of each interval, in several tables if needed, followed by None at the interval's end."""
     number = 0
     for rows in chunks:
         hashes, start = rows.column(HASH).to_numpy(), 0
@@ -263,8 +263,8 @@ def _group_into_slices(intervals: Iterable[_Interval], slice_rows: int) -> Itera
 class _RollingWriter:
     """Writes rows, in SST order, to SSTs of about `target_file_bytes`.
 
-    The caller marks the ends of slots, which are equal ranges of hashes (`Compaction.slots`). Each SST has whole slots,
-    or a part of one slot.
+    The caller marks the ends of slots, which are equal ranges of hashes (`Compaction.slots`). An SST covers either one
+    or more whole slots, or a part of one slot.
     """
 
     def __init__(
@@ -341,8 +341,8 @@ def encode_blocks(
 ) -> SstWriter:
     """Encode a new SST from another SST's blocks, without the rows that `removed` selects.
 
-    `change` computes the other rows from batches with the columns of `table`. The new SST may have no rows. Nothing is
-    stored or cached. Raises the errors of `change`, and `Corruption`.
+    `change` is a function that computes the new rows from batches of the remaining rows, with the columns of `table`.
+    The new SST may have no rows. Nothing is stored or cached. Raises the errors of `change`, and `Corruption`.
     """
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
@@ -364,7 +364,9 @@ def read_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
 
 
 def select_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> RowSelector:
-    """Return a function that selects the rows of these keys in a block, of a table of parts all parts of the keys.
+    """Return a function that selects the rows of these keys in a block.
+
+    In a table of parts, it selects all parts of the keys.
 
     `keys` has the hashed key columns, and `hashes` the keys' hashes, ascending.
     """

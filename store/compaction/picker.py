@@ -2,8 +2,8 @@
 
 A small batch has fewer tasks than hash ranges, so its SSTs are *wide*: each covers several ranges. A choice for one
 range that includes wide SSTs becomes a merge for all ranges that they cover (`_as_wide`). While few bytes are merged,
-the result is wide again, so small batches cost few puts, however many ranges there are. When it is larger, it is cut at
-the bounds of the ranges, which are merged separately from then on.
+the result is wide as well, so small batches cost few puts, however many ranges there are. A larger result is cut at the
+bounds of the ranges, and from then on each range is merged separately.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,13 +33,13 @@ from .runs import Run, TableRuns
 _MAX_SLOTS = 1 << 30
 _MAX_SEQ = (1 << 63) - 1
 WIDE_BYTES = 1 << 20
-"""Bytes for each covered hash range up to which a merge of wide SSTs has a wide result: a larger one is cut."""
+"""Bytes for each covered hash range up to which the result of merging wide SSTs is wide; a larger result is cut."""
 
 
 class Picker:
-    """Chooses the compactions of one table's versions, one after another. Not thread-safe.
+    """Chooses compactions for one version of a table after another. Not thread-safe.
 
-    A version costs as much as its changes since the last one, and the merges that it needs.
+    The cost for a version depends on its changes since the previous version and on the merges that it needs.
     """
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ def pick(
     `ssts` are a manifest's SSTs in any order, and `clock_ms` is the manifest's clock; None if no row expires. If
     expired rows have at least half of the bytes of the oldest runs, these runs are merged first (`ttl.expired_suffix`).
 
-    Repeated picking and merging ends. Each hash range then has fewer than `l0_trigger` runs (universal), or fewer
-    than that in level 0, and every other level within its size (leveled). If the newest runs are wide, older runs are
-    merged as soon as there are three quarters of `l0_trigger`, which leaves room for wide runs. Raises `ValueError` for
-    an `l0_trigger` below 2 or a `fanout` of at most 1.
+    Picking and merging repeatedly comes to an end. Then each hash range has fewer than `l0_trigger` runs (universal),
+    or fewer than `l0_trigger` runs in level 0 and every further level within its size (leveled). If the newest runs are
+    wide, older runs are merged as soon as the range has three quarters of `l0_trigger` runs, which leaves room for wide
+    runs. Raises `ValueError` for an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
     return _pick(_runs_of(ssts, partitions), policy, clock_ms)
 
@@ -131,7 +131,7 @@ class _Picks:
     _wide: list[Compaction] = field(default_factory=list)
 
     def add(self, compaction: Compaction) -> None:
-        """Add a compaction picked for one hash range, as a wide one if needed; drop it if it conflicts with others."""
+        """Add a compaction picked for one hash range, as a wide one if needed. Drop it if it conflicts with others."""
         if not self._inputs.isdisjoint(compaction.inputs):
             return
         picked = _as_wide(compaction, self.table, self.policy, full=self.full)
@@ -157,11 +157,11 @@ def _seqs(ssts: Iterable[Sst]) -> tuple[int, int]:
 
 
 def _as_wide(compaction: Compaction, table: TableRuns, policy: Policy, *, full: bool) -> Compaction:
-    """Return a compaction whose inputs lie within its hashes, in place of one of a single range with wide inputs.
+    """Return a compaction whose inputs lie within its hashes, in place of a compaction of one range with wide inputs.
 
-    It merges the inputs, with all SSTs that belong in between, into a wide run if they are small. Otherwise it merges
-    only the newest wide inputs: into a wide run if these are small and several runs, else into SSTs that are cut at the
-    bounds of the hash ranges. With `full`, everything in these ranges belongs to the inputs.
+    If the inputs and all SSTs between them are small, it merges them into a wide run. Otherwise it merges only the
+    newest wide inputs: if these are small and form several runs, into a wide run; else into SSTs that are cut at the
+    bounds of the hash ranges. With `full`, all newer SSTs of these ranges are inputs as well.
     """
     partitions = compaction.partitions
     is_wide = partial(_is_wide, partitions=partitions)
@@ -198,9 +198,9 @@ def _is_small(ssts: Iterable[Sst], num_ranges: int) -> bool:
 def _with_all_between(
     ssts: Iterable[Sst], table: TableRuns, *, older: bool = False, newer: bool = False
 ) -> tuple[set[Sst], int]:
-    """Return these SSTs and all others of their hash ranges that lie between them, and the number of the ranges.
+    """Return these SSTs, all SSTs between them in their hash ranges, and the number of these ranges.
 
-    With `older` and `newer`, SSTs that are older or newer than these are included, too.
+    With `older` (`newer`), all older (newer) SSTs of the hash ranges are included as well.
     """
     inputs = set(ssts)
     while True:
@@ -244,8 +244,8 @@ def pick_all(
 ) -> tuple[Compaction, ...]:
     """Return compactions that bring each hash range that `accepts` selects closer to one run. No two share an input.
 
-    A compaction that only cuts wide SSTs must be followed by another call. Skips a range if it is one run already, and
-    no SST has tombstones or expired rows.
+    A compaction that only cuts wide SSTs must be followed by a second call. Skips a range that is already one run
+    without tombstones and expired rows.
     """
 
     def is_settled(sst: Sst) -> bool:
@@ -320,8 +320,8 @@ def _pick_leveled(partition: int, partitions: int, runs: Sequence[Run], policy: 
 def _is_due(runs: Sequence[Run], policy: Policy) -> bool:
     """Return False if the runs of a hash range are levels within their limits, as a `_LeveledTree` of its SSTs finds.
 
-    Costs as much as the runs have levels. If an SST may have another level for compaction than its stored one, returns
-    True.
+    The cost grows with the number of levels. Also returns True if the level for compaction of an SST may differ from
+    its stored level.
     """
     level_0, levels = _split_levels(runs)
     deepest = 1 + _bottom_level(sum(run.bytes for run in runs), policy)
@@ -362,18 +362,18 @@ class _LeveledTree:
 
     The rules are RocksDB's (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
     `db/compaction/compaction_picker_level.cc`), applied to each hash range separately. Batches write level 0. When
-    level 0 has `l0_trigger` runs, they are merged into level 1. SSTs of a level that exceeds its size limit are merged
-    into the next level, starting with those that overlap the fewest bytes there for each byte of their own
-    (`kMinOverlappingRatio`).
+    level 0 has `l0_trigger` runs, they are merged into level 1. If a level exceeds its size limit, some of its SSTs are
+    merged into the next level. First come SSTs with the smallest ratio of the bytes that they overlap in the next level
+    to their own bytes (`kMinOverlappingRatio`).
 
     One difference preserves the invariant of `sst.sorted_runs`, on which all readers rely: SSTs that overlap in `_hash`
     do not overlap in `_seq`. Level i is divided into 2^d_i slots, equal ranges of the hash range, with d_i chosen so
     that one slot of a full level is about one SST of the target size. A merge into the next level takes all SSTs that
-    the level has in a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by
-    key. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan, Bortnikov, Twitto:
-    "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the bounds are
-    fixed. If a rescale or another policy left SSTs that cross slots, a compaction includes more inputs until the
-    invariant holds for its result.
+    the level has in a slot. So within a slot, every row of a level is newer than every row of the levels below it, not
+    just for equal keys. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan,
+    Bortnikov, Twitto: "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly,
+    so the bounds are fixed. If SSTs cross slots, after a rescale or a change of the policy, a compaction includes more
+    inputs until the invariant holds for its result.
     """
 
     def __init__(self, partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> None:
@@ -388,9 +388,10 @@ class _LeveledTree:
         """Yield the compactions of the level that most needs compaction.
 
         The score of level 0 is its number of runs divided by `l0_trigger`; the score of another level is its bytes
-        divided by its size limit. The level with the highest score is compacted, if that is at least 1: level 0 as a
-        whole, and of another level enough SSTs to bring it within its limit. If the levels between 0 and the last have
-        more than `max_space_amplification` times the bytes of the last, the whole hash range is merged into one level.
+        divided by its size limit. If the highest score is at least 1, the level with this score is compacted: level 0
+        as a whole, of a deeper level as many SSTs as are needed to bring it within its limit. If the levels between 0
+        and the last have more than `max_space_amplification` times the bytes of the last, the whole hash range is
+        merged into one level.
         """
         sizes: dict[int, int] = {}
         for sst in self._ssts:

@@ -1,15 +1,15 @@
-"""Compactions as values, their results, and applying results to a manifest.
+"""Compactions as values, their results, and the application of results to a manifest.
 
 Pure. `picker` chooses compactions, `merge` runs them.
 
-A compaction covers all or some hashes of one hash range (`Table.ranges`), or of several adjacent ones: SSTs of small
-batches, and those from before a change of the ranges, may be wide, which means that they reach into several ranges. All
-hashes of its inputs lie within it.
+A compaction covers all or some of the hashes of one hash range (`Table.ranges`), or of several adjacent ones. All
+hashes of its inputs lie within these hashes. It covers several ranges if an input is *wide*, which means that the SST's
+hashes reach into several ranges. SSTs of small batches may be wide, and so may SSTs from before a change of the ranges.
 
-Rebasing applies the same change to a newer head. A writer loses a version's number when another process commits first.
-If that was a compaction, which changes how rows are stored but no row, everything that the writer read is still valid:
-its version follows the compaction's instead. Like Iceberg's handling of conflicting changes (spec, "Optimistic
-Concurrency") and git's rebase, the difference from the old base is applied to the new one.
+A writer loses the race for a version's number if another process commits first. If the other process committed a
+compaction, everything that the writer read is still valid, because a compaction changes how rows are stored but no row.
+The writer then *rebases*: it applies its change to the new head. Like Iceberg's handling of conflicting changes (spec,
+"Optimistic Concurrency") and git's rebase, the difference from the old base is applied to the new one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from ..versions.manifest import Manifest, SideTable
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Merge of adjacent runs of one hash range into one run, over all or some of its hashes, or of several ranges."""
+    """Merge of adjacent runs into one run. Covers all or some of the hashes of one hash range, or of several ranges."""
 
     partition: int
     """Hash range for which the compaction was chosen."""
@@ -94,11 +94,11 @@ Finished = CompactionResult | Fold
 
 
 def apply_results(ssts: Sequence[Sst], results: Sequence[Finished]) -> Ssts:
-    """Return a manifest's SSTs with each result in the place of its inputs.
+    """Return a manifest's SSTs with each result in place of its inputs.
 
-    `ssts` may be of a newer version than the compacted one: SSTs that were added since are kept, before the result.
-    A merge is left out if an input was merged or dropped meanwhile, if an SST now lies between the inputs, or if the
-    merge dropped tombstones and an older SST exists now.
+    `ssts` may be those of a newer version than the compacted one: SSTs that were added since then are kept, before the
+    result. A merge is left out in three cases: an input was merged or dropped meanwhile; an SST now lies between the
+    inputs; or the merge dropped tombstones and an older SST exists now.
     """
     current = ssts if isinstance(ssts, Ssts) else Ssts(ssts)
     for merge in results:
@@ -124,12 +124,12 @@ def apply_to_manifest(manifest: Manifest, results: Sequence[Finished]) -> Manife
 def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Finished] = ()) -> Manifest:
     """Return the version after `onto` with the changes that `manifest` made to `base`.
 
-    Inputs, outputs and rows of the batch stay, and so does the `_seq` of the rows, which are stored already. That
+    Inputs, outputs and rows of the batch do not change. Nor does the `_seq` of the rows, which are stored already. This
     `_seq` is above that of every row in `onto`, because a compaction only merges rows of versions before its own.
 
-    `manifest` is a batch's version, built on `base`; `onto` follows `base` by compactions alone (if `base` itself had
-    to be rebased, `onto` is the result). `merges` are the merges that `manifest` contains: those whose inputs are gone,
-    or that do not fit any more, are left out with their outputs.
+    `manifest` is a batch's version, built on `base`. All versions from `base` to `onto` are compactions; if `base`
+    itself had to be rebased, `onto` is the result. `merges` are the merges that `manifest` contains. A merge is left
+    out, with its outputs, if its inputs are gone or it no longer fits.
 
     Raises `ValueError` if `onto` is of another stage or epoch, or older than `base`.
     """

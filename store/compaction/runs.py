@@ -1,7 +1,7 @@
 """Sorted runs of each hash range of a table, updated from version to version.
 
-A batch adds to the newest runs of a range, and a merge replaces some of them. Older runs stay as they are, so an update
-costs as much as the changed runs and the newer ones, however many SSTs the older runs have.
+A batch adds to the newest runs of a range, and a merge replaces some of them. Older runs stay as they are, so the cost
+of an update depends on the changed runs and newer ones, and not on the number of SSTs in older runs.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _EXPIRY_STEPS = 64
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A sorted run of one hash range (`sorted_runs`), with what the choice of merges needs of its SSTs."""
+    """A sorted run of one hash range (`sorted_runs`), with the facts about its SSTs by which merges are chosen."""
 
     ssts: tuple[Sst, ...]
     """SSTs of the run, newest first."""
@@ -58,7 +58,8 @@ class Run:
     def expired_bytes(self, clock_ms: int) -> float:
         """Estimate the bytes of the rows that have expired at a clock.
 
-        In a run of many SSTs, the estimate rises in 64 steps, so that few clocks need a look at all SSTs.
+        In a run of many SSTs, the estimate rises in 64 steps over time, so that all SSTs are examined only when a step
+        begins.
         """
         if self.expiry is None or clock_ms < self.expiry[0]:
             return 0.0

@@ -182,7 +182,7 @@ class CountingStore(StoreWrapper):
         return self._totals["bytes_written"]
 
     def take_stats(self) -> Stats:
-        """Return the requests and bytes since the last call of `take_stats` or `reset`, or since the start."""
+        """Return the requests and bytes since the previous call of `take_stats` or `reset`, or since the start."""
         with self._lock:
             new = self._totals - self._taken
             self._taken.update(new)

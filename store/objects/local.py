@@ -204,8 +204,8 @@ class SpooledStore(StoreWrapper):
 
     A put is durable in the folder, and is uploaded later by `upload`; reads look in the folder first. So SSTs are
     written and searched at disk speed while the store is slow or unreachable. Only machines that share the folder can
-    read the spooled objects. `put_if_absent` goes to the store directly, because other writers compete for the key;
-    listings show only what the store has. Stores at other roots do not spool.
+    read the spooled objects. `put_if_absent` writes to the store directly, because other writers compete for the key.
+    Listings show only objects in the store. Stores at other roots do not spool.
     """
 
     def __init__(self, inner: ObjectStore, folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""Interface of all object stores (`ObjectStore`), with the guarantees that every store gives.
+"""Interface of all object stores (`ObjectStore`), and the guarantees that every store must fulfil.
 
-Stores in which interrupted writes leave data, such as multipart uploads, also implement `HasUnfinishedWrites`; stores
-on a server, `HasClock`.
+Stores in which interrupted writes leave data, such as multipart uploads, also implement `HasUnfinishedWrites`. Stores
+on a server also implement `HasClock`.
 """
 
 import re
@@ -53,8 +53,8 @@ class ObjectStore(Protocol):
     def put_if_absent(self, key: str, data: bytes) -> None:
         """Create the object. Raises `ObjectExists` if the key exists, also after a lost race.
 
-        If an answer is lost, the retry may raise `ObjectExists` for the caller's own write: read the object and
-        compare.
+        If storage's answer is lost, the retry may raise `ObjectExists` because the caller's own write succeeded: read
+        the object and compare.
         """
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -118,7 +118,7 @@ class HasClock(Protocol):
     """Store on a server with a clock of its own."""
 
     def now_ms(self) -> int | None:
-        """Return the server's time to the second; None if it does not tell. Costs one request."""
+        """Return the server's time to the second; None if the server does not return it. Costs one request."""
 
 
 @runtime_checkable
@@ -126,7 +126,7 @@ class HasUnfinishedWrites(Protocol):
     """Store in which interrupted writes leave data."""
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
-        """Yield the unfinished writes of keys under `prefix`; all writes if the store does not know the keys."""
+        """Yield the unfinished writes of keys under `prefix`; all unfinished writes if the store does not know keys."""
 
     def discard(self, leftover: UnfinishedWrite) -> None:
         """Abort an unfinished write, and free its space. An ended write is no error."""

@@ -76,8 +76,8 @@ class Retry:
 
     Between attempts it sleeps a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker, Exponential
     Backoff And Jitter, AWS Architecture Blog 2015), and then until the budget has a token. When the server has been
-    unreachable for a second, the logger "slackwater" warns once for each outage, however many threads wait, and later
-    logs the recovery.
+    unreachable for a second, the logger "slackwater" logs one warning for the outage, however many threads wait, and
+    later logs the recovery.
     """
 
     server: str

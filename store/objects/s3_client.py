@@ -1,7 +1,7 @@
 """S3 clients of this process, and translation of botocore's errors.
 
 A client belongs to a session of botocore (boto3's loads much that is not used): this machine's own session, or a
-session that only has the configuration from another process. Clients request encryption at rest for each object that
+session with nothing but the configuration of another process. Clients request encryption at rest for each object that
 they create, and check that the server confirms it.
 """
 
@@ -186,7 +186,7 @@ def use_access(access: S3Access) -> S3ClientConfig:
 
 
 def session_for(client_config: S3ClientConfig) -> Session:
-    """Return this machine's AWS session, or one that has only the configuration from another process.
+    """Return this machine's AWS session, or a session with nothing but the configuration of another process.
 
     Raises `Refused` if the configuration names a file that this machine lacks, and `BotoCoreError` if this machine's
     configuration cannot be used.
@@ -262,8 +262,8 @@ def error_code(error: boto.ClientError) -> str:
 def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
     """Raise boto3's errors as slackwater's errors. A `ClientError` with an `expected` code stays as it is.
 
-    The error code decides, not the HTTP status: web servers that are not S3 answer 404 too, and versitygw does so for
-    unknown credentials.
+    The error is chosen by S3's error code, not by the HTTP status: web servers that are not S3 also answer 404, and so
+    does versitygw for unknown credentials.
 
     Raises:
         TransientError: no answer, or an answer that asks for a retry.

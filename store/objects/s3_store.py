@@ -42,10 +42,10 @@ T = TypeVar("T")
 class S3Store(BaseStore):
     """Objects under one prefix of one bucket.
 
-    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict of
-    conditional writes), for up to `patience_s`, and within a budget that all stores of this process share. Endpoint,
-    region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server
-    that is not AWS's. Large objects are moved in parts.
+    A request is retried for up to `patience_s` if the server does not answer, or answers with a request to retry (5xx,
+    SlowDown, a conflict of conditional writes). All stores of this process share a budget of retries. Endpoint, region
+    and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server that is
+    not AWS's. Large objects are moved in parts.
 
     Every method may raise, in addition to the errors in its own docstring:
         Unavailable: the server did not answer within `patience_s`.

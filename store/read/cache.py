@@ -263,7 +263,9 @@ class SstCache:
         self._write(sst, decode(data, sst, table))
 
     def parquet_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return the path of a local file with an SST's bytes, verified once. It stays until the cache is closed.
+        """Return the path of a local file with an SST's bytes.
+
+        The file is verified once, and exists until the cache is closed.
 
         With a local store, the file is the object itself. Raises `Corruption` if the SST is missing or damaged, and
         `Unavailable` if the store did not answer or no folder of this machine can hold a copy.

@@ -1,7 +1,7 @@
 """A cache folder of immutable files, shared by several processes and limited in size.
 
-Files appear atomically, by rename, and disappear by unlink, so processes that have mapped a file can go on reading it.
-A shared flock(2) pins a file, which protects it from eviction, until the process ends at the latest. A folder that
+Files appear atomically, by rename, and disappear by unlink, so processes that have mapped a file can still read it. A
+shared flock(2) pins a file, which protects it from eviction. The pin ends with the process, or earlier. A folder that
 cannot be written raises no error: a warning is logged once, and the folder behaves as if it were empty.
 
 For look-ups, the rows of an SST are stored as one such file and memory-mapped. It is an uncompressed Arrow IPC file,
@@ -39,9 +39,10 @@ class CacheFolder:
     """Folder of immutable files, by name. Safe for many threads and processes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """`path` is a folder for cache files alone, created with the first file. `max_bytes` limits their total size.
+        """Create the folder's object. `path` is a folder for cache files alone, created with the first file.
 
-        The limit may be exceeded by pinned files, and by a tenth for each further process that writes concurrently.
+        `max_bytes` limits the total size of the files. Pinned files may exceed the limit, and so may each further
+        process that writes at the same time, by a tenth.
         """
         self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0
@@ -175,7 +176,7 @@ class MappedSst:
 
     @staticmethod
     def from_batches(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "MappedSst":
-        """Make rows of an SST ready for look-ups. Raises `Corruption` if the table never had their columns."""
+        """Make rows of an SST ready for look-ups. Raises `Corruption` if the table never had the columns of `rows`."""
         reading = check_columns(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
         return MappedSst(tuple(Block.from_rows(batch, reading) for batch in rows), memory_bytes, table)
 

@@ -1,4 +1,7 @@
-"""Concurrent copying of immutable objects between stores. An object of the full length counts as copied."""
+"""Concurrent copying of immutable objects between stores.
+
+An object counts as copied if the target has its full length.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -2,10 +2,10 @@
 
 Also `read_whole`, which reads Parquet from memory without leaving references to the bytes in Arrow's threads.
 
-Arrow's readers of tables and row groups hand parts of the file to Arrow's thread pool, whose threads release these
-parts a moment after the caller has the rows. Releasing Python's memory takes the interpreter's lock. A thread that
-requests the lock during interpreter shutdown is ended inside a C++ destructor, which aborts the process ("terminate
-called without an active exception"). Reading by batches keeps the parts in the caller's thread.
+Arrow's readers of tables and row groups pass parts of the file to Arrow's thread pool, whose threads release these
+parts a moment after the caller has the rows. To release Python's memory, a thread must take the interpreter's lock. If
+it requests the lock while the interpreter shuts down, it is ended inside a C++ destructor, which aborts the process
+("terminate called without an active exception"). Reading by batches keeps the parts in the caller's thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +70,7 @@ class Block:
         """Return the position of each hash in the block, as `numpy.searchsorted` does. The hashes are ascending.
 
         In a large block, each step of a binary search waits for memory. Here all hashes take a step together, so that
-        the waits overlap: half the time for 20,000 hashes in 2.5 M.
+        the waits overlap. This halves the time to find 20,000 hashes among 2.5 M.
         """
         if not self.sparse.size or hashes.size <= _SMALL_SEARCH:
             return self.hashes.searchsorted(hashes)
@@ -92,9 +92,9 @@ class Block:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
         """Find the keys at these `positions` of `keys` in the block. `hashes` has the hashes of all `keys`, ascending.
 
-        Yields four aligned values for the keys whose hash is in the block: positions of the keys, indices of rows with
-        this hash, `columns` of these rows, and a mask of the rows that have the key. After a hash collision, the key is
-        yielded again with the next row of the hash, if there is one.
+        Yields four aligned values for the keys whose hash is in the block: the keys' positions, the index of a row with
+        the key's hash, `columns` of these rows, and a mask that is True if the row has the key itself. If it has not (a
+        hash collision), the key is yielded again with the next row of the hash, if there is one.
         """
         positions, at = self.locate(hashes, positions)
         for _ in range(_MAX_COLLISIONS):
@@ -113,9 +113,9 @@ class Block:
     def locate(
         self, hashes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return those of the `positions` of `hashes` whose hash is in the block, and the first row of each hash.
+        """Return two values: those of the `positions` whose hash is in the block, and the first row of each such hash.
 
-        The hashes are ascending.
+        `positions` refer to `hashes`, which are ascending.
         """
         hashes = hashes[positions]
         if not self.hashes.size:
@@ -140,7 +140,10 @@ class Block:
         positions: npt.NDArray[np.int64],
         columns: Sequence[str],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """Find keys whose hashes many rows share, as parts of one list do. Yields like `match`, without other rows."""
+        """Find keys whose hash many rows share, such as the parts of one list, by a join with all rows of their hashes.
+
+        Returns the same four values as `match` yields, without rows of other keys.
+        """
         at = self.rows_with(np.unique(hashes))[1]
         names = keys.schema.names
         own = pa.Table.from_batches([self.take(at, names)])
@@ -158,7 +161,7 @@ class Block:
         return positions[is_match], at, self.take(at, columns), np.ones(len(at), np.bool_)
 
     def rows_with(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the positions of all rows with these hashes, and before them the index of each row's hash."""
+        """Return, for all rows with these hashes, the index of the row's hash in `hashes`, and the row's position."""
         low, high = (self.hashes.searchsorted(hashes, side=side) for side in ("left", "right"))
         owners = np.repeat(np.arange(len(hashes)), high - low)
         starts = np.repeat(low - np.concatenate(([0], np.cumsum(high - low)[:-1])), high - low)
@@ -168,8 +171,8 @@ class Block:
 def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> ColumnConversion | None:
     """Return the conversion of an SST file's columns to the table's columns; None if they are equal.
 
-    Raises `Corruption` if the table never had these columns, or if `rows` is not the row count in the manifest. The
-    file may have `_expires_at` or lack it.
+    Raises `Corruption` if the table never had these columns, or if `rows` differs from the row count in the manifest.
+    It is no error if the file has, or lacks, `_expires_at`.
     """
     try:
         conversion = column_conversion(stored, table)
@@ -183,8 +186,8 @@ def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Colum
 def decode(data: bytes, sst: Sst, table: Table, *, use_threads: bool = True) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a whole SST, in order and with the SST's columns, a block at a time.
 
-    Without `use_threads`, all work is done in the caller's thread, at its priority. Arrow's threads have the process's.
-    Raises `Corruption` if the bytes are not Parquet, or if the table never had the SST's columns.
+    Without `use_threads`, all work is done in the caller's thread, at its priority; Arrow's threads have the priority
+    of the process. Raises `Corruption` if the bytes are not Parquet, or if the table never had the SST's columns.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))

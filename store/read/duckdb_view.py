@@ -1,7 +1,8 @@
 """DuckDB views of a table at one or several versions: the newest row of each key, without deleted keys.
 
 Merge-on-read by position: the hidden rows of each SST (`visible_rows`) are computed before the view is created. So a
-query scans the columns that it selects and one bit for each row; it reads no key, hash or version, and joins nothing.
+query scans the columns that it selects and one bit for each row. It reads no keys, hashes and versions, and needs no
+join.
 
 SSTs that the cache has mapped are scanned in place, with the bit as an extra column: nothing is decoded, and 1 M rows
 take less time than one Parquet file of these rows. Other SSTs are scanned as Parquet files, with the bits in a variable
@@ -11,9 +12,9 @@ SSTs with equal columns are one scan. Renamed, widened and added columns are con
 `sst.schema`; tables that were never migrated, and SSTs with the current columns, need no conversion.
 
 In a view of several versions, each row of an SST comes with the versions that show it. An SST belongs to many versions,
-and few of its rows change visibility from one version to the next, when newer rows hide them. So its file is scanned
-once, whatever the number of versions. Only rows that are hidden at some version are listed, with the span of versions
-that show them; all other rows have the span of their SST.
+and from one version to the next, newer rows hide only a few of its rows. So its file is scanned once, whatever the
+number of versions. Only rows that are hidden at some version are listed, with the range of versions that show them. All
+other rows have the range of versions of their SST.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

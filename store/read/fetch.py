@@ -1,4 +1,4 @@
-"""Fetches SSTs from the store: whole and verified, or in byte ranges; nearby ranges share a request."""
+"""Fetches SSTs from the store: whole SSTs, which are verified, or byte ranges. Nearby ranges share one request."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

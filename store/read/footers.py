@@ -194,7 +194,8 @@ class LoadedIndexes:
     def decode_parts(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
         """Decode the required indexes and filter chunks. Raises `Corruption`.
 
-        `read(start, end)` returns these bytes of the SST; they lie within a range that `missing_ranges` returned.
+        `read(start, end)` is a function that returns the bytes from `start` to `end` of the SST. It is called only for
+        bytes within the ranges that `missing_ranges` returned.
         """
         name, tail_start = file_name(self.sst), self.sst.bytes - len(self.tail)
 

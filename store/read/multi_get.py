@@ -1,14 +1,15 @@
 """Look-ups in a table at one version: the newest row of each of many keys, and rows that fall due.
 
-SSTs are searched one by one, newest first, each for the keys that are still missing. The SST's hash range rules keys
-out; if the SST is not on this machine, its Bloom filter and page index rule out more (`remote_sst`). A binary search
-over the hashes finds candidates. Their keys are compared at the end, at once for all SSTs; keys that only share a hash
-are searched again, and compared block by block (`decode.Block.match`). A tombstone or an expired row ends the search
-for its key. All steps are vectorised; the cost depends on the number of keys, not on the size of the state.
+SSTs are searched one by one, newest first, each for the keys that are still missing. Keys outside the SST's hash range
+are skipped. If the SST is not on this machine, its Bloom filter and page index exclude more keys (`remote_sst`). A
+binary search over the hashes finds candidate rows. The keys of the candidates are compared at the end, at once for all
+SSTs. If a candidate only shares the hash of its key, the key is searched again, and compared block by block
+(`decode.Block.match`). A tombstone or an expired row ends the search for its key. All steps are vectorised; the cost
+depends on the number of keys, not on the size of the state.
 
 Rows that fall due have a time (`_due_at`) in a span, and are found without reading other rows. In a cached SST, the
-column of times is scanned in place. Of another SST, only pages are read that may have such times, by the footer and the
-page index.
+column of times is scanned in place. Of an SST that is not cached, only the pages are read that may have such times
+according to the footer and the page index.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,9 +59,9 @@ def find_due_rows(
 ) -> tuple[pa.Table, int | None]:
     """Return `_hash`, key and `_seq` of all rows that fall due in a period, even of rows that newer SSTs hide.
 
-    Also returns the earliest time after the period at which a row may fall due, or None. `span` is the first and the
-    last millisecond of the period, since 1970 UTC; `hashes` is the lowest and the highest hash to find. All bounds are
-    inclusive.
+    As a second value, returns the earliest time after the period at which a row may fall due, or None. `span` is the
+    first and the last millisecond of the period, since 1970 UTC; `hashes` is the lowest and the highest hash to find.
+    All bounds are inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -140,7 +141,10 @@ class TableLookUps:
         return values, present, seqs
 
     def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """Return all parts of keys of the stage's table, or the parts with these whole keys, as `find_parts` does."""
+        """Return all parts of the given keys, or single parts, as `find_parts` does.
+
+        `keys` has the key columns of the stage's table, or all key columns of the table of parts.
+        """
         hashes = hash_keys(keys, keys.column_names)
         if keys.num_columns == len(self.table.key):
             values, present, _ = self.get_rows(hashes, keys)
@@ -178,8 +182,8 @@ def multi_get(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up the values of keys in a table's SSTs, through the cache.
 
-    Of an SST outside the cache, only pages that may have the keys are read. If these are almost the whole SST, or once
-    range reads have cost as much as the whole SST, the SST is fetched whole into the cache.
+    Of an SST outside the cache, only the pages that may have the keys are read. The SST is fetched whole into the cache
+    instead if these pages are almost the whole SST, or if earlier range reads have cost as much as the whole SST.
 
     Args:
         store: the store of the app.
@@ -386,8 +390,8 @@ class _Search:
     def compare_keys(self) -> None:
         """Compare the keys of all located rows with the searched ones, at once.
 
-        A key that shares its hash with another key is missing afterwards, and all others are not. It needs a second
-        search of all SSTs, which compares keys block by block.
+        Afterwards, only keys whose hash belonged to a row of another key are missing. They need a second search of all
+        SSTs, which compares keys block by block.
         """
         collided = [self.missing[:0]]
         for names, located in self._located.items():

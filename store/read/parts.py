@@ -1,7 +1,7 @@
-"""Look-ups of all parts of keys: the rows of a table that share the hashed columns of their keys.
+"""Look-ups of all parts of keys. A part is an element of a list or an entry of a map, stored as one row.
 
-A list or a map is stored as parts, each a row. The last key column, such as the position in a list, is not hashed, so
-the parts of a key are adjacent in each SST.
+The last key column of a part, such as the position in a list, is not hashed. So the parts of a key share a hash, and
+are adjacent in each SST.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,10 +32,10 @@ def find_parts(
     keys: pa.Table,
     reads: ReadCounters,
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-    """Return all visible parts of some keys: for each part the key's index, ascending, and the part's row.
+    """Return all visible parts of some keys: for each part the key's index, ascending; and the rows of the parts.
 
-    `keys` has the hashed key columns, each key once, and `hashes` their hashes. Rows have all columns of the table, and
-    those of a key are in the order of their keys. Raises `Corruption`.
+    `keys` has the hashed key columns, each key once, and `hashes` their hashes. Rows have all columns of the table. The
+    rows of one key are in the order of their last key column. Raises `Corruption`.
     """
     own = hashed_columns([column.name for column in table.key])
     schema = arrow_schema(table.columns)
@@ -83,8 +83,8 @@ def read_hashes(
 ) -> Iterable[Block]:
     """Return blocks of an SST that have all its rows with these hashes, which are ascending. Raises `Corruption`.
 
-    Of an SST outside the cache, reads only pages that may have the hashes. A small SST, and one of which as many bytes
-    were read before, is fetched whole into the cache.
+    Of an SST outside the cache, reads only pages that may have the hashes. A small SST is fetched whole into the cache,
+    and so is an SST of which as many bytes as its size have already been read.
     """
     mapped = cache.cached_rows(sst, table) if cache is not None else None
     if mapped is None and cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):

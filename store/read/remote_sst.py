@@ -1,7 +1,7 @@
 """Reads an SST by ranges: its footer, then only the pages that may have the requested keys or values.
 
-For a cold cache and for single look-ups. The checksum of the whole file cannot be verified this way, but the footer,
-the page index of each row group and each chunk of a filter have checksums of their own, and each page has a CRC.
+Used with a cold cache and for single look-ups. The checksum of the whole file cannot be verified this way. Instead, the
+footer, the page index of each row group and each chunk of a filter have their own checksums, and each page has a CRC.
 
 A look-up of few keys takes three round trips: for the footer; for the page indexes and filter chunks of the row groups
 whose hash ranges have the keys; and for the pages of the keys that pass the filter. Row groups with many of the keys
@@ -175,7 +175,7 @@ class RangedSst:
         """Yield the rows of these pages, which are from `find_hashes` or `find_values`, in SST order.
 
         `names` are the needed columns, of the table or internal; None for all. Columns that the SST lacks are left out.
-        Pages are read in windows of up to `window_bytes`; a larger part is read alone. Raises `Corruption`.
+        Pages are read in windows of up to `window_bytes`; a larger item of `parts` is read alone. Raises `Corruption`.
         """
         waiting = deque((part, self.bytes_of([part])) for part in parts)
         while waiting:
@@ -248,7 +248,7 @@ class RangedSst:
 
 
 class SelectedRows:
-    """Rows of selected pages of one SST, which are read by their position among these pages' rows."""
+    """Rows of selected pages of one SST. A row is read by its position among all rows of these pages."""
 
     def __init__(
         self,
@@ -257,7 +257,10 @@ class SelectedRows:
         names: Sequence[str],
         rows: Callable[[Block], pa.Table],
     ) -> None:
-        """`parts` are from `find_hashes` or `find_values`. `rows` returns the rows of a block with columns `names`."""
+        """`parts` are results of `find_hashes` or `find_values`.
+
+        `rows` is a function that returns a block's rows with columns `names`.
+        """
         self._ranged, self._names, self._rows = ranged, names, rows
         _load_parts([(ranged, {part.group: [] for part in parts})])
         pages, counts, sizes = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)], [np.empty(0)]

@@ -1,4 +1,4 @@
-"""Finds hidden rows of SSTs: tombstones, and rows whose key a newer SST has.
+"""Finds hidden rows of SSTs: tombstones, and rows whose key is also in a newer SST.
 
 Hidden rows are computed once for each pair of SSTs and cached, because SSTs are immutable. Iceberg and Delta store such
 positions as deletion vectors. The computation reads the hashes of the older SST and the keys of the newer SST, for a
@@ -64,9 +64,9 @@ class HiddenRowFinder:
         self._block_cache: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
     def find_hidden(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
-        """Return the positions of hidden rows of `older`, by the newer SST that hides them.
+        """Return the positions of hidden rows of `older`, grouped by the newer SST that hides them.
 
-        Tombstones are under None. Reads the older SST once for every `at_once` newer SSTs.
+        Tombstones are under the key None. Reads the older SST once for every `at_once` newer SSTs.
         """
         by = [None, *newer] if older.tombstones else list(newer)
         hidden: dict[Sst | None, npt.NDArray[np.int64]] = {}

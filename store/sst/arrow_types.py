@@ -1,8 +1,8 @@
 r"""Arrow types of the column types in manifests, and conversion of values that Python or SQL cannot represent.
 
 Some Arrow values have no Python value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are not
-UTF-8. A program that takes milliseconds for seconds makes the year 55,840: such a mistake must be visible, so these
-values become text.
+UTF-8. These values become text, so that mistakes stay visible: a program that mistakes milliseconds for seconds
+produces the year 55,840.
 
 Spark keeps any bytes in a string, and keeps duplicate map keys from JSON or Protobuf. State tables store these values
 unchanged. DuckDB refuses a whole file with such a value. So, for DuckDB, strings that are not UTF-8 get `\xff` in place
@@ -274,7 +274,7 @@ def map_nested(
     change_leaf: Callable[[pa.Array], pa.Array],
     change_map: Callable[[pa.MapArray], pa.Array] = lambda it: it,
 ) -> pa.Array:
-    """Apply `change_leaf` to the leaf arrays of a nested array, then `change_map` to its maps. Return the result."""
+    """Return the array after applying `change_leaf` to its leaf arrays, then `change_map` to its maps, at any depth."""
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return change_leaf(array)

@@ -32,7 +32,7 @@ _LONG_DECIMAL_DIGITS = 18
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
     """Return the key hash of each row: Spark's `xxhash64(columns)`. Raises `Usage` if a column cannot be a key.
 
-    The last column of a key of parts is left out, so that all parts of a list or a map are in one hash range
+    In a table of parts, the last key column is not hashed, so that all parts of a list or a map are in one hash range
     (`hashed_columns`).
     """
     hashed = hashed_columns(columns)
@@ -104,11 +104,7 @@ def same_keys(
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the order of keys by (hash, key), and a mask, in this order, of keys that equal the key before.
-
-    The sort is stable. The keys must be normalised, and `hashes` are their `hash_keys`. Keys are compared only if their
-    hashes are equal.
-    """
+    """Return the order of keys by (hash, key), and a mask, in this order, of keys that equal the previous key."""
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     repeats = np.zeros(len(hashes), np.bool_)
@@ -292,7 +288,7 @@ SHARE_GRANULARITY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class KeyShare:
-    """A sample of keys, chosen by hash: the same keys are chosen in a table, in its input, and in Spark.
+    """A sample of keys, chosen by hash. A table, its input and Spark all choose the same keys.
 
     A key is in the sample if its `xxhash64`, modulo `SHARE_GRANULARITY`, is below `parts`.
     """

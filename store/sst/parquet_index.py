@@ -1,13 +1,13 @@
 """Reads Parquet's footer, page index and Bloom filters, and builds Parquet files from single pages of a file.
 
 Arrow reads whole row groups and does not expose page offsets. So this module decodes the offsets from Parquet's
-metadata (parquet-format, `parquet.thrift`) with Apache Thrift; the structs here declare only the fields that are
-needed. Arrow then decodes the chosen pages from a file made of these pages alone, under a footer with new offsets.
+metadata (parquet-format, `parquet.thrift`) with Apache Thrift; its structs declare only the needed fields. To decode
+chosen pages, Arrow gets a file that consists of these pages and a footer with new offsets.
 
 Bloom filters over the key hashes, with one byte per row, rule out row groups that cannot have a key. They are Parquet's
 own split-block Bloom filters over `_hash`, one for each row group, between the last row group and the footer, so that
 any Parquet reader profits, DuckDB too. Arrow writes them; this module probes them, for all keys of a look-up at once.
-With eight bits a row, a filter passes all keys that the row group has, and 3 of 100 keys that it lacks.
+With eight bits per row, a filter accepts all keys that the row group has, and 3 of 100 keys that it lacks.
 
 The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`), after Putze,
 Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes a value with XXH64, so
@@ -169,7 +169,7 @@ def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
 def page_value_ranges(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the least and the largest value of each page of an int64 column.
 
-    A page with only nulls has an empty range, whose least value is above the largest.
+    A page with only nulls has an empty range: its least value is above its largest value.
     """
     low, high = (
         np.array([missing if null else int.from_bytes(value, "little", signed=True) for null, value in pages], np.int64)

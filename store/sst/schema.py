@@ -72,7 +72,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return `schema` with the column `_expires_at` if `stored` has it, and without it otherwise."""
+    """Return `schema` with the column `_expires_at` if `stored` has this column, and without it otherwise."""
     at, has = schema.get_field_index(EXPIRES), EXPIRES in stored.names
     if has and at < 0:
         return schema.append(with_field_ids(pa.field(EXPIRES, pa.int64()), INTERNAL_FIELD_IDS[EXPIRES]))
@@ -122,7 +122,10 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Source of a table's column in an SST: the SST's column `name`, or the value `default` if `name` is None."""
+    """Source of a table's column in an SST: the SST's column `name`.
+
+    If `name` is None, the column has the value `default`.
+    """
 
     type: pa.DataType
     name: str | None
@@ -232,7 +235,7 @@ def can_read_rows_of(was: pa.Schema, schema: pa.Schema) -> bool:
 
 
 def can_widen(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Return True if the type `kind` has every value of the type `was`: wider integers, floats, decimals, structs.
+    """Return True if every value of the type `was` fits the type `kind`: wider integers, floats, decimals and structs.
 
     A wider struct keeps all fields and may have more, which are null in older rows.
     """

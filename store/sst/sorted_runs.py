@@ -1,9 +1,9 @@
 """Sorted runs of SSTs: the state partitions of an SST's hashes, and the SSTs that overlap.
 
-The number of state partitions may change (`snapshot.change.stages`) while the SSTs stay, so an SST belongs to
-partitions by its range of hashes, never by `Sst.partition`. Compactions and rescales preserve one invariant: two SSTs
-that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in the SST with the larger
-`seq_max`. Pure functions without numpy, which `status` must not load.
+The number of state partitions may change (`snapshot.change.stages`) without a change of the SSTs. So the partitions to
+which an SST belongs follow from its range of hashes, never from `Sst.partition`. Compactions and rescales preserve one
+invariant: two SSTs that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in the
+SST with the larger `seq_max`. Pure functions without numpy, which `status` must not load.
 """
 
 from bisect import bisect, insort
@@ -84,7 +84,7 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
 
 
 def max_overlap(ssts: Iterable[Sst]) -> int:
-    """Return the largest number of these SSTs whose ranges of hashes share one hash."""
+    """Return the largest number of these SSTs that may contain the same hash."""
     ends = sorted(end for sst in ssts for end in ((sst.hash_min, -1), (sst.hash_max, 1)))
     return max(accumulate(-change for _, change in ends), default=0)
 

@@ -1,13 +1,14 @@
 """Time to live: the clocks by which rows expire, and checks for expired rows that need only a manifest.
 
-A row gets its expiry time (`_expires_at`) when it is written, and keeps it. The row is invisible to readers whose clock
-has reached that time. So the content of a version depends on its SSTs and on a clock, and the version stores the clock
-too (`Manifest.clock_ms`): every read of a version sees the same rows. Clocks never go back, so a row that is expired at
-one version is expired at all later ones, and compaction may drop it.
+A row gets its expiry time (`_expires_at`) when it is written; it never changes. The row is invisible to readers whose
+clock has reached this time. So the content of a version depends on its SSTs and on a clock. The version stores the
+clock as well (`Manifest.clock_ms`), so every read of the version returns the same rows. Clocks never go back, so a row
+that is expired at one version is expired at all later ones, and compaction may drop it.
 
 There are two kinds of clock. *By write time* it is the wall clock at the start of the batch. *By event time* it is the
 largest event time in the table: this clock does not advance without input, and replaying an old topic expires no row
-too early. A table whose time to live was turned off keeps its last clock: no more rows expire, and none come back.
+too early. A table whose time to live was turned off keeps its last clock: no further rows expire, and no expired row
+becomes visible.
 
 Pure functions without numpy (`status` must start quickly); `schema` works on rows.
 """
@@ -50,7 +51,7 @@ def claim_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -
 
 
 def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
-    """Return the clock for reading a version as readers saw it at `at_ms`, when it was the newest version.
+    """Return the clock by which a version's rows expired for readers at `at_ms`, when it was the newest version.
 
     With `at_ms` 0, returns the version's own clock, which gives the same rows at any time.
     """
@@ -127,9 +128,9 @@ def expired_suffix(runs: Sequence[tuple[int, float]]) -> int | None:
 
 
 def drop_expired_suffix(inputs: Sequence[Sst], clock_ms: int) -> tuple[Sst, ...]:
-    """Return the inputs of a merge that must be read; `inputs` are newest first and include the oldest run.
+    """Return the inputs that a merge must read. `inputs` are newest first and include the oldest run.
 
-    The oldest inputs without visible rows are skipped, because no older run is left whose rows they could hide.
+    Leaves out the oldest inputs if none of their rows is visible: older runs, whose rows they could hide, do not exist.
     """
     end = len(inputs)
     while end and has_no_visible_rows(inputs[end - 1], clock_ms):

@@ -8,8 +8,8 @@ checksum of the whole file.
 
 The end of a file has, in this order: the filters of all row groups; Parquet's page index; the xxh32 of each 512 bytes
 of a filter; for each row group, the xxh3_64 over its index and its xxh32 values; Parquet's footer. Checksums are
-big-endian. They are our addition, in a place that Parquet readers ignore: Parquet does not protect filters and indexes,
-and a lost bit in either would hide a row.
+big-endian. They are no part of Parquet, and are stored where Parquet readers ignore them. Parquet does not protect
+filters and indexes with checksums, and a flipped bit in either could hide a row.
 """
 
 from collections.abc import Iterator

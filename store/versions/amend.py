@@ -1,8 +1,8 @@
-"""Amendments, which are changes to a stage as data, and the loop that commits them by compare-and-swap.
+"""Amendments, which are changes to a stage as values, and the loop that commits them by compare-and-swap.
 
 Claims, compactions, rescales, migrations and batches are amendments: a condition on the newest version, and a function
-from that version to the next. A writer that loses the race for a number checks and applies its change again on the
-winner's version. Kinds with `Traits.fences` take the next epoch, which fences the stage's current writer.
+from that version to the next. A writer that loses the race for a version number checks and applies its change again on
+the winner's version. Kinds with `Traits.fences` take the next epoch, which fences the stage's current writer.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def amend(
     writer: str = "",
     take_stats: Callable[[], Stats] | None = None,
 ) -> Amended:
-    """Commit a change after a stage's newest version by compare-and-swap; retry on the new head after a lost race.
+    """Commit a change as a stage's next version by compare-and-swap; retry on the new head after a lost race.
 
     `target` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
     stage's current writer first tries the version that it knows, without looking for newer ones. `by` is host:pid or
@@ -163,7 +163,7 @@ def read_base(store: ObjectStore, app: str, stage: str, previous: Manifest | Non
 
 
 def with_stats(previous: Manifest, manifest: Manifest, cost: Stats) -> Manifest:
-    """Return the successor of `previous` with its `stats` set, and with these added to the `totals`.
+    """Return `manifest`, the successor of `previous`, with its `stats` set and added to the `totals`.
 
     `stats` is `cost` plus the bytes of new SSTs.
     """

@@ -44,7 +44,7 @@ _NAME_PATTERN = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
 
 
 def folder_of(store: ObjectStore, name: str) -> str:
-    """Return the folder of the app that has a name now. `NAME~1` is the app that had NAME one promotion ago.
+    """Return the folder of the app that has a name now. `NAME~1` is the app that had NAME before the last promotion.
 
     Costs one request for a name without promotions. Raises `Usage` for an invalid name, and `NotFound` if the name had
     fewer promotions.
@@ -114,9 +114,10 @@ def promoted_name(names: Mapping[str, str], folder: str) -> str:
 
 
 def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
-    """Find the name that the app in `folder` had at `time_ms`, and return the folder that has this name now.
+    """Return the folder that now has the name which the app in `folder` had at `time_ms`.
 
-    Returns `folder` if the name never moved, or if the app had lost it before `time_ms`. Reads all promotion outcomes.
+    Returns `folder` if the name was never promoted to another app, or if the app had lost it before `time_ms`. Reads
+    all promotion outcomes.
     """
     for name in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, name)
@@ -126,7 +127,7 @@ def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def take_back_command(name: str, folder: str) -> str:
-    """Return the command that gives a name back to the app that lost it last."""
+    """Return the command that gives a name back to the app that had it before the last promotion."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
@@ -162,10 +163,11 @@ def is_promotion_decided(store: ObjectStore, promotion: Promotion) -> bool | Non
 
 
 def published_sinks(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
-    """Return the sinks that an app publishes, with their topics; None if it publishes all declared sinks.
+    """Return the sinks that an app publishes, with their topics; None if it publishes all sinks of its program.
 
-    A clone publishes the sinks in its origin. After a promotion, an app publishes the sinks that the promotion gave it.
-    Costs at most one request.
+    `promotion` is the app's newest promotion. If there is none, a clone publishes the sinks that were chosen when it
+    was created (`Origin.sinks`), and any other app publishes all. If the promotion was withdrawn, the app publishes the
+    sinks from before the promotion, else those that the promotion gave it. Costs at most one request.
     """
     if promotion is None:
         return info.origin.sinks if info is not None and info.origin is not None else None
@@ -307,8 +309,8 @@ _MAX_PARENTS = 4
 def check_root(store: ObjectStore) -> None:
     """Raise `Refused` if the store root lies inside the folder of an app of another store root.
 
-    If that app were removed, so would be this store. Costs one request for each parent folder (within the bucket on
-    S3), up to four.
+    Removing that app would also remove this store. Costs one request for each parent folder (within the bucket on S3),
+    up to four.
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_MAX_PARENTS):

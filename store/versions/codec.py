@@ -1,12 +1,12 @@
 """Encodes structs as JSON with a checksum and a format version, and stores folders of small JSON objects.
 
 An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added, and
-readers ignore unknown fields. A field that readers must not ignore, or must carry on into the next manifest, needs the
-next format. An old program rejects a format that it cannot read. The checksum covers all bytes after it.
+readers ignore unknown fields. A new field that readers must not ignore, or must copy into the next manifest, requires
+the next format. An old program rejects a format that it cannot read. The checksum covers all bytes after it.
 
-A valid checksum does not make the content valid: a faulty program, or somebody with a key to the bucket, may have
-written it. So each field is checked against its limits (`limits`) and against other fields (`checks`) before use, and
-an object above the size limit is not read into memory.
+A valid checksum does not prove that the content is valid: a faulty program, or somebody with access to the bucket, may
+have written it. So each field is checked against its limits (`limits`) and against other fields (`checks`) before use,
+and an object above the size limit is not read into memory.
 
 A `JsonFolder` has small objects beside an app's history: snapshots, requests, the log of operations, heartbeats,
 migrations and boundaries each have a folder. The content of an object determines its key, so an object under another

@@ -3,8 +3,8 @@
 Version N is committed by creating manifest N by put-if-absent; the creator wins. Numbers have no gaps, because a writer
 only tries the number after the newest version that it has seen. A writer takes a stage over by committing a claim: a
 version of its own with the next epoch. The former writer's next commit has the claim's number or an earlier one, so it
-fails and finds the newer epoch. A rescale, a retirement and a migration also take a stage over, without a writer that
-continues. The choice of a base version, and the retry after a lost race, are in `amend`.
+fails, and the writer sees the newer epoch. A rescale, a retirement and a migration also fence the former writer,
+although no new writer follows. The choice of a base version, and the retry after a lost race, are in `amend`.
 """
 
 from functools import cache
@@ -30,9 +30,9 @@ def successor(
 ) -> Manifest:
     """Return a draft of the version after `head`, in which nothing is changed yet.
 
-    State, offsets, open snapshots and `totals` are carried on; fields about `head` alone are reset. `time_ms` is
-    `now_ms`, but later than `head`'s. Raises `Fenced` if `head` has a newer epoch, and `Refused` if the stage was
-    renamed, or is retired and `kind` does not bring it back.
+    State, offsets, open snapshots and `totals` are copied from `head`; fields about one version alone are reset.
+    `time_ms` is `now_ms`, but at least 1 ms after the time of `head`. Raises `Fenced` if `head` has a newer epoch.
+    Raises `Refused` if the stage was renamed, or if it is retired and versions of this `kind` do not reactivate it.
     """
     check_epoch(head, epoch)
     if head.retired and (head.called or not KINDS[kind].follows_retiring):
@@ -65,8 +65,8 @@ def without_open_snapshots(manifest: Manifest) -> Manifest:
 def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Create the manifest of a version, durably. Costs one request, unless the number is taken.
 
-    Costs a listing and a read of one byte more if this process has not seen the number free within the last half
-    minute: after a suspension, the writer could re-create a number that was used and then collected.
+    If this process has not seen within the last half minute that the number was free, it also costs a listing and a
+    read of one byte: a writer that was suspended could otherwise re-create a number that was used and then collected.
 
     Raises:
         Fenced: a writer with a newer epoch took the number, even if it was collected since; this writer must stop.

@@ -4,11 +4,11 @@ The index maps the key of an old object to the new object, or to None.
 
 Manifests and snapshots never change. The objects that they name are looked up in the index when they are read
 (`history`, `snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index
-is created by put-if-absent, and the newest index has all entries. It covers the objects that the app's own manifests
-name, including those in the folder of another app whose SSTs a clone shares.
+is created by put-if-absent, and the newest index contains all earlier replacements. It covers the objects that the
+app's own manifests name. In a clone, these include objects in the folder of its source.
 
 A process reads an app's index when it first reads one of the app's manifests with SSTs (one listing if nothing was
-forgotten), and again if a manifest requires a newer index (`Manifest.forgotten`).
+forgotten), and once more if a manifest requires a newer index (`Manifest.forgotten`).
 
 While a forget is in progress, operations that would copy its keys wait, or are refused.
 """
@@ -43,7 +43,7 @@ class RemainingRecords(Struct, frozen=True):
 
 
 class ForgottenIndex(Struct, frozen=True):
-    """An app's index of objects from which keys were forgotten: the replacement of each object, by object key.
+    """An app's index of objects from which keys were forgotten: maps an object's key to its replacement.
 
     A replacement is never replaced itself.
     """
@@ -92,7 +92,7 @@ class ForgottenIndex(Struct, frozen=True):
     ) -> "ForgottenIndex":
         """Return the index with more replacements.
 
-        An entry whose replacement is replaced now gets the new replacement.
+        If a replacement is itself replaced now, the original object gets the new replacement.
         """
 
         def sst_now(sst: Sst | None) -> Sst | None:
@@ -149,7 +149,7 @@ def newest(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
 
 
 def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
-    """Return an app's index from the cache; read it if it is not cached or has a number below `at_least`.
+    """Return an app's index from the cache. If it is not cached, or its number is below `at_least`, it is read.
 
     With `at_least` None, nothing is read, and the index is empty if it is not cached.
     """
@@ -217,7 +217,7 @@ class RewrittenObject(Struct, frozen=True):
 
 
 class ForgetJournal(Struct, frozen=True):
-    """Journal of a forget in progress. It is in the app, and in each app that shares the app's SSTs."""
+    """Journal of a forget in progress. It is stored in the app, and in each app that shares SSTs with it."""
 
     id: limits.Ulid
     of: limits.Name

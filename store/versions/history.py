@@ -1,9 +1,10 @@
 """Reads a stage's versions: the newest, one by number, a range, or the newest at a given time.
 
-Manifests are immutable, and their numbers have no gaps from some version on, where the complete history begins; before
-it, garbage collection may have kept single versions (`horizon`). So the newest is found by asking which numbers exist:
-by a listing for few versions, by a galloping search over the numbers (Bentley and Yao 1976) for many. A version of a
-time is found by pages (`pages`), and by a binary search where no page has it. Decoded manifests are cached by store.
+Manifests are immutable. From the version at which the complete history begins, their numbers have no gaps; before it,
+garbage collection may have kept single versions (`horizon`). So the newest version follows from the numbers that exist:
+a listing finds it among few versions, a galloping search over the numbers (Bentley and Yao 1976) among many. The
+version at a given time is found by pages (`pages`), and by a binary search if no page has it. Decoded manifests are
+cached by store.
 """
 
 from bisect import bisect_left, bisect_right
@@ -41,9 +42,10 @@ _lock = runtime.lock()
 def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest | None:
     """Return the newest version of a stage, or None. Raises `Corruption`.
 
-    `hint` is a version that the caller has seen within the last half hour. With a hint, costs one request, one for each
-    newer version, and one if the hinted manifest is needed and not cached. Without a hint, or with many newer versions,
-    costs a listing and a read; at 100,000 versions, also two more listings and about 13 requests of a byte each.
+    `hint` is a version that the caller has seen within the last half hour. With a hint, costs one request, one more for
+    each newer version, and one if the manifest of `hint` is the newest and is not cached. Without a hint, or with many
+    newer versions, costs a listing and a read; at 100,000 versions, also two more listings and about 13 requests of a
+    byte each.
     """
     low = 0
     if hint:
@@ -164,9 +166,9 @@ def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
     """Return the newest version that was committed at or before `time_ms`, or None.
 
-    With a page of that time, costs three rounds of requests: listings, the page, and the version. The leaves of a small
-    table are read beside the version. Without a page, costs the requests of `head` and a binary search. Only the
-    complete history is searched; a boundary's `moments` tell which of the older kept versions form a cut.
+    If a page covers that time, costs three round trips: for listings, the page, and the version together with the
+    leaves of a small table. Without a page, costs the requests of `head` and a binary search. Only the complete history
+    is searched; a boundary's `moments` list the cuts of older versions that were kept.
     """
     pages = StagePages(store, app, stage)
     with runtime.executor(3) as pool:
@@ -217,8 +219,9 @@ def newest_where(
 ) -> Manifest | None:
     """Return the newest version for which `holds` returns True, from `first` to `newest`; None if there is none.
 
-    A binary search: `holds` must be True up to some version and False after it. `newest` itself is not read. `read` may
-    return None for a version that was collected meanwhile, together with all earlier versions.
+    A binary search: `holds` must be True up to some version and False after it. `newest` itself is not read. The
+    function `read` may return None if the version and all earlier ones were collected meanwhile. The function `first`
+    returns the first version of a stage.
     """
     if holds(newest):
         return newest
@@ -326,7 +329,10 @@ def _newest_version(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 
 def _galloping_search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """Return an existing version that is at most `within` below a missing one. `low` exists or is 0."""
+    """Return an existing version, for which a missing version exists at most `within` above it.
+
+    `low` exists or is 0.
+    """
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):
         low += step

@@ -4,11 +4,11 @@ A boundary has, for each stage, the version from which the history is complete, 
 All other versions are collectable: deleted already, or about to be. Boundaries are numbered and created by
 put-if-absent, like versions, so of two concurrent collections one fails.
 
-A collection writes two boundaries. The first is a proposal. After it, snapshots are listed again: a process that pinned
-a version before the proposal is seen there, and a process that pins one later reads the proposal and gives up. The
-second boundary is final: it keeps all that the proposal keeps, even for a snapshot removed meanwhile, and newly pinned
-versions. Only versions outside a final boundary are deleted, and no later boundary includes them again. So a collection
-that was suspended, and resumes after others, deletes only collectable versions.
+A collection writes two boundaries. The first is a proposal. Then snapshots are listed again. This listing includes
+every version that was pinned before the proposal; a process that pins a version later reads the proposal and gives up.
+The second boundary is final. It keeps all versions of the proposal, even if a snapshot was removed meanwhile, and the
+newly pinned versions. Only versions outside a final boundary are deleted, and no later boundary includes them again. So
+a collection that was suspended, and resumes after others, deletes only collectable versions.
 """
 
 from bisect import bisect_left
@@ -148,8 +148,8 @@ class Freshness:
     """Times at which this process last saw that a stage's next version number was free.
 
     A version is collected at an age of `MIN_AGE_MS` or more, and removed with its app at `SETTLED_MS` or more. So a
-    writer that saw the number free less than half a minute ago cannot re-create a deleted version; other writers must
-    check after they created the version. A runner checks every few seconds.
+    writer that saw less than half a minute ago that the number was free cannot re-create a deleted version. Without
+    such a recent look, a writer must check after it created the version. A runner checks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = runtime.boot_time) -> None:
@@ -161,7 +161,7 @@ class Freshness:
         self._free[app, stage] = (version, at)
 
     def is_fresh(self, app: str, stage: str, version: int) -> bool:
-        """Return True if the number was seen free so recently that it cannot have been used and collected since."""
+        """Return True if the number was seen free so recently that no process can have used and collected it since."""
         seen, at = self._free.get((app, stage), (0, 0.0))
         return seen == version and self.now() - at < _UNCHECKED_S
 

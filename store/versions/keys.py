@@ -51,15 +51,19 @@ def check_topic(name: str) -> str:
 
 
 def hashed_columns(names: Sequence[str]) -> Sequence[str]:
-    """Return the key columns that are hashed. The last one of a table of parts is not, so a key's parts are adjacent.
+    """Return the key columns that are hashed. These are all, except the last one of a table of parts.
 
-    `check_key` keeps other tables from having such a column.
+    So the parts of a key are adjacent. `check_key` ensures that no other table ends its key with a column of such a
+    name.
     """
     return names[:-1] if len(names) > 1 and names[-1] in PART_KEYS else names
 
 
 def check_key(subject: str, names: Sequence[str]) -> None:
-    """Raise `Usage` for a key that would be taken for one of parts. The message begins with `subject`."""
+    """Raise `Usage` for a key that could be mistaken for the key of a table of parts.
+
+    The message begins with `subject`.
+    """
     if len(hashed_columns(names)) < len(names):
         raise Usage(
             f"{subject}: the last of several key columns is called {names[-1]!r}, which is reserved for parts of lists "

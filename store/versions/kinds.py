@@ -1,7 +1,7 @@
 """Kinds of versions, such as a batch or a claim, with all their properties.
 
-Code that treats kinds differently asks `Manifest.traits`. A new kind needs a name in `VersionKind`, a declaration, its
-verbs in `snapshot/take/audit_log.py`, and a place in the list of docs/design.md.
+Code that depends on the kind of a version uses `Manifest.traits`. A new kind needs a name in `VersionKind`, a
+declaration, its verbs in `snapshot/take/audit_log.py`, and a line in the list in docs/design.md.
 """
 
 from collections.abc import Mapping

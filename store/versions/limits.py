@@ -1,8 +1,8 @@
 """Types of the fields of stored objects, with their limits.
 
 `codec` checks every object against them when it is read and when it is written. Limits are far beyond real use. Values
-that a program declares (partitions, policies, names) are checked at declaration, so that none is refused only when it
-is stored. Checks between fields are in `checks`.
+that a program declares (partitions, policies, names) are checked at declaration, so that an error appears before
+anything is stored. Checks between fields are in `checks`.
 
 A new field only needs one of these types. `description` is the expected value in errors.
 """

@@ -1,6 +1,6 @@
 """The manifest: the complete description of one stage at one version.
 
-Values only: `codec` encodes them, `commit` makes them durable. A manifest is immutable: the next version carries on all
+Values only: `codec` encodes them, `commit` makes them durable. A manifest is immutable. The next version copies all
 fields except those about one version alone (`OneVersion`).
 """
 
@@ -295,7 +295,8 @@ class Edit(Struct, frozen=True):
 class Promotion(Struct, frozen=True):
     """Transfer of an app's name and sinks to another app, recorded in all stages of both apps.
 
-    In effect when the outcome with this number confirms it (`apps.PROMOTION_OUTCOMES`); otherwise open or withdrawn.
+    It takes effect when the stored outcome with this number (`apps.PROMOTION_OUTCOMES`) confirms it. Without an outcome
+    it is open; the outcome can also withdraw it.
     """
 
     name: limits.Name
@@ -427,7 +428,9 @@ class Manifest(Struct, frozen=True):
         return self.retired and not self.inputs
 
     def base_versions(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
-        """Return the ranges of versions above `after` on which this version is based, ascending; the last ends with it.
+        """Return the ranges of versions above `after` on which this version is based, ascending.
+
+        The last range ends with it.
 
         Versions undone by a rewind are left out. With `of_rows`, returns the versions whose rows the table may have;
         without it, the versions whose input and output are still in effect.

@@ -1,9 +1,10 @@
-"""Published positions of sinks: small objects beside a stage's versions, of which the newest counts.
+"""Published positions of sinks: small objects beside a stage's versions. Only the newest position of a sink counts.
 
 A position is stored under the number of its version, and older positions are deleted afterwards, so a publisher that
 was suspended and resumes cannot move the position back. For a Kafka sink, Kafka's own transactions record what was
 published, and the stored position follows within seconds. Garbage collection, `status` and the deletion of internal
-records use the stored position, and tolerate that it lags. For a function, the stored position itself is the record.
+records use the stored position, and allow for its lag. For a function as sink, the stored position is the only record
+of what was published.
 """
 
 from msgspec import Struct
@@ -78,7 +79,7 @@ def read_positions(store: ObjectStore, head: Manifest) -> dict[str, PublishedPos
 
 
 def first_needed_versions(store: ObjectStore, head: Manifest) -> dict[str, int]:
-    """Return, by sink, the oldest version that may have output still to be published."""
+    """Return, for each sink, the oldest version that may have unpublished output."""
     return {
         name: place.version if place else head.sinks[name].since for name, place in read_positions(store, head).items()
     }

@@ -1,8 +1,9 @@
 """Side tables of a stage, such as `<stage>_rejected` for rejected records.
 
 They are part of the stage's manifest, so they change with its table in one commit, and have the same history and
-retention. Readers get each side table as a manifest with it as the main table, so code that reads tables needs no
-special case. Only manifests tell which stage has a table: a stage may be named like another stage's side table.
+retention. Readers get a side table as a manifest in which it is the main table, so code that reads tables needs no
+special case. The stage of a table follows only from manifests: a stage may have the same name as another stage's side
+table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ def table_name(stage: str, name: str) -> str:
 
 
 def has_parts(table: Table) -> bool:
-    """Return True for a table of the parts of lists or maps, which has one key column more than the stage's table."""
+    """Return True for a table of the parts of lists or maps. It has one key column more than the stage's table."""
     names = [column.name for column in table.key]
     return len(hashed_columns(names)) < len(names)
 
@@ -135,21 +136,27 @@ def leaf_keys(manifest: Manifest) -> Iterator[str]:
 
 
 def named_objects(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield the root (empty for the manifest's own) and the key of each SST and leaf of the manifest's tables."""
+    """Yield pairs of store root and key for each SST and leaf of the manifest's tables.
+
+    The root is empty for the manifest's own root.
+    """
     for ssts in tables_ssts(manifest):
         yield from ((sst.root, sst.object) for sst in ssts)
         yield from ((leaf.root, leaf.object) for leaf in ssts.leaves)
 
 
 def added_ssts(previous: Manifest, manifest: Manifest) -> tuple[Sst, ...]:
-    """Return the SSTs of a version that an earlier version does not name. Does not read leaves that both have."""
+    """Return the SSTs of a version that an earlier version lacks. Does not read leaves that both versions have."""
     earlier = {"": previous.ssts} | {name: side.ssts for name, side in previous.side_tables.items()}
     later = {"": manifest.ssts} | {name: side.ssts for name, side in manifest.side_tables.items()}
     return tuple(sst for name, ssts in later.items() for sst in ssts.changes_since(earlier.get(name, Ssts()))[0])
 
 
 def map_ssts(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
-    """Return the manifest with `change` applied to each SST of its tables; the result None removes the SST."""
+    """Return the manifest with `change` applied to each SST of its tables.
+
+    If `change` returns None, the SST is removed.
+    """
     return map_tables_ssts(manifest, lambda ssts: ssts.mapped(change))
 
 

@@ -1,7 +1,7 @@
-"""Simulation of whole apps: one process, one seed, faults of storage, Kafka, machines and people.
+"""Simulation of whole apps in one process, from one seed, with faults of storage, Kafka, machines and people.
 
-The product's own code runs, except Spark, whose place a small engine takes. Functions of stages get and
-return Arrow tables.
+It runs the product's own code, except Spark, which a small engine replaces. Functions of stages take and return Arrow
+tables.
 """
 
 from .app import Simulation

@@ -1,4 +1,4 @@
-"""A whole app in a simulation: its topics, runners that die and start again, and clients of its store."""
+"""A whole app in a simulation: its topics, runners that die and are started again, and clients of its store."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Simulation:
         self.world.kafka._append(topic, [Record(value, key=value) for value in values])
 
     def client(self, name: str = "") -> Client:
-        """Return a client of the store, for a process of its own."""
+        """Return a client of the store, for a separate simulated process."""
         from ...client.client import Client
 
         cache = self._folder / f"cache-{name or self._next()}"
         return Client(Settings(store=self.world.objects.url, brokers=self.world.kafka.address, cache=str(cache)))
 
     def start_runner(self, app: App | None = None, **options: Any) -> SimulatedProcess:
-        """Start a runner of the app, or of another program or clone."""
+        """Start a runner of the app, or of a different program or clone."""
         number, program = self._next(), app or self.app
         engine = SimulatedEngine(_Fate(self.world))
 
@@ -103,12 +103,15 @@ class Simulation:
         return process
 
     def spawn(self, name: str, work: Callable[[Client], object]) -> SimulatedProcess:
-        """Run something in a process of its own, such as a verb that a person types."""
+        """Run a function in a separate simulated process, such as a verb that a person types."""
         client = self.client()
         return self.world.scheduler.spawn(f"{name}-{self._next()}", lambda: work(client))
 
     def run_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let the app run. A runner that ended is started again, and faults kill runners, and the servers' answers."""
+        """Let the app run.
+
+        Runners that ended are started again; faults kill runners, and stop answers of the servers.
+        """
         world, deadline, fault_s = self.world, runtime.monotonic() + seconds, 0.0
         while runtime.monotonic() < deadline and not until():
             runtime.sleep(1.0)
@@ -124,7 +127,7 @@ class Simulation:
                 self._disturb()
 
     def sleep_all(self, seconds: float) -> None:
-        """Let all machines sleep for some time, so that all timers are late."""
+        """Suspend all machines for some time, so that all timers fire late."""
         self.world.scheduler.note("all machines sleep", round(seconds))
         self.world.scheduler.now += seconds
 
@@ -152,7 +155,7 @@ class Simulation:
         return not self.backlog(app)
 
     def backlog(self, app: str = "") -> tuple[str, ...]:
-        """Return what stages have not committed of their inputs, and what their sinks have not published."""
+        """Return descriptions of input that stages have not committed, and of rows that sinks have not published."""
         name, kafka, late = app or self.app.name, self.world.kafka, list[str]()
         heads = self.heads(name)
         late += (f"no version of {stage}" for stage in self.app.stages if stage not in heads)

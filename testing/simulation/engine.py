@@ -1,6 +1,6 @@
-"""Small engine that takes Spark's place in a simulation: plans batches, runs tasks in attempts, loses some of them.
+"""Small engine that replaces Spark in a simulation: plans batches, runs tasks in attempts, loses some attempts.
 
-Planners, readers, tasks and the fold are the product's. A stage's function gets Arrow tables and returns Arrow tables.
+Planners, readers and tasks are those of the product. A stage's function gets Arrow tables and returns Arrow tables.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ Function = Callable[..., pa.Table | tuple[pa.Table, ...]]
 
 
 class ExecutorLost(Exception):
-    """Raised in an attempt whose executor is lost. Spark then starts another attempt."""
+    """Raised in an attempt whose executor is lost. Spark then starts a new attempt."""
 
 
 class TaskFate(Protocol):
     """Decides what happens to the attempts of a task."""
 
     def lost(self) -> bool:
-        """Return True if the executor is lost after the attempt, whose report then does not arrive."""
+        """Return True if the executor is lost after the attempt, so that the attempt's report does not arrive."""
 
     def ended_late(self) -> None:
-        """Record that an attempt ended after another one, whose report counts."""
+        """Record that an attempt ended after a second attempt whose report counts."""
 
     def twin_delay_s(self) -> float | None:
-        """Return after how many seconds a second attempt starts beside the first; None for no second attempt."""
+        """Return the seconds after which a second attempt starts beside the first; None for no second attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """Rows of a batch, which tasks read: the ranges of each input, and the stage's function."""
+    """Rows of a batch that tasks read: the ranges of each input, and the stage's function."""
 
     stage: Stage
     parts: Mapping[str, Sequence[tuple[Any, Any]]]
@@ -81,7 +81,7 @@ def call(stage: Stage, inputs: Sequence[pa.Table]) -> tuple[pa.Table, ...]:
 
 
 def union_tagged(frames: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:
-    """Return the union of tables; as `pipeline.batch.transform.union_tagged`, for Arrow."""
+    """Return the union of tagged Arrow tables; see `pipeline.batch.transform.union_tagged`."""
     if len(frames) == 1:
         return frames[0]
     columns = {INPUT_COLUMN: pa.int32()} | {name: frames[0].schema.field(name).type for name in key}
@@ -139,7 +139,10 @@ class SimulatedEngine:
         return tuple(future.result() for future in futures)
 
     def _run_task(self, task: Task, rows: pa.Table) -> TaskReport:
-        """Run attempts until one ends, perhaps with a twin beside it. The report of the first to end counts."""
+        """Run attempts of a task until one ends, perhaps two at the same time.
+
+        The report of the first one that ends counts.
+        """
         done = runtime.event()
         reports: list[TaskReport] = []
         errors: list[BaseException] = []
@@ -206,7 +209,7 @@ def _rows_by_task(rows: BatchRows, task: Task) -> list[pa.Table]:
 
 @dataclass(eq=False)
 class SimulatedQuery:
-    """Streaming query of one stage: plans a batch, logs its end, runs it, and goes on."""
+    """Streaming query of one stage: plans a batch, logs its end, runs it, and repeats these steps."""
 
     config: StageConfig
     head: Manifest

@@ -1,10 +1,11 @@
-"""Scheduler of a simulation: threads of which one at a time runs, a clock that jumps, and random numbers of one seed.
+"""Scheduler of a simulation: only one thread runs at a time, the clock jumps, and random numbers come from one seed.
 
-Threads are real, and hand one baton to each other at calls of `common.runtime`, of the store and of Kafka. The seed
-chooses who gets it. When all threads wait, time jumps to the next timer. So equal seeds give equal runs.
+Threads are real, and pass control to each other at calls of `common.runtime`, of the store and of Kafka. The seed
+determines which thread runs next. When all threads wait, time jumps to the next timer. So equal seeds give equal runs.
 
-The order of half of the seeds is uniformly random. The others follow S. Burckhardt et al., A Randomized Scheduler with
-Probabilistic Guarantees of Finding Bugs (ASPLOS 2010): threads have priorities, which change at a few random steps.
+For half of the seeds, the order is uniformly random. The remaining seeds follow S. Burckhardt et al., A Randomized
+Scheduler with Probabilistic Guarantees of Finding Bugs (ASPLOS 2010): threads have priorities, which change at a few
+random steps.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Killed(BaseException):
 
 
 class Stuck(Exception):
-    """All threads wait for each other, or they run without end. The message has their stacks."""
+    """All threads wait for each other, or they run without end. The message contains their stacks."""
 
 
 @dataclass(eq=False)
 class SimulatedProcess:
-    """Simulated process: threads that die together, and a wall clock that may be wrong."""
+    """Simulated process: a group of threads that are killed together, and a wall clock that may be wrong."""
 
     name: str
     is_alive: bool = True
@@ -61,7 +62,7 @@ class _Thread:
     priority: float
     gate: threading.Lock = field(default_factory=threading.Lock)
     ready: Callable[[], bool] | None = None
-    """Condition for which the thread waits; None if it can go on."""
+    """Condition for which the thread waits; None if it can continue."""
     deadline: float | None = None
     is_done: bool = False
     real: threading.Thread | None = None
@@ -99,7 +100,7 @@ class Scheduler(Runtime):
     # Processes
 
     def spawn(self, name: str, work: Callable[[], object], *, skew_ms: int = 0) -> SimulatedProcess:
-        """Start a process. It ends with `work`, and its other threads with it."""
+        """Start a process that calls `work`. When `work` returns, the process's remaining threads end as well."""
         process = SimulatedProcess(name, skew_ms=skew_ms)
 
         def run() -> None:
@@ -121,7 +122,7 @@ class Scheduler(Runtime):
         process.is_alive, process.asleep_until = False, 0.0
 
     def suspend(self, process: SimulatedProcess, seconds: float) -> None:
-        """Let no thread of a process run for some seconds, as on a machine that sleeps."""
+        """Suspend all threads of a process for some seconds, as on a machine that sleeps."""
         self.note("suspend", process.name, f"{seconds:.0f}")
         process.asleep_until = self.now + seconds
 
@@ -155,11 +156,11 @@ class Scheduler(Runtime):
     # Waiting
 
     def pause(self) -> None:
-        """Let another thread run."""
+        """Let a different thread run."""
         self.wait_until(None)
 
     def wait_until(self, ready: Callable[[], bool] | None, timeout: float | None = None) -> bool:
-        """Wait until `ready` returns True, or for `timeout` seconds. Return whether it is ready."""
+        """Wait until `ready` returns True, or for `timeout` seconds. Returns the last result of `ready`."""
         thread = self._current
         self._check(thread)
         thread.ready = ready

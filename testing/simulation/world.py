@@ -39,11 +39,11 @@ class Faults:
     """Probabilities of faults: of each request to the store or to Kafka, of each task, or of each minute."""
 
     refused: float = 0.0
-    """A request to the store fails, and nothing was done."""
+    """A request to the store fails and has no effect."""
     lost: float = 0.0
-    """A request to the store is done, and its answer is lost."""
+    """A request to the store takes effect, but its answer is lost."""
     late: float = 0.0
-    """A write to the store times out, and is done up to `_LATE_S` later."""
+    """A write to the store times out, and takes effect up to `_LATE_S` seconds later."""
     slow: float = 0.0
     """A request takes seconds."""
     rotten: float = 0.0
@@ -53,17 +53,17 @@ class Faults:
     kafka_late: float = 0.0
     kafka_slow: float = 0.0
     executor_lost: float = 0.0
-    """The executor of a task is lost, at a request or at the end."""
+    """The executor of a task is lost, at a request of the task or at the task's end."""
     twin: float = 0.0
     """A task has a second attempt beside the first, which may end long after the batch."""
     skew: float = 0.0
-    """A process has a clock that is up to an hour wrong."""
+    """The clock of a process is wrong by up to an hour."""
     outage: float = 0.0
-    """The store or Kafka does not answer for up to a minute, in a given minute."""
+    """The store or Kafka does not answer for up to a minute. The probability is per minute."""
     kill: float = 0.0
-    """The runner is killed, in a given ten seconds."""
+    """The runner is killed. The probability is per ten seconds."""
     zombie: float = 0.0
-    """A runner stops for up to an hour while another one starts, in a given ten seconds."""
+    """A runner is suspended for up to an hour while a second one starts. The probability is per ten seconds."""
 
     @classmethod
     def swarm(cls, random: Random) -> Faults:
@@ -87,7 +87,10 @@ _RATES = {field.name: _RARE for field in fields(Faults)} | dict.fromkeys(
 
 
 class World:
-    """Scheduler, store and Kafka of one simulation. `running` makes them those of this process."""
+    """Scheduler, store and Kafka of one simulation.
+
+    Within `running`, the process uses them instead of the real ones.
+    """
 
     def __init__(self, seed: int, faults: Faults | None = None, *, folder: Path | None = None) -> None:
         self.scheduler = Scheduler(seed)
@@ -102,7 +105,7 @@ class World:
         self.on_event: Callable[[str], None] = lambda _name: None
         """Called with the name of a rare event."""
         self.objects, self.replica = MemoryStore("memory:1"), MemoryStore("memory:2")
-        """Stores of the app, and of another place."""
+        """Store of the app, and a second store for replicas."""
         self.kafka = SimulatedKafka(self, "simulated://kafka")
 
     @contextmanager
@@ -128,12 +131,12 @@ class World:
             yield folder
 
     def heal(self) -> None:
-        """End all faults."""
+        """Stop injecting faults."""
         self.faults = Faults()
         self.silent_until = dict.fromkeys(self.silent_until, 0.0)
 
     def is_hit(self, fault: str) -> bool:
-        """Return True if this fault happens now."""
+        """Return True if this fault is injected now."""
         rate: float = getattr(self.faults, fault)
         if not rate or self.random.random() >= rate or self.scheduler.process is self.scheduler.machine:
             return False
@@ -142,7 +145,7 @@ class World:
         return True
 
     def request(self, server: str, *words: str, slow: str = "slow") -> None:
-        """Let other threads run before a request, for as long as the request takes."""
+        """Let the remaining threads run before a request, for as long as the request takes."""
         scheduler = self.scheduler
         if scheduler.process is scheduler.machine:
             return
@@ -162,7 +165,7 @@ class World:
         return self.scheduler.now < self.silent_until[server] and self.scheduler.process is not self.scheduler.machine
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do something later, whoever has died by then."""
+        """Call `work` later, even if the process that asked for it was killed in the meantime."""
         delay_s, writer = self.random.uniform(0, _LATE_S), self.scheduler.process
 
         def run() -> None:
@@ -175,7 +178,7 @@ class World:
 
 
 class SimulatedStore(StoreWrapper):
-    """Client of the simulated store, as one process has it."""
+    """Client of the simulated store for one process."""
 
     def __init__(self, world: World, objects: MemoryStore) -> None:
         super().__init__(objects)
@@ -216,7 +219,7 @@ class SimulatedStore(StoreWrapper):
 
 
 class SimulatedKafka(MemoryKafka):
-    """Kafka whose requests fail. `cluster` shares nothing with other clusters."""
+    """Client of the simulated Kafka whose requests can fail. Clusters with distinct names share no data."""
 
     def __init__(self, world: World, address: str) -> None:
         super().__init__(address)
@@ -280,7 +283,7 @@ class SimulatedKafka(MemoryKafka):
 
 
 class _Producer(MemoryTransactionalProducer):
-    """Transactional producer whose requests fail."""
+    """Transactional producer whose requests can fail."""
 
     _kafka: SimulatedKafka
 

@@ -166,7 +166,7 @@ def test_what_recorded_returns_is_the_callers_own() -> None:
         (
             "c",
             RecordState("s"),  # an action, not an event
-            "a process received what it does not know: "
+            "a process received an unknown event: "
             "expected Requested, BatchArrived, MarkerArrived or Forgotten, found RecordState(snapshot='s')",
         ),
     ],

@@ -75,10 +75,10 @@ class BadCommit:
         return SubsetReplay(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
 
     def replay_later_batches(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
-        """Replay batches after the bad one, on the rows of `manifest`, until the moment is bad.
+        """Replay the batches after the bad one, starting from the rows of `manifest`, until the moment is bad.
 
-        Returns True if a batch made the moment bad, and the number of replays. Replays at most `batches` batches,
-        oldest first. Raises the errors of a replay.
+        Returns two values: True if a batch made the moment bad, and the number of replays. Replays at most `batches`
+        batches, oldest first. Raises the errors of a replay.
         """
         store, current, count = self.program.store, manifest, 0
         later = history.iter_after(store, self.verdict.app, self.commit.stage, self.commit.version)

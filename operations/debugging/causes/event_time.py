@@ -109,7 +109,7 @@ def _iso_time(at_ms: int | None) -> str | None:
 def find_late_table_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return a `watermark` cause if the suspected record passed through a stage's output of late rows.
 
-    None if no such output is on the path from the record to the bad commit.
+    Returns None if no such output lies on the path from the record to the bad commit.
     """
     if guilty.source_record is None:
         return None

@@ -30,7 +30,7 @@ MAX_LATER_BATCHES = 2
 def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedKeys | None) -> Cause | None:
     """Return an `absence` cause if the bad keys lack a record and the suspected record has another key.
 
-    None if the suspected record caused the change. The cause is proved if the moment turns bad even without the
+    Returns None if the suspected record caused the change. The cause is proved if the moment turns bad even without the
     suspected record, in the bad batch or in one of the next `MAX_LATER_BATCHES`. Raises the errors of a replay.
     """
     if guilty.source_record is None:
@@ -181,7 +181,8 @@ def _find_copies(bad: BadCommit, window: Window, copy: SourceRecord) -> Iterator
 def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return the reset after which the app read the suspected record again; None if it read the record once.
 
-    A record that was read twice is bad only the second time: else the commit that first read it would be the bad one.
+    If the record was read twice, only the second read made the moment bad: otherwise the first commit that read the
+    record would be the first bad commit.
     """
     if guilty.source_record is None:
         return None

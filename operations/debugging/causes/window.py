@@ -1,8 +1,8 @@
 """Search for the record behind a bad batch of an attached Spark query, among the records that the batch read.
 
-The query's operator is not known, so nothing is replayed. The user gives a function from rows of the query's source
-to input rows of its stateful operator. The function's result shows which records have a key that turned bad. If
-several records do, the record whose values are nearest to the change is returned as a guess.
+The query's operator is not known, so nothing is replayed. Instead, the user passes a function that converts rows of the
+query's source to input rows of its stateful operator. The function's result shows which records have a key that turned
+bad. If several records have such a key, the record whose values are nearest to the change is returned as a guess.
 """
 
 import tempfile
@@ -41,7 +41,7 @@ InputFunction = Callable[[DataFrame], DataFrame]
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> TracedCause:
     """Return the cause of a bad batch: a record that the batch read and that has the bad keys.
 
-    `code` is `FILE:FUNCTION`; the function turns source rows into rows with the keys of the table.
+    `code` is `FILE:FUNCTION`; the function converts source rows to rows with the table's key columns.
     """
     guilty = find_record_in_window(kafka, verdict, load_function(code))
     if guilty.source_record is None:

@@ -66,8 +66,7 @@ def random_batches(inputs: Mapping[str, RecordOrigins], random: np.random.Genera
 def last_partitions_first(inputs: Mapping[str, RecordOrigins]) -> tuple[BatchRows, ...]:
     """Return up to three batches of whole partitions, the last partitions first.
 
-    With one partition, one batch is returned. A record of a later partition is never in a later batch than a record of
-    an earlier partition.
+    With one partition, one batch is returned. The batches receive the partitions in descending order.
     """
     spans = [(name, *span) for name, came in inputs.items() for span in _equal_spans(came.partitions)]
     number = {name: np.zeros(len(came.partitions), np.int64) for name, came in inputs.items()}

@@ -207,7 +207,8 @@ def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome)
 
     Floats are compared by `snapshot.diff.equality`. If the second run has several batches, the comparison of emitted
     rows depends on the state's kind (`Kind.emission`). Emitted rows that are also rows of the table are not compared.
-    If a function emits a row for each batch, the first run must have the rows of each key's last batch.
+    If a function emits rows in each batch, the rows of each key's last batch must also be among the rows of the first
+    run.
     """
     largest = max(first.max_abs_float, second.max_abs_float)
     keys = None

@@ -1,8 +1,8 @@
 """Replays of a bad batch, and of the batches upstream that sent rows to it, with a subset of their records.
 
-A batch received its records in parts: from a user's topic, or from one version of an upstream stage, whose batch can
-also be replayed. A `SubsetReplay` states which records are present. Downstream batches receive the rows that the
-upstream replays send. Each batch keeps the clock and the watermark of its manifest.
+The records that a batch received are divided into parts: each part is from a user's topic, or from one version of an
+upstream stage, whose batch can also be replayed. A `SubsetReplay` states which records are present. Downstream batches
+receive the rows that the upstream replays send. Each batch keeps the clock and the watermark of its manifest.
 """
 
 from __future__ import annotations
@@ -299,8 +299,8 @@ class SubsetReplay:
     """Replays of batches in which only a subset of the records is present.
 
     `chosen` has the numbers of the present records, by part, and `extra_rows` has additional rows, by part. A part that
-    is not in `chosen` has the records that its sender sends in the replay; none if its sender is not replayed. `only`
-    limits the records of the batch `root`.
+    is not in `chosen` has the records that its sender sends in the replay, or no records if its sender is not replayed.
+    `only` limits the records of the batch `root`.
     """
 
     def __init__(

@@ -200,7 +200,7 @@ def _compare_parts(
 
 
 def keys_with_other_parts(replay: StageReplay, keys: pa.Table) -> pa.Table:
-    """Return the keys, among these, whose lists or maps the replay leaves with other parts than the version has.
+    """Return those of `keys` whose lists or maps have different elements after the replay than in the version.
 
     Compares what user code sees: the order of a list's elements, not their positions.
     """

@@ -178,7 +178,7 @@ def _read_channel(
 def split_rejected(
     program: LoadedProgram, previous: Manifest, after: Manifest, stage: Stage, read: dict[str, InputRecords]
 ) -> tuple[dict[str, InputRecords], dict[str, InputRecords]]:
-    """Return the records that a version processed, retried ones included, and the records that it rejected.
+    """Return two values: the records that a version processed, with retried ones, and the records that it rejected.
 
     Reads no SST if the version neither rejected nor retried a record.
     """

@@ -1,9 +1,9 @@
 """Search for the record that supplied the bad values of a joined row.
 
 The first bad record (`first.py`) triggered the join, but the bad values may come from its match. A joined row is bad
-because of some of its columns. Each column is set to null in turn, and the row is replayed through the downstream
-stages. A column is at fault if the moment is then good and the row still has the same keys downstream. The side of the
-join that supplies the column is the side with the faulty record.
+because of some of its columns. To find them, each column is set to null in turn, and the row is replayed through the
+downstream stages. A column is at fault if the moment is then good and the row still has the same keys downstream. The
+faulty record is the one that supplied this column to the join.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .what_if import PartRecord
 
 @dataclass(frozen=True, slots=True)
 class JoinPartner:
-    """The other record of a join, which supplied the bad values of a joined row."""
+    """Record that a join matched with the found record, and that supplied the bad values of the joined row."""
 
     path_index: int
     key: pa.Table

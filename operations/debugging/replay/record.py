@@ -4,8 +4,8 @@ The approach is BigSift's (Gulzar et al., 2017): restrict the records by provena
 predicate. `first.py` finds the first bad record. This module adds the path from the commit to the record, the changes
 that the record made, and other bad records.
 
-`find_record_of_key` searches for the cause of one key's row. Its predicate is true if a replay leaves the row as
-committed.
+`find_record_of_key` searches for the cause of one key's row. Its predicate is true if the row after a replay equals the
+committed row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluation of one bad batch with other records, with no records, or with another program.
 
-The predicate is evaluated on a hypothetical moment: the moment that ends with the bad commit, with the stage's tables
-as the replayed batch leaves them. All other tables are unchanged.
+The predicate is evaluated at a hypothetical moment: the moment that ends with the bad commit, in which the stage's
+tables are those after the replayed batch. Tables of the other stages are unchanged.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BadBatch:
         try:
             return bool(self.predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
         except Skip as error:
-            raise UnprovedRecord(f"the predicate cannot judge what a replay gives: {error}") from error
+            raise UnprovedRecord(f"the predicate cannot judge the result of a replay: {error}") from error
         except AnswerNeeded:
             raise UnprovedRecord("moments were judged by hand, and a replay cannot ask a person") from None
 

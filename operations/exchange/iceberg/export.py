@@ -2,7 +2,8 @@
 
 The order makes the export resumable: the cut is pinned before metadata names its SSTs, and a pin is removed when no
 table names it any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
-snapshot: its newest snapshot gets a newer pin once its pin is old, so that old versions can be collected.
+Iceberg snapshot. When the pin of its newest snapshot has become old, a newer pin replaces it, so that old versions can
+be collected.
 """
 
 import zlib
@@ -45,7 +46,7 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class WrittenTable:
-    """Result of exporting one table."""
+    """Result of the export of one table."""
 
     name: str
     location: str
@@ -83,7 +84,10 @@ class _Plan:
 
 @dataclass
 class IcebergExport:
-    """Exports moments of an app as Iceberg tables under a root. Later calls reuse data that earlier calls read."""
+    """Exports moments of an app as Iceberg tables under a root.
+
+    Later calls of `write` reuse data that earlier calls have read.
+    """
 
     store: ObjectStore
     cache: SstCache

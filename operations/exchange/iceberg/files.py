@@ -1,12 +1,12 @@
-"""Encodes Iceberg's manifests and schemas, and tells which SSTs Iceberg reads correctly without a copy.
+"""Encodes Iceberg's manifests and schemas, and decides which SSTs Iceberg reads correctly without a copy.
 
-pyiceberg encodes and decodes manifests and manifest lists in memory. The store puts and gets the bytes, so these files
-have the retries, credentials and tests of all other objects.
+pyiceberg encodes and decodes manifests and manifest lists in memory. The object store puts and gets the bytes, so these
+files have the retries, credentials and tests of all stored objects.
 
-This module also maps a table's columns to an Iceberg schema, and decides which SSTs Iceberg readers read correctly by
-that schema. Iceberg and `sst.schema` both find a column by its field id, so most migrations need no copy: renamed and
-removed columns, columns added without a default, and types that Iceberg widens. An SST that lacks a column with a
-default, or has a decimal of another scale, is copied, because format v2 cannot express that.
+This module also maps a table's columns to an Iceberg schema. Iceberg and `sst.schema` both find a column by its field
+id, so most migrations need no copy: renamed and removed columns, columns added without a default, and types that
+Iceberg widens. An SST that lacks a column with a default, or has a decimal of a different scale, is copied, because
+format v2 cannot express this conversion.
 """
 
 from collections.abc import Iterable, Iterator

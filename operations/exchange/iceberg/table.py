@@ -296,8 +296,8 @@ class IcebergTable:
     def update_version_hint(self, head: Head) -> None:
         """Update the hint that names the newest metadata, if the hint is outdated.
 
-        Makes a read, and a put if the hint is outdated: a process may die between a commit and its update of the hint.
-        Readers of an outdated hint see an older, complete table.
+        Makes a read, and a put if the hint is outdated, which happens if a process dies between a commit and its update
+        of the hint. Readers of an outdated hint see an older, complete table.
         """
         number = str(head.number).encode()
         try:

@@ -67,10 +67,10 @@ class AttachedHistory:
         return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """Return the batches of app and checkpoint up to `up_to`, by default the newest.
+        """Return the batches that app or checkpoint have, up to `up_to`, by default the newest.
 
-        If batches between the app's last and the checkpoint's first are missing, only the checkpoint's batches are
-        returned.
+        If batches are missing between the last one of the app and the first one of the checkpoint, only the
+        checkpoint's batches are returned.
         """
         own, in_checkpoint = sorted(self._versions), self.checkpoint.readable_batches(up_to)
         last = up_to if up_to is not None else max(self.committed_batches(), default=-1)

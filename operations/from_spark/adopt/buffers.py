@@ -1,7 +1,8 @@
 """Mapping of Spark's aggregation buffers to the columns of declared aggregates, by position.
 
-A buffer has the fields of each aggregate in the order of `agg(...)`, and names repeat. The fields `sum, count` may be a
-sum and a count, or an average. Only the declaration can tell, so its aggregates are matched in order.
+A buffer has the fields of each aggregate in the order of `agg(...)`, and field names may repeat. The fields `sum,
+count` may belong to a sum and a count, or to an average. Only the declaration shows which, so its aggregates are
+matched with the fields in order.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Writer of SSTs for a followed batch, from its changes, or from the differences of a whole state to stored rows.
+"""Writer of SSTs for a followed batch, from its changes, or by comparing a whole state with the stored rows.
 
 Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
 is compared with the stored rows one hash range at a time.
@@ -73,7 +73,7 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables. A table that is already stored keeps its stored declaration.
+    """Return the query's current tables, with the stored declarations of tables that are already stored.
 
     Raises `Refused` if a stored table is missing in `current`, or has different columns there.
     """
@@ -176,7 +176,7 @@ class RowWriter:
         return changed.set_column(index, changed.schema.field(index), lists)
 
     def write_parts(self, version: Manifest, keys: pa.Table, parts: Iterable[pa.Table], seq: int) -> tuple[Sst, ...]:
-        """Write the differences between all parts of some keys and their stored parts in a version's table."""
+        """Write the differences between all parts of some keys and the parts that a version's table stores for them."""
         table = version.table
         assert table is not None  # noqa: S101  it is a version of a table of parts
         key, columns = [column.name for column in table.key], arrow_schema(table.columns)

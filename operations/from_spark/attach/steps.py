@@ -37,11 +37,11 @@ Step = ReadChanges | ReadWholeState
 
 
 def adapt_batches_per_version(waiting: int, last_read: int, arrived: int, current: int) -> int:
-    """Return how many batches each of the next versions gets. `current` is the number so far.
+    """Return the number of batches for each of the next versions. `current` is the number for the previous versions.
 
     The number is halved if at most `SMALL_BACKLOG` batches are `waiting`. It is doubled if the backlog does not shrink:
     the last read had `last_read` batches (0 for none), and at least as many `arrived` since. Reading several batches
-    costs little more than reading one. Otherwise the number stays.
+    costs little more than reading one. Otherwise the number does not change.
     """
     if waiting <= SMALL_BACKLOG:
         return max(1, current // 2)
@@ -61,8 +61,8 @@ def next_step(
 
     `next_batch` is the first batch without a version. `committed` are the batches that the checkpoint has. `available`
     returns the batches with a whole state; it lists all files, so it is only called if changes cannot be read. `misses`
-    is the number of consecutive reads that failed because files were deleted: after each, a later state is read, at
-    last the newest. A whole state is required for the first version, and for a new table.
+    is the number of consecutive reads that failed because files were deleted: after each such failure, a later state is
+    chosen, and finally the newest. A whole state is required for the first version, and for a new table.
 
     Raises `Refused` if versions have batches that the checkpoint lacks, because the query was rolled back.
     """

@@ -65,10 +65,10 @@ class FollowedVersion:
 
 @dataclass(slots=True)
 class Tail:
-    """Follows one query, and commits versions under its own epoch until another process claims the stage.
+    """Follows one query, and commits versions under its own epoch until a second process claims the stage.
 
     All methods raise: `Refused` if the stage belongs to another query, or the query's tables have changed; `Fenced` if
-    another process claimed the stage; `Unavailable`; `Corruption` of stored objects.
+    a second process claimed the stage; `Unavailable`; `Corruption` of stored objects.
     """
 
     store: InitVar[ObjectStore]

@@ -47,7 +47,8 @@ class Changelog:
     def renumbered(self, names: Mapping[str, int], numbers_by_name: dict[str, int]) -> "Changelog":
         """Replace the store's numbers of column families by the numbers in `numbers_by_name`.
 
-        `names` has the store's numbers by name. Names that `numbers_by_name` lacks get new numbers there.
+        `names` has the store's numbers by name. A name that is missing in `numbers_by_name` is added there with a new
+        number.
         """
         numbers = np.full(max(names.values(), default=0) + 1, -1)
         for name, number in names.items():

@@ -142,9 +142,9 @@ class Checkpoint:
         """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
 
         A table has one row for each changed key, and the column `DELETED`. If possible, changelogs of state variables
-        are parsed without Spark; those of lists only with `appended`, that is, if the caller accepts only the appended
-        elements. Spark reads all other changes. If the checkpoint has only whole states, two of them are compared.
-        Raises `Gone` if files were removed.
+        are parsed without Spark. Changelogs of lists contain only the appended elements, so they are parsed only if
+        `appended` is set, by which the caller accepts this. Spark reads all remaining changes. If the checkpoint has
+        only whole states, two of them are compared. Raises `Gone` if files were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         is_parsed_here = is_parsable(table) and (appended or not is_list_state(table))

@@ -134,7 +134,7 @@ class CheckpointFiles:
         }
 
     def readable_batches(self, up_to: int | None = None) -> range:
-        """Return the batches whose whole state all stores have, up to `up_to`, by default the newest."""
+        """Return the batches whose whole state is available in all stores, up to `up_to`, by default the newest."""
         batches = self.committed_batches()
         if up_to is not None:
             batches = range(batches[0], min(up_to, batches[-1]) + 1)

@@ -16,7 +16,7 @@ EXISTS, DUE_AT = "has_state", "due_at"
 
 
 def has_timeout(values: pa.Schema) -> bool:
-    """Return True if the state of a user's function has a timeout, that is, ends with `EXISTS` and `DUE_AT`."""
+    """Return True if the state of a user's function has a timeout: its last columns are `EXISTS` and `DUE_AT`."""
     names = values.names[-2:]
     return len(names) == 2 and names[0].startswith(EXISTS) and names[1].startswith(DUE_AT)
 
@@ -61,7 +61,7 @@ class ReadableCheckpoint(Protocol):
     """Checkpoint of a query, which may still run and remove old files.
 
     All methods raise `Unavailable` if the storage does not answer. Reading removed data raises `Gone`; incomplete data,
-    or data of another batch, is never returned.
+    or data of a different batch, is never returned.
     """
 
     @property

@@ -73,11 +73,11 @@ def damaged_file_error(key: str, why: str) -> Corruption:
 def find_needed_files(
     version: int, files: Iterable[StateFile], ids: Mapping[int, str]
 ) -> tuple[Sequence[StateFile], int]:
-    """Return the files from which a version of a store is read, and 0.
+    """Return the files from which a version of a store is read, and 0 if they are complete.
 
-    If a version lacks a file, returns an incomplete list and that version. `ids` has, by version, the id in the names
-    of valid files, if known. For other versions, the files of all tasks are returned: each file names its predecessor,
-    and Spark follows these names.
+    If the files of an earlier version are missing, returns an incomplete list and the number of that version. `ids`
+    has, by version, the id in the names of valid files, if known. For versions without a known id, the files of all
+    tasks are returned: each file names its predecessor, and Spark follows these names.
     """
     by_version = _by_version(files, ids)
     needed: list[StateFile] = []

@@ -1,7 +1,7 @@
 """Tables of a query's state and their columns: one table for each store or state variable.
 
-Fields of keys and values become columns. Nested structs are not split, because a null struct and a struct of nulls are
-different keys.
+Fields of keys and values become columns. A nested struct stays one column, because a null struct and a struct of nulls
+are different keys.
 """
 
 import re
@@ -122,7 +122,7 @@ class StateTable:
 
     @property
     def is_in_shared_store(self) -> bool:
-        """True if the store has several tables. Before changes, Spark then opens a whole state."""
+        """True if the store has several tables. To read changes of such a store, Spark first opens a whole state."""
         return bool(self.options)
 
     def select_columns(self) -> Sequence[Column]:

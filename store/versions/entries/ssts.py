@@ -1,9 +1,9 @@
-"""The SSTs of a table at one version: the newest inline in the manifest, the others in leaves.
+"""The SSTs of a table at one version. The manifest contains the entries of the newest SSTs; leaves contain the rest.
 
 A leaf is an immutable object with the entries of SSTs whose hashes begin in one range. A manifest refers to at most 64
-leaves, each with the names of its SSTs that later versions removed, so its size does not grow with the table. Any
-version opens with two requests in sequence: the manifest, then the leaves that the reader needs, side by side. Manifest
-and leaves are a tree of height two whose root buffers changes (Bender et al., "An Introduction to Be-trees and
+leaves, each with the names of its SSTs that later versions removed, so its size does not grow with the table. Opening a
+version takes two round trips: one for the manifest, then one for all leaves that the reader needs. Manifest and leaves
+are a tree of height two whose root buffers changes (Bender et al., "An Introduction to Be-trees and
 Write-Optimization", ;login: 2015).
 """
 
@@ -182,9 +182,9 @@ class Ssts(Sequence[Sst]):
         entries: Mapping[str, tuple[Sst, ...]],
         reader: LeafReader,
     ) -> "Ssts":
-        """Return the same SSTs, held inline and in other leaves.
+        """Return the same SSTs with these inline entries and leaves.
 
-        `entries` has those of new leaves, without removed SSTs.
+        `entries` has the entries of new leaves, without removed SSTs.
         """
         ssts = self._changed(inline, leaves)
         ssts._by_leaf |= entries
@@ -192,21 +192,25 @@ class Ssts(Sequence[Sst]):
         return ssts
 
     def at_roots(self, root_of: Callable[[str], str]) -> "Ssts":
-        """Return the SSTs as another store names them: `root_of` maps the root of each object."""
+        """Return the SSTs as manifests of another store name them.
+
+        The function `root_of` maps the store root of each object.
+        """
         inline = (replace(sst, root=root_of(sst.root)) for sst in self.inline)
         return Ssts(inline, (replace(leaf, root=root_of(leaf.root)) for leaf in self.leaves), self._reader)
 
     def changes_since(self, earlier: "Ssts") -> tuple[tuple[Sst, ...], tuple[Sst, ...]]:
-        """Return the SSTs that are not among those of an earlier version, and the SSTs that are only there.
+        """Return two groups of SSTs: those that an earlier version lacks, and those that only the earlier version has.
 
-        Costs as much as the inline entries, and the leaves that only one of the versions has or that lost SSTs.
+        Costs as much as the inline entries, and the leaves that only one of the versions has or from which SSTs were
+        removed.
         """
         new, old = self._entries_unlike(earlier), earlier._entries_unlike(self)
         had, has = frozenset(old), frozenset(new)
         return tuple(sst for sst in new if sst not in had), tuple(sst for sst in old if sst not in has)
 
     def _entries_unlike(self, other: "Ssts") -> list[Sst]:
-        """Return the inline entries, and the entries of the leaves that the other version does not have as they are."""
+        """Return the inline entries, and the entries of the leaves that differ from those of `other`."""
         others = {leaf.object: frozenset(leaf.removed) for leaf in other.leaves}
         entries = [*self.inline, *self.entries(leaf for leaf in self.leaves if leaf.object not in others)]
         for leaf in self.leaves:

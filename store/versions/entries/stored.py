@@ -1,7 +1,8 @@
 """Stored form of SSTs: JSON arrays, a third of the size of objects with field names.
 
-An entry has the SST's name, the folder of its key by number, base64 in place of hexadecimal digits, and rare fields in
-an object at the end. `codec` calls `to_stored` and `from_stored` for each `Ssts`.
+An entry has the SST's name, the number of its key's folder in a list of folders, checksums in base64 instead of
+hexadecimal digits, and rare fields in an object at the end. `codec` calls `to_stored` and `from_stored` for each
+`Ssts`.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode

@@ -1,8 +1,8 @@
 """Folds: entries of SSTs move from a manifest into leaves, so that the manifest stays small.
 
 A fold writes new leaves beside the batches, and the next version names them in place of the leaves and inline entries
-that they replace. Entries are named by SST, so a fold also fits a version that removed some of its SSTs meanwhile. It
-is dropped if another fold replaced one of its leaves, or added one for its slots.
+that they replace. A fold identifies entries by their SST, so it can also be applied to a version that removed some of
+these SSTs meanwhile. It is dropped if another fold replaced one of its leaves, or added a leaf for one of its slots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -67,10 +67,10 @@ def fold_ssts(store: ObjectStore, manifest: Manifest) -> Fold:
 def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
     """Return a fold after which inline entries take at most half of `limit` bytes. Reads the leaves to replace.
 
-    The number of slots is the smallest power of two for which a slot has `per_leaf` SSTs or fewer, at most 64.
-    The newest entries stay inline, because the next merges replace them: up to a quarter of `limit` for level 0, and
-    a quarter for merged SSTs. Slots with most of the other entries are folded first, and leaves with many removed SSTs
-    in any case.
+    The number of slots is the smallest power of two for which a slot has `per_leaf` SSTs or fewer, at most 64. The
+    newest entries stay inline, because the next merges replace them: up to a quarter of `limit` for level 0, and a
+    quarter for merged SSTs. Of the remaining entries, slots with most entries are folded first. Leaves with many
+    removed SSTs are always folded.
     """
     size = inline_bytes(ssts)
     slots = max([_slots_for(len(ssts), per_leaf), *(leaf.slots for leaf in ssts.leaves)])
@@ -108,7 +108,7 @@ def write_fold(store: ObjectStore, app: str, stage: str, plan: FoldPlan) -> Fold
 
 
 def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
-    """Return the SSTs with the entries of a fold in its leaves; the given object if the fold does not fit any more."""
+    """Return the SSTs after a fold moved entries into its leaves; the given object if the fold no longer fits."""
     current = {leaf.object: leaf for leaf in ssts.leaves}
     replaced = {leaf.object for leaf in fold.plan.replaced}
     leaves = [leaf for leaf in ssts.leaves if leaf.object not in replaced]

@@ -37,7 +37,7 @@ class LeafContent(Struct, frozen=True):
     stage: limits.Name
     id: limits.Ulid
     ssts: Ssts
-    """All inline."""
+    """SSTs of the leaf. Their entries are inline: a leaf refers to no other leaf."""
 
 
 @checks.find_violations.register
@@ -48,7 +48,7 @@ def _(value: LeafContent) -> Iterator[Violation]:
 
 
 def bind_reader(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Let a manifest's SSTs read their leaves from this store, and return the manifest."""
+    """Return a manifest whose SSTs read their leaves from this store."""
     for ssts in (manifest.ssts, *(side.ssts for side in manifest.side_tables.values())):
         bind_ssts(store, ssts, f"{manifest.app}/{manifest.stage}@v{manifest.version}")
     return manifest
@@ -86,7 +86,10 @@ def write_leaf(
 
 
 def cache_leaves(store: ObjectStore, places: Iterable[tuple[str, str]]) -> None:
-    """Read leaves, given as roots and keys, side by side. An error is left to whoever needs the leaf."""
+    """Read leaves, given as pairs of root and key, concurrently into the cache.
+
+    Errors are ignored: a later read raises them.
+    """
     with suppress(SlackwaterError):
         for_each_concurrently(lambda place: _read_entries(store, *place), places)
 

@@ -1,8 +1,8 @@
 """The content of a page: outlines of versions, and the objects that these versions name, by interval.
 
 Pure. An *outline* is a manifest with only the fields that searches by time, garbage collection and time lines need. An
-object is listed once for each run of versions that name it, so a page grows with the changes, and with the objects that
-its first version names.
+object is listed once for each range of consecutive versions that name it. So the size of a page depends on the objects
+of its first version and on the changes since.
 """
 
 from bisect import bisect_left
@@ -29,7 +29,7 @@ class _Objects(Struct, frozen=True):
 
 
 class VersionIdentity(Struct, frozen=True):
-    """The fields of a manifest that tell its version from every other."""
+    """The fields of a manifest by which its version differs from every other version."""
 
     app: limits.Name
     stage: limits.Name
@@ -40,7 +40,7 @@ class VersionIdentity(Struct, frozen=True):
 
 
 class VersionParts(VersionIdentity, frozen=True):
-    """The fields of a manifest that a page is made of."""
+    """The fields of a manifest that a page contains."""
 
     kind: VersionKind
     inputs: dict[limits.Topic, Input] = {}
@@ -67,7 +67,10 @@ class _Shared(Struct, frozen=True, omit_defaults=True):
 
 
 class _Row(Struct, frozen=True, array_like=True):
-    """One version. Its number and time are differences from the row before; those of the first row, from the page's."""
+    """One version of a page. Its number and time are stored as differences from the previous row.
+
+    Those of the first row are stored as differences from the page's number and time.
+    """
 
     number: limits.Count
     ms: limits.Count
@@ -111,7 +114,7 @@ class NamedObject(NamedTuple):
 class VersionPage(Struct, frozen=True, dict=True):
     """Outlines of versions of one stage, and the objects in the app's folder that they name. Versions may be left out.
 
-    Objects have the names that the stored manifests have, before replacements by forgets.
+    Objects have the names in the stored manifests: replacements by `forget` are not applied.
     """
 
     app: limits.Name
@@ -162,7 +165,7 @@ class VersionPage(Struct, frozen=True, dict=True):
         )
 
     def leaves(self, version: int, most: int) -> list[tuple[str, str]]:
-        """Return root and key of the leaves that a version names; none if it names more than `most` objects."""
+        """Return pairs of root and key for the leaves that a version names; none for more than `most` objects."""
         at = bisect_left(self.numbers, version)
         if at == len(self.rows) or self.numbers[at] != version:
             return []
@@ -200,13 +203,16 @@ def identity_of(manifest: Manifest | VersionIdentity) -> Identity:
 
 
 def parts_of(manifest: Manifest) -> VersionParts:
-    """Return the parts of a version as it is stored: without replacements by forgets."""
+    """Return the parts of a version for a page. Replacements by `forget` are not applied."""
     fields = {name: getattr(manifest, name) for name in VersionParts.__struct_fields__ if name != "side_tables"}
     return VersionParts(**fields, side_tables={name: _Objects(s.ssts) for name, s in manifest.side_tables.items()})
 
 
 def build_page(versions: Iterable[VersionParts]) -> VersionPage:
-    """Return the page of these versions of a stage, at least one, ascending. Reads leaves that are not cached."""
+    """Return a page of versions of a stage. At least one version is needed; they ascend.
+
+    Reads leaves that are not cached.
+    """
     draft = None
     for parts in versions:
         draft = draft or _Draft(parts.app, parts.stage)
@@ -217,7 +223,10 @@ def build_page(versions: Iterable[VersionParts]) -> VersionPage:
 
 
 def concat_pages(pages: Sequence[VersionPage]) -> VersionPage:
-    """Return one page of all versions of these pages, at least one; ascending, and none within another's range."""
+    """Return one page with all versions of `pages`.
+
+    At least one page is needed. Pages must ascend, and no page may begin within the range of another page.
+    """
     draft = _Draft(pages[0].app, pages[0].stage)
     for page in pages:
         draft.extend(page)

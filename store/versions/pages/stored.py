@@ -1,8 +1,8 @@
 """Pages in the store: listing, reading with a check against a manifest, writing and merging.
 
-A page is used only if the stored manifest of one of its versions has the time, the epoch and the writer that the page
-gives. These occur once in all stores, and versions are numbered without gaps by compare-and-swap, so the page then
-describes the history before that version, too, and not that of a removed app of the same name.
+Before a page is used, the stored manifest of one of its versions is compared with it: time, epoch and writer must be
+equal. No two versions in any store have the same three values, and versions are numbered without gaps by
+compare-and-swap. So a matching page describes this history, and not that of a removed app of the same name.
 """
 
 import re
@@ -32,7 +32,7 @@ _MAX_CACHED_BYTES = 16 << 20
 MAX_PAGE_BYTES = 16 << 20
 """Largest stored size of pages that are merged: a page of a wide table stays small."""
 MAX_SSTS_OF_LEAVES = 512
-"""Number of SSTs of a small table. A search by time reads its leaves, about 85 kB, before anybody asks for them."""
+"""Maximum number of SSTs of a table whose leaves (then about 85 kB) a search by time reads in advance."""
 
 _Fields = TypeVar("_Fields", bound=VersionIdentity)
 
@@ -54,7 +54,7 @@ class PageRef(NamedTuple):
 
 
 def block_of(version: int, size: int) -> range:
-    """Return the block of `size` versions that has this one."""
+    """Return the block of `size` versions that contains a version."""
     first = (version - 1) // size * size + 1
     return range(first, first + size)
 
@@ -83,9 +83,10 @@ def put_page(store: ObjectStore, page: VersionPage) -> str:
 
 
 def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
-    """Write one page in place of those of a block, with the versions between them that no page has.
+    """Replace all pages of a block by one page, which also has the versions between them that are in no page.
 
-    Costs a listing, two requests for each page not in memory, and one for each of the other versions, at most 64.
+    Costs a listing, two requests for each page that is not in memory, and one for each version that was in no page, at
+    most 64.
     """
     pages = StagePages(store, app, stage)
     refs = [ref for ref in pages.refs if ref.first >= block.start and ref.last < block.stop]
@@ -108,9 +109,10 @@ def merge_pages(store: ObjectStore, app: str, stage: str, block: range) -> None:
 def add_pages(
     pages: Sequence[VersionPage], others: Sequence[int], read: Callable[[int], VersionParts | None]
 ) -> list[VersionPage]:
-    """Return these pages, and new pages of `others`, ascending. No version of a page is in the range of another page.
+    """Return these pages together with new pages of the versions `others`, ascending and without overlaps.
 
-    `read` returns a version, or None if it does not exist; many are read at a time.
+    `others` are ascending. The function `read` returns a version, or None if it does not exist; many are read at a
+    time.
     """
     starts = [page.first for page in pages]
     new = []
@@ -122,7 +124,7 @@ def add_pages(
 
 
 def replace_pages(store: ObjectStore, refs: Iterable[PageRef], pages: Sequence[VersionPage]) -> None:
-    """Write one page of the versions of `pages`, as `concat_pages`, and then delete the listed ones."""
+    """Write one page with all versions of `pages`, and then delete the listed pages `refs`."""
     if key := put_page(store, concat_pages(pages)):
         delete_pages(store, (ref for ref in refs if ref.key != key))
 
@@ -139,7 +141,7 @@ def drop_cached(store: ObjectStore, app: str) -> None:
 
 
 def read_parts(store: ObjectStore, app: str, stage: str, version: int) -> VersionParts:
-    """Return what a page has of one version. Raises `ObjectNotFound` and `Corruption`."""
+    """Return the parts of one version that a page contains. Raises `ObjectNotFound` and `Corruption`."""
     parts = _read_fields(store, app, stage, version, VersionParts)
     for ssts in parts.tables:
         bind_ssts(store, ssts, f"{app}/{stage}@v{version}")
@@ -202,12 +204,12 @@ class StagePages:
         return page.outline(version) if page is not None else None
 
     def leaves(self, version: int) -> list[tuple[str, str]]:
-        """Return root and key of the leaves of a version; none if no page has it, or if its tables have many SSTs."""
+        """Return pairs of root and key for a version's leaves; none if no page has it, or for tables of many SSTs."""
         page = self._page_of(version)
         return page.leaves(version, MAX_SSTS_OF_LEAVES) if page is not None else []
 
     def preload(self, versions: Iterable[int], most: int) -> bool:
-        """Load the pages of these versions side by side if they are at most `most`; return True if they are."""
+        """Load the pages of these versions concurrently if there are at most `most`; return False if there are more."""
         places = {bisect_left(self.refs, version, key=lambda ref: ref.last) for version in versions}
         refs = [self.refs[at] for at in places if at < len(self.refs)]
         if len(refs) <= most:
@@ -220,9 +222,10 @@ class StagePages:
         return self.load(refs[at]) if at < len(refs) and refs[at].first <= version else None
 
     def around(self, time_ms: int) -> tuple[int, Manifest | None]:
-        """Return a version from before or at a time (0 if unknown), and the outline of a later one (None if unknown).
+        """Return a version committed at or before a time, and the outline of a later one, as bounds for a search.
 
-        Where a page has both, they are neighbours. Costs a listing, and two requests side by side for a page.
+        The version is 0 if unknown, the outline None. If one page has both, no version lies between them. Costs a
+        listing, and two concurrent requests for a page.
         """
         while True:
             refs = self.refs
@@ -236,7 +239,7 @@ class StagePages:
             return low, page.outline(page.numbers[row])
 
     def last_before(self, time_ms: int) -> int:
-        """Return the last version of the newest page that ends at or before a time; 0 if there is none."""
+        """Return the last version of the newest page whose versions are all at or before a time; 0 if there is none."""
         while ended := [ref for ref in self.refs if ref.last_ms <= time_ms]:
             if (page := self.load(ended[-1])) is not None:
                 return page.numbers[-1]

@@ -196,7 +196,7 @@ def test_a_program_that_has_the_stage_brings_it_back_where_it_stopped(app: Fligh
     assert prepare_reactivation(app.store, "flights", "carriers", by="test:2")
     assert open_requests(app.store, "flights") == (), "it may have read past the marker"
     (told,) = (each for each in audit_log.list_operations(app.store, "flights") if each.verb == "snapshot failed")
-    assert told.detail.startswith(f"{asked.name}: carriers, which was retired, came back")
+    assert told.detail.startswith(f"{asked.name}: the retired stage carriers was claimed")
     app.claim("carriers")
     app.step_all()
     assert sum(number for number, _, _ in app.state["carriers"].values()) == 55

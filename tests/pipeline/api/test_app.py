@@ -145,7 +145,7 @@ def test_nonsense_in_declarations_is_refused() -> None:
         sw.topic("orders", starting_offsets="first")
     with pytest.raises(Usage, match="1 to 262144"):
         sw.repartition("by-user", "user", partitions=0)
-    with pytest.raises(Usage, match="different column names"):
+    with pytest.raises(Usage, match="no name twice"):
         sw.repartition("by-user", ["user", "user"])
     with pytest.raises(Usage, match="at least one column"):
         sw.aggregate()

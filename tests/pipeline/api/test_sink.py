@@ -24,7 +24,7 @@ def declare(writes: Any, *, app: str = "a") -> sw.App:
     [
         (lambda: sw.sink("not a topic"), "topic name 'not a topic' is not usable"),
         (lambda: sw.sink(".."), "Kafka has no such topic"),
-        (lambda: sw.sink("t", key=["a", "a"]), "expected different column names"),
+        (lambda: sw.sink("t", key=["a", "a"]), "which names a column twice"),
         (lambda: sw.sink("t", value="avro"), "value='avro' needs registry="),
         (lambda: sw.sink("t", registry="http://r:1"), "value='json' has no use for registry="),
         (lambda: sw.sink("t", subject="s"), "subject= is for value='avro'"),

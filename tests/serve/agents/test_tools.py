@@ -157,7 +157,7 @@ def test_what_is_behind_hidden_tables_is_named_to_nobody(blind: Agent) -> None:
 def test_a_key_is_guessed_by_nobody(blind: Agent) -> None:
     for tool, how in (("get", {"keys": [OWN]}), ("history", {"key": OWN})):
         found = blind.fails(tool, app=APP, table="carriers", **how)
-        assert "give the key by its name" in found["message"]
+        assert "the key must be its pseudonym" in found["message"]
 
 
 def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) -> None:

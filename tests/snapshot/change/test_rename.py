@@ -263,7 +263,7 @@ def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, o
     assert head(app, new).formerly
     assert open_requests(store, app.name) == ()
     told = [done.detail for done in list_operations(store, app.name) if done.verb == "snapshot failed"]
-    assert told == ["tonight: the app was migrated while it was under way: take it again"]
+    assert told == ["tonight: the app was migrated before the snapshot was complete; take the snapshot again"]
     go_on(app, {old: new})
     again = request_snapshot(store, app.name, "tonight", "ada@host")
     assert again.migration == 1

@@ -130,7 +130,7 @@ def test_a_key_that_is_not_utf8_is_refused_as_that(kind: str, key: str) -> None:
     cut = one_row(store := MemoryStore(), kind, None)
     with pytest.raises(Usage, match="for key column 'k' of table 't' is not valid UTF-8") as refused:
         get(store, cut, "t", [key])
-    assert "in Python, bytes ask for a key" in refused.value.hint
+    assert "in Python, give a key that is not UTF-8 as bytes" in refused.value.hint
 
 
 def test_a_time_without_an_offset_is_utc_for_a_key_in_utc() -> None:

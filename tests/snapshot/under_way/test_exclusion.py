@@ -390,8 +390,8 @@ def rows_of_the_docs() -> Iterator[str]:
             told[ExclusionRule.REFUSED],
             [each.value for each in Intent if each.value not in told[ExclusionRule.REFUSED]],
         )
-        words = ", ".join(refused) if len(refused) <= len(free) else f"all but {', '.join(free)}"
-        others = "; ".join(f"{does.value}: {', '.join(told[does])}" for does in OTHERS if told[does])
+        words = ", ".join(refused) if len(refused) <= len(free) else f"all except {', '.join(free)}"
+        others = "; ".join(f"{does.value} {', '.join(told[does])}" for does in OTHERS if told[does])
         yield f"| {column.value} | {words} | {others} |"
 
 

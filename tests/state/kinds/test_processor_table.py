@@ -221,7 +221,7 @@ def test_elements_that_a_clone_masked_are_elements_of_nulls(tmp_path: Path) -> N
     stage = stage_of(of_lists("w", "m"))
     apps.ensure_app(stage.store, AppInfo("a", 1))
     stage.batch([row("a", 1), row("a", 2)])
-    with pytest.raises(Refused, match=r"s\.w cannot be masked: it counts the parts of a list"):
+    with pytest.raises(Refused, match=r"s\.w cannot be masked: it counts the elements of a list"):
         check_masks(newest_active_cut(stage.store, "a", "s"), Masks.from_options({"s.w": "null"}))
     stage.clone({"s_w.w": "null"}, SstCache(tmp_path, 1 << 30))
     assert [each["seen"] for each in stage.batch([row("a", 3)])] == [

@@ -175,7 +175,7 @@ def test_a_query_is_not_followed_in_a_replica(cache: SstCache) -> None:
     batch(checkpoint, 0)
     caught_up(tail(store, cache, checkpoint))
     codec.put(store, keys.replica("shop"), Replica("shop", "s3://primary", 1))
-    with pytest.raises(Refused, match="is a replica of s3://primary: a run is possible only on the app itself"):
+    with pytest.raises(Refused, match="is a replica of s3://primary: `run` is possible only where the app runs"):
         tail(store, cache, checkpoint).claim()
 
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_hidden_is_refused_by_name_and_nothing_is_left(
         (aggregate.aggregate(name=aggregate.last("n", by="t")).stored, "name", ""),
         (aggregate.aggregate(name=aggregate.first("n", by="t")).stored, "name", ""),
         (join.join("a", "b", within="1 hour").stored, "name", "it holds rows that wait for a join"),
-        (update.Update("name").stored, "name", "rows fall due by it"),
+        (update.Update("name").stored, "name", "it decides when rows fall due"),
         (update.Update().stored, "name", ""),
         ({"kind": "of-the-program"}, "name", ""),
     ],

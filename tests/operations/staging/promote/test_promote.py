@@ -317,7 +317,7 @@ def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
     refused("other-topic", "other-topic reads elsewhere where p reads in: their offsets can never match")
     refused("p", "p has the name p already")
     refused("", "no app named 'p~1'; no app was promoted over p")
-    refused("p~1", "p~1 means another app after each promotion")
+    refused("p~1", "the name p~1 refers to a different app after each promotion")
     refused("nobody", "no app named 'nobody'")
     refused("Not A Name", "app name 'Not A Name' is not usable")
 
