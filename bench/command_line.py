@@ -1,4 +1,4 @@
-"""How long a person waits for a verb, and what it takes of the processor: whole processes."""
+"""Wall-clock and CPU time of verbs, each run as a whole process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .support.row import Row
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """How long a person waits for a verb, and the processor's time of a get, a query and a log, user and system."""
+    """Measure wall-clock time of verbs, and CPU time (user and system) of `get`, `query` and `log`."""
     snapshots.requests(folder, 10_000)
     store = str(folder / "requests-10000")
     verbs = {
@@ -35,7 +35,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def processor_seconds(*words: str, runs: int = 7) -> float:
-    """Median of the processor's seconds of `slackwater` with these words, user and system, after one run to warm up."""
+    """Return the median CPU seconds (user and system) of a `slackwater` command, after one warm-up run."""
     command = [str(Path(sys.executable).parent / "slackwater"), *words]
     found = []
     for _ in range(runs + 1):
@@ -47,7 +47,7 @@ def processor_seconds(*words: str, runs: int = 7) -> float:
 
 
 def seconds(*words: str, runs: int = 7) -> float:
-    """Median wall clock of `slackwater` with these words, after one run that warms the disk's cache."""
+    """Return the median wall-clock seconds of a `slackwater` command, after one run that warms the page cache."""
     command = [str(Path(sys.executable).parent / "slackwater"), *words]
     found = []
     for _ in range(runs + 1):

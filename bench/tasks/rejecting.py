@@ -1,4 +1,4 @@
-"""Batches with poison records beside batches without: in expressions of Spark's, Python functions, a state's function.
+"""Batches with poison records beside batches without: in Spark expressions, Python functions and a state function.
 
 `python -m bench.tasks.rejecting BOOTSTRAP FOLDER WHERE BATCH COUNTS` measures in a fresh process and prints JSON.
 """
@@ -40,7 +40,7 @@ IN_LARGE = ("json", "mapInPandas", "state")
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """Batches with poison records, beside those without."""
+    """Compare batches with poison records to batches without."""
     counts = [COUNTS[0]] * FIRST + [count for count in COUNTS for _ in range(EACH)]
     for where in WHERE[-1:] if quick else WHERE:
         for batch, limits in [*ASKED.items()][: 2 if where in IN_LARGE and not quick else 1]:
@@ -60,7 +60,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def _fill(bootstrap: str, topic: str, where: str, batch: int, counts: Sequence[int]) -> None:
-    """Write the batches: after those that warm up, each other has this many poison records, each at its own place."""
+    """Write warm-up batches, then batches with these counts of poison records, each followed by a clean batch."""
     random = np.random.default_rng(3)
     bad = b'{"delay":' if where == "json" else b'{"delay":"none"}'
     for count in (*[0] * WARM_UP, *(more for each in counts for more in (each, 0))):

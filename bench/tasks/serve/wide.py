@@ -1,8 +1,9 @@
-"""A store of 1,000 apps; an app of 100,000 versions and 1,000 snapshots, 20 ms from the store; and one large row.
+"""A store of 1,000 apps; an app with 100,000 versions and 1,000 snapshots, at 20 ms per request; and one large row.
 
-`python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` takes a tenth of each. The objects are in
-memory; each request takes 20 ms more. The page's first paint is measured by its requests, six at a time as a browser
-asks them, without a browser.
+`python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` uses a tenth of each.
+
+The objects are in memory; each request takes 20 ms. The page's first paint is measured without a browser: its requests
+are sent six at a time, as a browser sends them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _BROWSER_REQUESTS = 6
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Many apps first, then the long one; two minutes at full scale, most of them to make the store."""
+    """Measure many apps, then the app with many versions; two minutes at full scale, mostly to write the stores."""
     part = 10 if quick else 1
     memory = MemoryStore()
     many_apps(memory, APPS // part)
@@ -71,7 +72,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def far(memory: MemoryStore) -> CountingStore:
-    """A store without what this process knows of the one before."""
+    """Return a view of the store with latency and new counters, without what an earlier view has cached."""
     return CountingStore(memory, on_request=lambda *_request: time.sleep(DELAY_S))
 
 
@@ -131,7 +132,7 @@ def _long(memory: MemoryStore, folder: Path, count: int) -> Iterator[Row]:
 
 
 def _collection(memory: MemoryStore, versions: int) -> Iterator[Row]:
-    """A dry run an hour after a collection; the one before it finds no pages, and makes them."""
+    """Count GETs of a dry run of garbage collection, after a real one has written the pages."""
     retention = Retention(all_ms=versions * 1_000)
     collect(memory, APP, retention, by="bench")
     store = far(memory)
@@ -148,7 +149,7 @@ def _large_row(folder: Path, row_bytes: int) -> Row:
 
 
 class Words(StatefulProcessor):
-    """A class that appends a batch's share of words to its only key's list."""
+    """A StatefulProcessor that appends many words to the list of its only key in each batch."""
 
     def __init__(self, count: int) -> None:
         self._count = count
