@@ -1,4 +1,4 @@
-"""The store's model: its knowledge, the steps of its rules, and its invariants.
+"""The store's model: its state, the steps of its rules, and its invariants. The rules are in `test_state_model.py`.
 
 The rules are in `test_state_model.py`.
 """
@@ -86,7 +86,7 @@ class StateMachine(RuleBasedStateMachine):
     ) -> None:
         """Create a table with these keys, and its writer.
 
-        `column` is the clock of a time to live, empty for the write time.
+        `column` is the clock of the time to live; empty for the write time.
         """
         key, self.keys = TABLES[name]
         self.column = column
@@ -154,7 +154,7 @@ class StateMachine(RuleBasedStateMachine):
         return writer.batch(dict(changes), self.cache if into_cache else None)
 
     def changes_of(self, app: str, head: Manifest) -> dict[Form, tuple[Key, Values | None]]:
-        """Return pending puts and deletes in the columns of this version's table."""
+        """Return pending puts and deletes, with values for the columns of this version's table."""
         assert head.table is not None
         return {form: (key, in_columns(row, head.table)) for form, (key, row) in self.pending[app].items()}
 
@@ -199,7 +199,7 @@ class StateMachine(RuleBasedStateMachine):
     # Migrating.
 
     def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Migrate to a program with one more, one fewer, a larger or a renamed column; the caller may die."""
+        """Migrate to a program with one column more, fewer, widened or renamed; the caller may be killed."""
         self.finish_what_was_left(app)
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
@@ -218,7 +218,7 @@ class StateMachine(RuleBasedStateMachine):
         self._follow_migration(app)
 
     def finish_what_was_left(self, app: str) -> None:
-        """Finish or abandon an interrupted migration, as the next caller does."""
+        """Finish or abandon an interrupted migration, as the next caller would."""
         if app in self.undone:
             finish_newest_migration(fresh(self.store), app, now_ms=self.writers[app].tick())
             self._follow_migration(app)
@@ -233,7 +233,7 @@ class StateMachine(RuleBasedStateMachine):
     # Beginning with rows from elsewhere.
 
     def begin_with_rows(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Create an app whose first version has rows from a file; the call may die and be repeated."""
+        """Create an app whose first version has rows from a file; the call may be killed and repeated."""
         some = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
         rows = {
             same_form(key): (key, (*row[:-1], self.in_minutes(row[-1])))
@@ -268,7 +268,7 @@ class StateMachine(RuleBasedStateMachine):
     # Merging.
 
     def with_something_to_merge(self, data: st.DataObject) -> Writer:
-        """Return a writer after some batches, perhaps a rescale, and more batches."""
+        """Return a writer after some batches and perhaps a rescale, so that there is something to merge."""
         app = self.any_app(data)
         for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
             self.commit_some(data, app)
@@ -288,13 +288,13 @@ class StateMachine(RuleBasedStateMachine):
             return picker.pick_for_manifest(head, full=full, accepts=only)
 
     def sizes(self) -> AbstractContextManager[object]:
-        """Treat the SSTs, all small, as small, large, or either, in turn."""
+        """Let the picker treat the SSTs as small, large, or mixed, in turn; they are all small."""
         return patch.object(picker, "WIDE_BYTES", WIDE_BYTES[len(self.states) % len(WIDE_BYTES)])
 
     def compaction(
         self, writer: Writer, inputs: tuple[Sst, ...], *, drops_tombstones: bool, cuts: bool = False
     ) -> Compaction:
-        """Merge by the clock of the head from which the merge was picked."""
+        """Describe a merge; its clock is that of the head from which it was picked."""
         window = min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)
         clock_ms = writer.head.clock_ms
         return Compaction(0, writer.ranges, inputs, drops_tombstones, window=window, clock_ms=clock_ms, cuts=cuts)
@@ -331,14 +331,14 @@ class StateMachine(RuleBasedStateMachine):
         writer.merges.append(done)
 
     def check_nothing_is_stored_that_expired(self, app: str) -> None:
-        """Check by bytes that the head's SSTs have no expired rows after a full merge."""
+        """Check in storage that the head's SSTs have no expired rows after a full merge."""
         head = history.read(fresh(self.store), app, STAGE, self.heads[app])
         assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
 
     # Expiring.
 
     def let_expire(self, data: st.DataObject, app: str) -> None:
-        """Let the next batch begin exactly when some row expires, or write a row that expires then."""
+        """Let the next batch begin at the expiry of some row, or a millisecond before or after; or write such a row."""
         state = self.states[app, self.heads[app]]
         if moments := state.to_come():
             at_ms = data.draw(st.sampled_from(moments), "expires") + data.draw(st.sampled_from([0, -1, 1]), "late")
@@ -348,7 +348,7 @@ class StateMachine(RuleBasedStateMachine):
                 self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
 
     def check_as_seen_now(self, app: str) -> None:
-        """Check that rows of the head expire by write time even without commits."""
+        """Check that rows of the head expire by write time even if nothing is committed."""
         manifest, state = (
             history.read(fresh(self.store), app, STAGE, self.heads[app]),
             self.states[app, self.heads[app]],

@@ -1,4 +1,4 @@
-"""An app whose history is collected at any time, with a dictionary of its moments."""
+"""A model test of garbage collection: an app whose history is collected at any time, against a dictionary."""
 
 from contextlib import suppress
 from typing import Any
@@ -183,7 +183,7 @@ class Collection(RuleBasedStateMachine):
             collect(self.store, app.name, retention, by="test")
 
     def check_grace(self, app: FlightsApp) -> None:
-        """Check that no unnamed object older than the margin is left after a complete collection."""
+        """Check that a complete collection leaves no unreferenced object older than the margin."""
         for stage in STAGES:
             versions = history.list_versions(self.store, app.name, stage)
             listed = keys_of(self.store, keys.manifests(app.name, stage))
