@@ -1,4 +1,4 @@
-"""A person who types verbs at any moment, sometimes twice, and sometimes is interrupted."""
+"""A simulated user who runs verbs at any moment, sometimes twice at once, and sometimes interrupts them."""
 
 import tempfile
 from collections import Counter
@@ -71,7 +71,7 @@ VERBS: dict[str, Verb] = {
 
 
 class Person:
-    """Types `verbs` into processes of their own."""
+    """Runs verbs in separate simulated processes."""
 
     def __init__(self, simulation: Simulation, random: Random, verbs: tuple[str, ...], rare: Rare) -> None:
         self._simulation, self._random, self._verbs, self._rare = simulation, random, verbs, rare
@@ -83,7 +83,7 @@ class Person:
         """Errors that are no sentences for a person."""
 
     def type_one(self) -> None:
-        """Start one verb, or the same verb twice; perhaps kill it later."""
+        """Start one verb, or the same verb twice, and perhaps kill it later."""
         random, world = self._random, self._simulation.world
         verb, seed = random.choice(self._verbs), random.getrandbits(32)
         self.typed.append(verb)

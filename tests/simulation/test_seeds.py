@@ -23,7 +23,7 @@ def test_all_laws_hold_in_simulated_histories() -> None:
 @pytest.mark.ci
 @pytest.mark.timeout(600)
 @pytest.mark.xfail(reason="after a rewind, the app is not caught up 300 s after the last fault: cause not known yet")
-def test_a_rewind_beside_a_rescale_is_caught_up() -> None:
+def test_an_app_catches_up_after_a_rewind_concurrent_with_a_rescale() -> None:
     faults, verbs = (
         "lost,slow,kafka_refused,skew,kill",
         "snapshot,instant,remove,compact,status,get,diff,rescale,rewind,export",
