@@ -101,7 +101,7 @@ def sound(app: FlightsApp, *refs: str) -> None:
 @pytest.mark.parametrize(
     "called",
     [
-        # The first or the last by itself: test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on shows it, too.
+        # Renames of only the first or last stage are also in test_a_snapshot_requested_during_a_rename_is_withdrawn_and_stages_continue.
         pytest.param({"legs": "hops"}, marks=pytest.mark.ci),
         {"aircraft": "planes"},
         pytest.param({"carriers": "airlines"}, marks=pytest.mark.ci),
