@@ -101,7 +101,8 @@ def sound(app: FlightsApp, *refs: str) -> None:
 @pytest.mark.parametrize(
     "called",
     [
-        # Renames of only the first or last stage are also in test_a_snapshot_requested_during_a_rename_is_withdrawn_and_stages_continue.
+        # A rename of only the first or last stage is also covered by
+        # test_a_snapshot_requested_during_a_rename_is_withdrawn_and_stages_continue.
         pytest.param({"legs": "hops"}, marks=pytest.mark.ci),
         {"aircraft": "planes"},
         pytest.param({"carriers": "airlines"}, marks=pytest.mark.ci),
