@@ -200,7 +200,7 @@ def test_the_leaf_of_a_small_table_is_read_concurrently_with_the_version() -> No
     assert spent == dict(counting.counts) == {"list": 3, "get_range": 4}
 
 
-def test_a_page_whose_last_version_is_missing_is_not_used(paged: MemoryStore) -> None:
+def test_a_page_without_any_remaining_manifest_is_not_used(paged: MemoryStore) -> None:
     pages = StagePages(paged, "app", "stage", check_at=lambda _ref: 0)
     assert StagePages(CountingStore(paged), "app", "stage").outline(1_234) is not None
     assert StagePages(CountingStore(paged), "app", "stage", pages.check_at).outline(1_234) is None
