@@ -54,7 +54,7 @@ def check_reads(
     assert actual == sorted(repr(same_form((*form, *values))) for form, values in shown.items())
 
 
-def check_what_stays(
+def check_kept_versions(
     store: AgingStore,
     app: str,
     retention: Retention,

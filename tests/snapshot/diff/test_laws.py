@@ -39,10 +39,10 @@ KEYS = 4
 class DiffModel(StateModel):
     """The model of the store, extended by differences of any two versions and histories of any key."""
 
-    def every_version_that_is_there_shows_what_it_showed(self) -> None:
+    def every_kept_version_shows_the_same_rows(self) -> None:
         """Disabled here, because another test covers it."""
 
-    def each_version_follows_from_the_one_before(self) -> None:
+    def each_version_is_a_valid_successor(self) -> None:
         """Disabled here, because another test covers it."""
 
     @rule(data=st.data())
