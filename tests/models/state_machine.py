@@ -43,7 +43,7 @@ from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Table, Ttl
 
 from tests.crash.points import Killed
-from tests.models.checks import check_grace, check_reads, check_kept_versions, expired_objects
+from tests.models.checks import check_grace, check_kept_versions, check_reads, expired_objects
 from tests.models.programs import Change as RowChange
 from tests.models.programs import another_program
 from tests.models.states import Shown, State, moment
