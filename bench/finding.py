@@ -1,8 +1,7 @@
 """From a wrong total to the input record: bisect over a long history, beside plain delta debugging.
 
 `python -m bench.finding prepare BOOTSTRAP FOLDER VERSIONS KEYS WINDOW` writes the history and its topic, and prints
-where the faults are. Versions between the first and the last are written as a runner would write them: running an app
-a thousand times takes too long. The replays are real.
+where the faults are.
 
 Versions between the first and the last are written directly, as a runner would write them, because running an app for a
 thousand batches takes too long. The replays are real.

@@ -1,4 +1,4 @@
-"""Time to the first commit on a new machine: only the store (for Spark, the checkpoint) is left of the old one.
+"""Time to the first commit on a new machine: it has only the app's store, or Spark's checkpoint.
 
 `python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` creates large states: our tables, and a checkpoint of
 Spark's.

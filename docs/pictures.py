@@ -3,7 +3,7 @@
     .venv/bin/python docs/pictures.py        # `make test` or `make demo` makes .venv
 
 Every output is real: each command runs on its own terminal (a pty), and its output is drawn. The servers
-and their data live in a temporary folder and are gone afterwards.
+and their data are in a temporary folder, which is deleted afterwards.
 """
 
 import fcntl

@@ -44,7 +44,7 @@ def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
         began = time.monotonic()
         try:
             if began > beat_due:
-                runner.give_sign_of_life()
+                runner.write_heartbeat()
                 beat_due = began + BEAT_S
             runner.look()
             publishers.set_prompt_storing(enabled=runner.held)

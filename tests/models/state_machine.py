@@ -1,4 +1,4 @@
-"""The store's model: its state, the steps of its rules, and its invariants. The rules are in `test_state_model.py`.
+"""The store's model: its state, the steps of its rules, and its invariants.
 
 The rules are in `test_state_model.py`.
 """

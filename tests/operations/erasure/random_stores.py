@@ -1,8 +1,14 @@
 """Random stores with records of several people in several formats, and a decoder independent of the product.
 
-A store has an input archive of `events`, whose records are JSON, Avro or Protobuf, in which one field leads to the key
-of the table `people`; one of `transfers`, in which the same words and numbers stand that are nobody's key; a channel
-with records in flight, kept by a snapshot and unread in Kafka; and rejected records. `n` numbers the records.
+A store has:
+
+- an input archive of `events`: records in JSON, Avro or Protobuf, in which one field leads to the key of the table
+  `people`;
+- an input archive of `transfers`: records with the same words and numbers, but as nobody's key;
+- a channel with records in flight: some are kept by a snapshot, others unread in Kafka;
+- rejected records.
+
+`n` numbers the records.
 """
 
 import io

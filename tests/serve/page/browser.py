@@ -49,7 +49,7 @@ class NotFetched(Exception):
 
 
 def chromium() -> Chromium:
-    """Return the browser named by `CHROMIUM`, on `PATH`, or in this user's cache. Skips the test if there is none.
+    """Return the browser named by `CHROMIUM`, on `PATH`, or in this user's cache.
 
     Skips the test if there is none.
     """

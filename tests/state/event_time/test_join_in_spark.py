@@ -57,10 +57,7 @@ def both(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def joined(name: str, orders: str, payments: str) -> sw.App:
-    """Return a left outer join that counts its rows and late rows in tables, and rejects failing records.
-
-    Records that fail are rejected.
-    """
+    """Return a left outer join that counts its rows and late rows in tables, and rejects failing records."""
     app, pairs, late = sw.App(name), sw.repartition("pairs", "number"), sw.repartition("late", "number", partitions=1)
     app.stage(
         reads=(sw.topic(orders), sw.topic(payments)),

@@ -65,8 +65,6 @@ def test_no_thread_of_arrow_releases_pythons_memory(read: Callable[[Any], pa.Tab
     """A thread that releases the memory while the interpreter exits aborts the process.
 
     With `pq.read_table`, this happened once in forty runs.
-
-    `pq.read_table` did, one time in forty.
     """
     raw = np.frombuffer(file_of(ROWS, compression="lz4"), np.uint8)
     let_go: list[int] = []

@@ -108,13 +108,13 @@ class Runner:
             self.committers[stage.name] = committer
             yield
         notify_runners(store, self.folder)
-        self.give_sign_of_life()
+        self.write_heartbeat()
         self._files = Path(tempfile.mkdtemp())
         self._planners = PlannerFiles(self._files)
         self._watch = RequestWatch(store, self.folder, self._planners, clock=self.clock)
         self._info = info
 
-    def give_sign_of_life(self) -> None:
+    def write_heartbeat(self) -> None:
         """Write a heartbeat. It remains if the runner is killed."""
         heads = {stage: each.head for stage, each in self.committers.items()}
         writer, epochs = heads["numbers"].writer, {stage: head.epoch for stage, head in heads.items()}

@@ -231,7 +231,7 @@ def test_a_runner_that_has_just_claimed_its_stages_is_waited_for(world: World) -
 
     def pause() -> None:
         tick(world)
-        world.runners["s"].give_sign_of_life()
+        world.runners["s"].write_heartbeat()
 
     assert not promote_with(world, pause=pause, dry_run=True).idle
 
