@@ -36,8 +36,8 @@ from .support.row import Row
 OUT = Path(__file__).parent / "out"
 WORKER_LIMIT = 1 << 30
 NAME_S = 600
-"""Seconds that a measurement may take; rows that came by then stay. A module with its own `SECONDS` is measured only
-by its name.
+"""Maximum seconds of a measurement; rows measured until then are kept. A module with its own `SECONDS` is measured only
+if it is named.
 """
 MIB = 1 << 20
 

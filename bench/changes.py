@@ -35,7 +35,9 @@ KEYS = 200_000
 VERSIONS = 1_000
 BATCH = 4_000
 EVERY = {"often": 3, "now and then": 20, "seldom": 150}
-"""In every which batch the keys are written whose history is asked for. Compactions make versions too, of no batch."""
+"""Interval, in batches, at which each of the keys is written whose history is read. Compactions are additional
+versions.
+"""
 TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 BATCH = {"slackwater": 400_000, "transformWithState": 10_000, "applyInPandasWithState": 10_000}
-"""Rows of a batch: as many as each works off in some seconds, for larger ones are better for all of them."""
+"""Rows of a batch: as many as each side processes in some seconds, because all are more efficient with larger batches.
+"""
 WARM_UP = {"slackwater": 3, "transformWithState": 1, "applyInPandasWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3, "applyInPandasWithState": 3}
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"

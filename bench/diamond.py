@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 LONGEST = ("events", "odd", "legs")
-"""The stages on a longest path; `odd` and `even` are alike."""
+"""The stages on one of the two longest paths; the other has `even` in place of `odd`."""
 PHASE_S = 25.0
 EVERY_S = 5.0
 WARM_UP_S = 40.0

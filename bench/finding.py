@@ -41,7 +41,7 @@ WINDOW = 20_000
 TOPIC = "bench-finding"
 PROGRAM = Path(__file__).parent / "support" / "legs_app.py"
 OUTLIER, HOT = 77, 4_242
-"""The legs of the two faults: one has a delay of a week, the other too many flights."""
+"""The legs with the two faults: one has a delay of a week, the other has too many flights."""
 WEEK = 10_080
 HOT_FLIGHTS = 200
 MOST_FLIGHTS = 150
@@ -170,9 +170,9 @@ class _History:
         self._random = np.random.default_rng(5)
         self._window = window
         self.at = {OUTLIER: versions // 2, HOT: versions * 3 // 5}
-        """In which window each leg's fault is."""
+        """By leg, the number of the batch that contains its fault."""
         self.guilty: dict[int, npt.NDArray[np.int64]] = {}
-        """By leg, the places of the records in the window that make the fault."""
+        """By leg, the positions in the batch of the records that cause its fault."""
         self.flights = np.ones(keys, np.int64)
         self.worst = np.zeros(keys, np.int64)
 

@@ -46,7 +46,7 @@ QUICK_KEYS = 1_000_000
 ASKED = 100_000
 FEW = 100
 LIMITS = {FEW: 6_000_000, 1: 100_000}
-"""Bytes that so many keys may cost, cold."""
+"""Maximum bytes that a look-up of this number of keys may read with an empty cache."""
 TRIES = 20
 TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), partitions=4)
 RUNS_L0 = 8

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 SIZES = (100_000, 10_000_000)
 FIRST = 100
-"""Rows of the first batch, each of another key."""
+"""Rows of the first batch, each with its own key."""
 TOPIC = "bench-restart"
 BATCH = 400_000
 TAIL = 8
-"""Batches since the last snapshot in Spark's checkpoint: it makes one a minute, and machines are lost in between."""
+"""Batches since the last snapshot in Spark's checkpoint. Spark writes one a minute, and machines are usually lost
+between two.
+"""
 BUILD = 2_000_000
 """Rows of a batch while Spark's checkpoint is built."""
 SNAPSHOT_S = 120.0

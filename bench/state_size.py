@@ -18,7 +18,7 @@ from .support.row import Row
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 BATCH = 100_000
-"""Rows of a batch, each of another key: also over the smallest state, all of it."""
+"""Rows of a batch, each with its own key. The smallest state has as many keys."""
 WARM_UP = 2
 MEASURED = 6
 ROUNDS = 2

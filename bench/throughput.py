@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 BATCH = 400_000
 PRELOAD = 1_250_000
-"""Rows of a batch while the state is built."""
+"""Rows of a batch while the state is filled."""
 WARM_UP = 8
-"""Batches in which the JVM still compiles what it runs: of each process, they are left out."""
+"""Batches of each process that are not counted, because the JVM still compiles."""
 MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
 SIDES = ("slackwater", "spark", "connector")

@@ -29,7 +29,7 @@ FLIGHT = "time timestamp, origin string, dest string, dep_delay double, arr_dela
 OBSERVATION = "airport string, time timestamp, temp double, wind_speed double, precip double, visib double"
 WEATHER = ("temp", "wind_speed", "precip", "visib")
 OUT_OF_ORDER = "6 hours"
-"""Events come so much later than others of their time at most."""
+"""Maximum delay of an event behind others of the same event time."""
 HOUR = pa.scalar(3600 * 10**6, pa.duration("us"))
 
 app = sw.App("weather")

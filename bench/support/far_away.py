@@ -15,7 +15,7 @@ class FarAway:
 
     def __init__(self, endpoint: str, delay_s: float) -> None:
         self.seen: list[tuple[float, str]] = []
-        """When each request came, by `time.perf_counter`, and its first line."""
+        """Time of each request, by `time.perf_counter`, and its first line."""
         self.endpoint = ""
         self._behind, self._delay_s = urlsplit(endpoint), delay_s
 

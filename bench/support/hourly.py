@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 BATCH = 400_000
 DELAY = "10 minutes"
-"""How late they may be."""
+"""Delay of the watermark."""
 _BEGIN_US = 1_356_998_400_000_000
-"""2013-01-01."""
+"""2013-01-01, in microseconds since 1970."""
 _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
-"""From record to record of a partition."""
+"""Event time between two records of a partition."""
 
 
 def timed(flights: DataFrame) -> DataFrame:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 APP, STAGE = "bench", "legs"
 ROWS_PER_SST = 2_500_000
-"""Rows of an SST of about the size at which compaction cuts its results."""
+"""Rows of an SST, so that it has about the size at which compaction splits its results."""
 _HASHED_AT_ONCE = 10_000_000
-"""Keys whose names are in memory at the same time. An Arrow array of strings holds at most 2 GiB."""
+"""Maximum number of keys whose names are in memory. An Arrow array of strings holds at most 2 GiB."""
 
 
 def app_of(topic: str, keys: int, partitions: int) -> sw.App:

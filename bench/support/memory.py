@@ -16,7 +16,7 @@ from .side import PEER
 
 _LOOK_S = 0.1
 _SEARCH_EVERY = 5
-"""Looks between two searches for new processes."""
+"""Number of polls between two searches for new processes."""
 
 
 class Workers:

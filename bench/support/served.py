@@ -33,8 +33,9 @@ WIDE_TABLE = Table(
 )
 TOPIC = "orders"
 _GIVES_WAY = ("sh", "-c", '2>/dev/null echo 19 >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh")
-"""A process before which all others of the machine come. Where Linux groups by session (autogroup), what `nice` says
-counts inside one alone, and a job's JVM has its own."""
+"""A command prefix that gives a process the lowest CPU priority. Where Linux schedules sessions as groups (autogroup),
+`nice` has an effect only within the session, and a job's JVM is in another one.
+"""
 
 
 def make(store: ObjectStore, cache: SstCache, keys: int) -> None:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 PEER = "SLACKWATER_BENCH_PEER"
-"""Set in the environment of a peer's processes, so that their memory is not taken for ours."""
+"""Variable that is set for the processes of a peer, so that their memory is not counted as ours."""
 
 _ENDS_S = 60.0
-"""How long a process may take to end once it has answered."""
+"""Seconds in which a process must exit after it has answered."""
 
 SPARK_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -37,7 +37,7 @@ SPARK_STATE = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
     ),
 }
-"""Spark's own state as it is set for large state: RocksDB, a changelog each batch, snapshots in the background."""
+"""Spark's settings for large state: RocksDB, with a changelog for each batch and snapshots in the background."""
 
 
 def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] | None = None) -> Any:

@@ -33,12 +33,12 @@ WARM_UP = 4
 MEASURED = 16
 TOPIC, ENDED = "bench-falling-due", "bench-ended"
 _BEGIN_S = 1_356_998_400
-"""2013-01-01."""
+"""2013-01-01, in seconds since 1970."""
 _HOUR_S = 3_600
 _BEHIND = 100
-"""Hours from the watermark to the windows that records change."""
+"""Hours between the watermark and the windows that records change."""
 _STAYING = WARM_UP + MEASURED + 1
-"""Hours that records change, one a batch; the rows of open windows are spread over them evenly."""
+"""Number of hours whose windows records change, one per batch. The open windows are spread evenly over them."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:

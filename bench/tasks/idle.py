@@ -19,9 +19,11 @@ from .freshness import create, send
 
 IDLE_S = 180.0
 LIMIT = 1.0
-"""USD a month."""
+"""Maximum cost in USD per month."""
 _OTHERS = 120
-"""Listings an hour by which a runner looks for others, whatever its stages do: part of its signs of life."""
+"""Listings per hour by which a runner looks for other runners, as part of its heartbeats. They do not depend on its
+stages.
+"""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from slackwater.state.kinds.join import How
 
 BATCH = 200_000
-"""Records of each topic."""
+"""Records of each topic in a batch."""
 WARM_UP = 6
-"""Batches until rows are forgotten as fast as they come."""
+"""Batches after which as many rows are removed from the state as are added."""
 MEASURED = 5
 DELAY, WITHIN = "10 minutes", "20 minutes"
 _BEGIN_US = 1_356_998_400_000_000
-"""2013-01-01."""
+"""2013-01-01, in microseconds since 1970."""
 _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
-"""From record to record of a partition."""
+"""Event time between two records of a partition."""
 _SAID = ("order", "payment")
-"""A number of each side of a pair."""
+"""The column with a number of each side, summed over the pairs."""
 SIDES = ("slackwater", "spark")
 HOWS: dict[How, str] = {"inner": "joined", "left": "left outer joined"}
 

@@ -42,16 +42,16 @@ class Measured:
     """Figures for a table of one size."""
 
     seconds: float
-    """Of planning the migration and committing it, with Spark up."""
+    """Seconds to plan and commit the migration, once Spark is up."""
     requests: int
     moved: int
-    """Bytes read and written meanwhile: manifests and the like, and of SSTs none."""
+    """Bytes read and written meanwhile: of manifests and other small objects, and not of SSTs."""
     lookup_before: float
     lookup_after: float
     """Seconds of a look-up of `ASKED` keys."""
     batch_before: float
     batch_after: float
-    """Milliseconds of the first batch of a run."""
+    """Milliseconds of a run's first batch."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:

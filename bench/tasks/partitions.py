@@ -27,7 +27,7 @@ SMALL = 2_000
 BATCHES = 16
 WARM_UP = 4
 LARGE = 5_000_000
-"""Records of a backlog that is read in one batch."""
+"""Records of a backlog that is read as one batch."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:

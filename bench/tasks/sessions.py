@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WARM_UP = 5
-"""Batches until as many sessions end as begin."""
+"""Batches after which as many sessions end as begin."""
 MEASURED = 6
 GAP = "5 minutes"
 _SAID = ("flights", "delay")
-"""What is kept of each session."""
+"""Columns that are summed for each session."""
 SIDES = ("slackwater", "spark")
 
 

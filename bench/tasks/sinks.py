@@ -32,7 +32,7 @@ BATCH = 400_000
 WARM_UP = 3
 MEASURED = 6
 LATE = 60.0
-"""Minutes of delay in a batch from which on a leg is told of: a tenth of them."""
+"""Minutes of delay in a batch above which a leg is published. A tenth of the legs exceed it."""
 SIDES = ("with", "without")
 
 

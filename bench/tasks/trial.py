@@ -27,7 +27,7 @@ from ..support.row import Row
 _TOPIC = "bench-trial"
 _CHANGED = 1_000
 _TURNS = 3
-"""Trials of each kind, in turn; what is told is their median, as one takes half a second more or less."""
+"""Number of trials of each kind, which alternate. The median is shown, because a trial varies by half a second."""
 _PROGRAM = """
 import slackwater as sw
 from pyspark.sql import functions as F

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WARM_UP = 9
-"""Batches until each has windows of two hours in its state."""
+"""Batches after which each side has windows of two hours in its state."""
 MEASURED = 6
 SIDES = ("slackwater", "spark")
 

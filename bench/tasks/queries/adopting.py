@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 KEYS, QUICK_KEYS = 10_000_000, 200_000
 BATCHES, PER_BATCH = 100, 10_000
 PLANTED = 41
-"""The batch with the number that is out of range."""
+"""Number of the batch that contains an amount out of range."""
 SCHEMA = "k string, v bigint"
 
 

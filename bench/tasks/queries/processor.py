@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessor
 
 BATCH = {"slackwater": 100_000, "transformWithState": 4_000}
-"""Rows of a batch: as many as each works off in some seconds, for larger ones are better for both of them."""
+"""Rows of a batch: as many as each side processes in some seconds, because both are more efficient with larger batches.
+"""
 WARM_UP = {"slackwater": 2, "transformWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3}
 FEW = 1_000

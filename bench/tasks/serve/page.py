@@ -35,7 +35,8 @@ from ...support.written import Stage
 VERSIONS, QUICK_VERSIONS = 50_000, 5_000
 KEYS, QUICK_KEYS = 1_000_000, 200_000
 BATCHES = 60
-"""The newest versions, each of which changes many rows; those before count, and have the rows of the first."""
+"""Number of newest versions, each of which changes many rows. The versions before them have the rows of the first one.
+"""
 CHANGED = 50_000
 PAINTS, MOVES = 5, 40
 MS = 1_000

@@ -38,7 +38,9 @@ from ...support.written import Stage
 
 TABLES, INSTANCES = 20, 10
 SIZES = ((50_000, 0), (250_000, 0), (250_000, 4))
-"""Keys, and runs over them: an SST that is fetched whole, one of which pages are read, and this one with newer ones."""
+"""Numbers of keys in the oldest SST and of newer SSTs: an SST that is fetched completely, one that is read by pages,
+and the latter with newer SSTs.
+"""
 DELAY_S = 0.03
 MS = 1_000
 

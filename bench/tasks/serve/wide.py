@@ -49,11 +49,13 @@ from ...support.written import Stage
 
 APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
-"""The newest versions, each of which changes every key of a few; those before have the rows of the first."""
+"""Number of newest versions, each of which changes all keys of the table. The versions before have the rows of the
+first one.
+"""
 KEYS = 1_000
 LIST_BYTES, MERGE_BYTES, LISTED_BYTES = 100_000_000, 400_000_000, 15_000_000
 APPENDS = 20
-"""Batches that fill the list; the next one is measured."""
+"""Number of batches that fill the list. The batch after them is measured."""
 DELAY_S, REST_S = 0.02, 10.0
 _BROWSER_REQUESTS = 6
 

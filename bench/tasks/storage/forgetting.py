@@ -34,7 +34,7 @@ ROWS = 10_000_000
 VERSIONS = 200
 BATCH = 20_000
 EVERY = 10
-"""In every which batch the key is written."""
+"""Interval, in batches, at which the key is written."""
 PERSON = 4_711_042
 TABLE = Table((Column("person", "string"),), (Column("orders", "int64"), Column("cents", "double")), 8)
 

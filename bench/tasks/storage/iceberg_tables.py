@@ -35,7 +35,7 @@ ROWS = 10_000_000
 QUICK_ROWS = 1_000_000
 _CHUNK = 2_500_000
 _CHANGED = 100
-"""One row of so many changes."""
+"""One of this number of rows changes."""
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:

@@ -27,10 +27,10 @@ from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 from ...support.row import Row
 
 FLUSHED_BYTES = 256 << 10
-"""Bytes of the SST that a batch puts for a hash range: 20,000 rows of 12 bytes."""
+"""Bytes of the SST that a batch writes for a hash range: 20,000 rows of 12 bytes."""
 LIMIT_BYTES, ENTRY_BYTES = 64 << 10, 165
 SIZES = ((1024, 16, 1024 * 64), (2048, 32, 2048 * 64), (10_000, 16, 16_000))
-"""State partitions, tasks, and SSTs."""
+"""Numbers of state partitions, tasks and SSTs."""
 _DEFAULT = Policy()
 _HEX = "0123456789abcdef" * 2
 
@@ -43,7 +43,7 @@ class Measured:
     leaf_puts: list[int]
     merge_puts: list[int]
     commit_ms: list[float]
-    """CPU to make, fold and encode a version."""
+    """CPU milliseconds to build, fold and encode a version."""
     pick_ms: list[float]
     key: tuple[int, int]
     """Requests and bytes to open the newest version for one key, in a fresh process."""
