@@ -59,10 +59,10 @@ settings.load_profile(PROFILE)
 
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that run half a minute: what the second compiler costs never comes back.
+"""JVM options for Spark sessions of half a minute: within that time, the second compiler costs more than it saves.
 
-An archive of Spark's classes saves each of them five to fourteen seconds of processor, and 46 to write it: as much as
-the seven or eight of `make test` have of it.
+A class archive of Spark would save each session 5 to 14 s of CPU time, but takes 46 s to write. That is about what the
+seven or eight sessions of `make test` would save.
 """
 
 

@@ -45,17 +45,17 @@ KILLS = {
     "s3": 3,
     "server": 3,
 }
-"""Each kind of kill, and how often it comes. Verbs are killed besides."""
+"""Kinds of kills with their relative frequency. Verbs are killed in addition."""
 _OF_SPARK = ("driver", "jvm", "executor", "worker", "publisher")
 _MASTER = "local-cluster[2,1,1024]"
 _MEAN_PAUSE_S = 3.0
 _RATE = 0.02
-"""Share of the requests to S3 that meet an accident."""
+"""Share of the requests to S3 that fail."""
 _MOST_VERBS = 2
 _START_S = 900
 _STOP_S = 180
 _END_S = 90
-"""Time in which a JVM whose driver was killed must end: its shutdown hooks have thirty seconds, on an idle machine."""
+"""Seconds in which a JVM must exit after its driver was killed. Its shutdown hooks take thirty on an idle machine."""
 
 
 @dataclass
@@ -80,12 +80,12 @@ class Storm:
     problems: list[str] = field(default_factory=list)
     answers: dict[str, object] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
-    """Snapshots that were taken, by their refs."""
+    """Refs of the snapshots that were taken."""
     clones: list[str] = field(default_factory=list)
     rate: float = _RATE
     number: int = 0
     promoting: str = ""
-    """The clone that is to take over; empty for none."""
+    """The clone that is being promoted, or empty."""
 
     def driver(self, folder: str) -> Driver:
         """Return the runner of an app's folder; it runs under the name that the folder has when it starts."""

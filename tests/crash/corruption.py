@@ -57,7 +57,7 @@ from tests.support.manifests import SMALL_LEAVES, claim
 
 BY = "ada@host"
 NOW_MS = 2_000_000_000_000
-"""When readers ask."""
+"""Present time of the readers."""
 UNREAD = {
     "<app>/channels.json",  # for people: what recovery needs of it is in manifests
     "<app>/gc.json",  # its time and size are all that it says
@@ -67,7 +67,7 @@ UNREAD = {
     "<app>/snapshots.json",
     "<app>/stages/<stage>/pages/<span>.json",
 }
-"""Kinds that none of the readers reads, in a history as short as this."""
+"""Kinds of objects that no reader needs, with a history as short as this."""
 DAMAGES = ("bit", "byte", "cut", "zeros", "empty", "swapped", "older", "foreign")
 _REPLICA = "/srv/replica"
 
@@ -269,7 +269,7 @@ READERS: Mapping[str, Callable[[World], Answer]] = {
 ROW_READERS = ("get", *(name for name in _CLI if name.startswith(("query", "diff", "history"))), *_CHANGING)
 """Readers whose answers are rows."""
 NOTE_READERS = ("notes", "status", "restart", "clone", "clone list", "app rm", "snapshot list", "recover")
-"""Readers that are asked in the worlds of notes."""
+"""Readers to run in the worlds that have a note."""
 
 
 @contextmanager

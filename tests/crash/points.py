@@ -20,11 +20,11 @@ from tests.models.profiles import SEARCHES
 T = TypeVar("T")
 World = TypeVar("World")
 SEED = os.environ.get("SEED", "1")
-"""Seed of the points that a profile without search tries."""
+"""Seed of the crash points that are tried in profiles without a search."""
 _SAMPLE = 3
-"""Points that such a profile tries of one verb."""
+"""Number of crash points per verb in these profiles."""
 _TRIES = 20
-"""Times that a verb is begun for one point: where threads make calls, their number varies by a few."""
+"""Maximum number of attempts to hit a crash point, because with threads the number of calls varies a little."""
 
 
 class Killed(BaseException):
@@ -198,7 +198,9 @@ class Tally:
     def __init__(self) -> None:
         self._new: list[tuple[str, object]] = []
         self._calls: dict[tuple[str, str], tuple[int, int]] = {}
-        """Calls and points of a verb in a test: a test with parameters is several, and several may try a verb."""
+        """Numbers of calls and of crash points, by verb and test. Each parameter set is a test, and tests may share a
+        verb.
+        """
         self._hits: dict[tuple[str, str], set[tuple[object, ...]]] = {}
 
     def hit(self, verb: str, calls: int, existing: Sequence[Point], point: Point) -> None:

@@ -32,7 +32,7 @@ def test_each_verb_that_changes_something_is_killed_in_some_test() -> None:
 
 
 _NAMED = {"replicate", "recover", "reset", "export"}
-"""Verbs whose tests name several cases of them."""
+"""Verbs whose tests use several case names instead of the verb's name."""
 
 
 @pytest.mark.timeout(3_600)

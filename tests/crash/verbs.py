@@ -107,13 +107,13 @@ class Case:
     build: Callable[[], FlightsApp]
     words: tuple[str, ...]
     done_already: str
-    """Part of what it says then; it succeeds, unless this begins with "error"."""
+    """Part of the output when the verb is repeated. The verb succeeds then, unless this begins with "error"."""
     varies: tuple[str, ...] = ()
-    """Parts of `described` that differ where the work is done by several calls."""
+    """Parts of `described` that differ if several calls share the work."""
 
 
 _MERGES = ("operations", "versions")
-"""The log tells what each call did, and each did another part. How many merges are one version is a matter of time."""
+"""The log shows that each call did a part of the work, and the number of merges per version depends on timing."""
 CASES: dict[str, Case] = {
     "clone": Case(app_of, ("clone", "flights", "staging"), "done already: staging in"),
     "clone of a snapshot": Case(app_of, ("clone", "flights@good", "staging"), "done already: staging in"),

@@ -77,10 +77,10 @@ class Person:
         self._simulation, self._random, self._verbs, self._rare = simulation, random, verbs, rare
         self.typed: list[str] = []
         self.has_forgotten = False
-        """True once a person wants to be forgotten, who then sends no more records."""
+        """True once the person has asked for erasure, and so sends no more records."""
         self.results: Counter[str] = Counter()
         self.errors: list[tuple[str, BaseException]] = []
-        """Errors that are no sentences for a person."""
+        """Exceptions other than `SlackwaterError`, which are bugs."""
 
     def type_one(self) -> None:
         """Start one verb, or the same verb twice, and perhaps kill it later."""

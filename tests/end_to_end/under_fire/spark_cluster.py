@@ -20,7 +20,7 @@ _START_PATIENCE_S = 60.0
 _STOP_PATIENCE_S = 10.0
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _KEPT = ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")
-"""All that a worker is told of this process's environment."""
+"""The only variables of this process's environment that a worker gets."""
 
 
 @dataclass(frozen=True)

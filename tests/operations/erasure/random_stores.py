@@ -72,7 +72,7 @@ message User { string id = 1; }
 """
 SCHEMAS = {"AVRO": 7, "PROTOBUF": 8}
 UNKNOWN = 99
-"""A schema id that the registry has not."""
+"""A schema id that is not in the registry."""
 
 
 def answer(path: str, _authorization: str) -> tuple[int, str]:
@@ -302,7 +302,7 @@ class Found:
     """Content of an object, decoded by Spark's rules in plain Python."""
 
     records: Mapping[int, frozenset[str]]
-    """People to whom each record belongs, by the record's number."""
+    """For each record number, the people to whom the record belongs."""
     undecoded: int
 
 

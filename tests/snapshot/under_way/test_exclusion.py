@@ -401,7 +401,7 @@ def test_the_docs_contain_the_table() -> None:
 
 
 NOT_COUNTED = {f"{APP}/notice.json", f"{APP}/gc.json"}
-"""Objects that only speed runners up or tell storage's clock."""
+"""Objects that only wake runners, or whose only content is the store's time."""
 
 
 def contents(store: MemoryStore) -> dict[str, bytes]:
