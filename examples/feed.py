@@ -155,7 +155,7 @@ def main(
     weather_topic: Annotated[str, typer.Option(help="Topic for the hourly weather; not sent without.")] = "",
     cut_off: Annotated[bool, typer.Option("--cut-off", help="Break the last event off in its middle.")] = False,
 ) -> None:
-    """Send the flights of 2013 to Kafka, in order of time, and the weather with them if asked."""
+    """Send the flights of 2013 to Kafka, in order of time, and the weather if requested."""
     flights = events()
     make_topic(kafka, topic)
     make_topic(kafka, ALERTS)

@@ -32,7 +32,7 @@ def test_with_any_corrupt_object_a_reader_answers_as_before_or_names_it(part: in
     # The id is another one in each process, and pytest's workers must find equal names.
     ids=["protected", "removed", "removal", "app", "edit"],
 )
-def test_corruptions_that_were_once_not_named_are_named(key: str, damage: str, reader: str) -> None:
+def test_a_corruption_that_an_earlier_version_did_not_name_is_named(key: str, damage: str, reader: str) -> None:
     note = "" if key == keys.app_info("flights") else key
     corruption = Corruption(note, 0, key, damage, 1)
     assert corruption.is_read_by(reader)

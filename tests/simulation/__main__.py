@@ -71,7 +71,7 @@ def find_planted(plans: Sequence[Plan]) -> int:
 
 
 def report(outcomes: Sequence[Outcome], *, all_reached: bool) -> int:
-    """Print what the seeds did and reached.
+    """Print the counts of checked laws, faults, verbs and rare situations.
 
     Returns 1 if rare situations were never reached and `all_reached` demands them.
     """

@@ -28,7 +28,7 @@ def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -
 
 
 def test_evidence_that_the_sentence_lacks_is_in_the_table() -> None:
-    """The sentence has `[0]@31` and v20: substrings of it, such as `[0]@3` and v2, do not count as mentioned."""
+    """The sentence has `[0]@31` and v20. Their substrings, such as `[0]@3` and v2, do not count as mentioned."""
     evidence = {"late": "t[0]@3", "watermark": "2025-01-01T00:00:00Z", "moved_version": "legs@v2", "moved_by": "t[1]@7"}
     sentence = "t[0]@31 is the first late record of legs@v20: the watermark was 2025-01-01T00:00:00Z; t[1]@7 moved it"
     cause = Cause("watermark", proved=True, sentence=sentence, evidence=evidence)

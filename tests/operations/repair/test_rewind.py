@@ -216,7 +216,9 @@ def test_diff_across_a_rewind_compares_only_what_differs(app: FlightsApp, cache:
     assert [len(each.changes) for each in diff(cache, cuts["late"], cuts["now"])] == [2, 2]
 
 
-def test_the_clone_of_an_app_just_rewound_traces_its_own_beginning(app: FlightsApp, cache: SstCache) -> None:
+def test_the_lineage_of_a_clone_made_right_after_a_rewind_begins_with_the_clone(
+    app: FlightsApp, cache: SstCache
+) -> None:
     early = app.heads["carriers"].version
     app.run(flights(10, delay=9))
     ref = parse_ref(f"flights/carriers@v{early}", now_ms=LATER_MS)

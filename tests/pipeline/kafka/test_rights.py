@@ -109,7 +109,7 @@ class Guarded(Ledger):
         return super().environment() | mine
 
 
-def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
+def app_that_may_only_read_its_topic(secured: SecuredKafka, folder: Path) -> Guarded:
     """Return an app that may only read its topic; check that its first runs name the missing rights."""
     ledger = Guarded(secured.bootstrap, folder, broker=secured)
     ledger.send(600)
@@ -127,7 +127,7 @@ def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
 def test_an_app_that_may_not_create_its_topics_is_refused_before_spark_starts(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    ledger = may_read_its_topic_alone(secured, tmp_path)
+    ledger = app_that_may_only_read_its_topic(secured, tmp_path)
     secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
     channel = f"{ledger.app}-by-account-repartition"
     new = {channel: 1}
@@ -140,7 +140,7 @@ def test_an_app_that_may_not_create_its_topics_is_refused_before_spark_starts(
 @pytest.mark.soak  # a broker of its own, and an app that runs three times
 @pytest.mark.usefixtures("one_spark")
 def test_the_documented_rights_suffice_to_run_snapshot_verify_and_clone(secured: SecuredKafka, tmp_path: Path) -> None:
-    ledger = may_read_its_topic_alone(secured, tmp_path)
+    ledger = app_that_may_only_read_its_topic(secured, tmp_path)
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
     new = {f"{ledger.app}-by-account-repartition": 1}

@@ -27,7 +27,7 @@ def text(row: dict[str, object]) -> str:
 
 
 @given(ROWS, ROWS)
-def test_as_many_rows_are_paired_as_both_tables_share(
+def test_each_row_with_an_equal_one_in_the_other_table_is_paired(
     ours: list[dict[str, object]], theirs: list[dict[str, object]]
 ) -> None:
     mine, other = pair_equal_rows(*(pa.Table.from_pylist(rows, SCHEMA) for rows in (ours, theirs)))

@@ -67,7 +67,7 @@ class Committing:
         self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
 
     def clone(self, masks: Mapping[str, str] | None = None, cache: SstCache | None = None) -> None:
-        """Continue as a clone of the newest moment, with its SSTs and only with what the store contains."""
+        """Continue as a clone of the newest moment, which has the same SSTs and only what the store contains."""
         name, kafka = f"{self.head.app}b", Kafka()
         for topic, at in self.head.inputs.items():
             kafka.topics[topic] = [[Message(())] * at.offsets[0]]
