@@ -13,7 +13,7 @@ def write_toml(folder: Path, text: str) -> None:
     (folder / "slackwater.toml").write_text(text, encoding="utf-8")
 
 
-def test_options_take_precedence_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_environment_and_the_environment_overrides_the_file(tmp_path: Path) -> None:
     write_toml(tmp_path, 'store = "s3://file"\nkafka = "file:1"')
     environ = {"SLACKWATER_STORE": "s3://environment", "SLACKWATER_KAFKA": "environment:1"}
     by_flag = load(store="s3://flag", kafka="flag:1", environ=environ, folder=tmp_path)

@@ -118,7 +118,7 @@ def reports(
 
 
 def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[float]:
-    """Return the number of records that stage `bench` has sent, all in flight because none reads them, and sums of columns."""
+    """Return the number of records that stage `bench` has sent and no stage has read, and sums of their columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from slackwater.pipeline.kafka.channels import KafkaChannels
