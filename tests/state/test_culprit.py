@@ -104,7 +104,7 @@ def test_the_first_turning_point_is_found_among_few_items_and_any_among_many(sta
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 200))
-def test_the_late_search_finds_a_turning_point_and_the_last_if_it_is_at_the_end(states: list[bool], stays: int) -> None:
+def test_the_late_search_finds_a_turning_point_and_always_one_at_the_end(states: list[bool], stays: int) -> None:
     states = [False, *states, True]
     at = find_late_turning_point(len(states) - 1, lambda size: states[size])
     assert not states[at]

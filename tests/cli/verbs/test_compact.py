@@ -53,7 +53,7 @@ def shown(*args: str) -> Any:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(store: ObjectStore, priorities: list[int]) -> None:
+def test_a_dry_run_lists_the_due_merges_and_changes_nothing(store: ObjectStore, priorities: list[int]) -> None:
     before = list(store.list(""))
     assert compact("flights", "--dry-run").stdout.splitlines()[:2] == [
         "would merge in flights",
@@ -141,7 +141,7 @@ def test_watch_merges_due_tables_until_it_is_stopped(
     assert [noted.detail for noted in list_operations(store, "flights")] == ["--watch, all tables"]
 
 
-def test_watch_continues_with_other_tables_when_one_cannot_be_merged(app: FlightsApp, store: ObjectStore) -> None:
+def test_watch_continues_with_other_tables_if_a_merge_fails(app: FlightsApp, store: ObjectStore) -> None:
     broken = app.heads["aircraft"].ssts[0].object
     whole = store.get(broken)
     store.put(broken, b"")

@@ -109,7 +109,7 @@ def test_after_a_promotion_messages_use_the_names_that_users_type(app: FlightsAp
     assert looked.startswith("no object of flights~1, staging holds any of 1 key\n")
 
 
-def test_fields_are_named_if_only_the_program_knows_them_and_values_beside_them(app: FlightsApp) -> None:
+def test_fields_unknown_to_the_store_and_further_values_are_given_as_options(app: FlightsApp) -> None:
     said = done("forget", "flights", *KEY, "--dry-run")
     assert "by-aircraft" in said
     rows = [line.split("  ") for line in said.splitlines() if "records in flight" in line]

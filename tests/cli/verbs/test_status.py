@@ -47,7 +47,7 @@ def test_status_shows_which_stages_are_running(app: FlightsApp) -> None:
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 
-def test_status_shows_what_a_stage_waits_for_from_its_runners_heartbeat(app: FlightsApp) -> None:
+def test_status_shows_the_reason_of_a_wait_from_the_runners_heartbeat(app: FlightsApp) -> None:
     assert "waits for" not in done("status")
     waits = {"legs": "new records of flights", "carriers": "its turn on the cores"}
     beat = runners.Heartbeat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)

@@ -19,7 +19,7 @@ HOPS = (
         (0, "flights[2]@91 (the last that changed it)"),
     ],
 )
-def test_one_of_several_records_of_a_key_is_shown_with_their_number(of_key: int, shown: str) -> None:
+def test_a_record_that_is_one_of_several_of_its_key_is_shown_with_their_number(of_key: int, shown: str) -> None:
     guilty = RecordPath(HOPS, None, "", (), None, of_key=of_key)
     assert format_key_record(guilty) == shown
     data = record_data(guilty)

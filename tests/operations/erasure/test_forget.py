@@ -202,7 +202,7 @@ class _Kept:
         return self._kafka.copy(in_flight, topic, app)
 
 
-def test_ssts_shared_with_clones_are_rewritten_and_so_are_the_clones_own(cache: SstCache, tmp_path: Path) -> None:
+def test_ssts_shared_with_clones_and_ssts_of_clones_are_rewritten(cache: SstCache, tmp_path: Path) -> None:
     app, root = FlightsApp(LocalStore(tmp_path / "one"), Kafka()), LocalStore(tmp_path / "two")
     app.run(flights(20))
     how: dict[str, Any] = {"channels": app.kafka, "by": "ada@host", "now_ms": LATER_MS}

@@ -136,7 +136,7 @@ def test_the_status_compares_the_archive_with_the_offsets_read() -> None:
 
 
 @pytest.mark.parametrize("words", [("--from", "beginning", "--dry-run"), ("--from", "beginning"), ()])
-def test_the_verb_prints_what_it_added_and_what_the_archive_has(
+def test_the_verb_prints_the_added_and_all_archived_records(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path)

@@ -267,7 +267,7 @@ def test_bisect_works_across_the_retirement(app: FlightsApp, cache: SstCache) ->
     assert (verdict.stage, verdict.bad_version) == ("carriers", bad)
 
 
-def test_gc_keeps_the_retired_stages_table_but_no_versions_for_it_to_read() -> None:
+def test_gc_keeps_the_retired_stages_table_but_not_its_unread_input() -> None:
     app = aging_app()
     app.run(flights(40))
     state = dict(app.state["carriers"])

@@ -146,7 +146,9 @@ def test_without_a_program_change_there_is_no_deploy(cache: SstCache) -> None:
 
 @settings(scaled(6), suppress_health_check=list(HealthCheck))
 @given(delays=st.lists(st.sampled_from([-3, 3]), min_size=3, max_size=12), edge=st.sampled_from(["", "first", "last"]))
-def test_a_commit_is_called_first_only_if_no_earlier_one_was_bad(cache: SstCache, delays: list[int], edge: str) -> None:
+def test_a_commit_is_called_first_only_if_no_earlier_commit_was_bad(
+    cache: SstCache, delays: list[int], edge: str
+) -> None:
     app, total, sums = Deployed(), 0, []
     for delay in (3, *delays, -1_000):
         app.batches(delay)

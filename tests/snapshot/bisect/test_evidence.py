@@ -75,7 +75,7 @@ def test_wrong_rows_are_counted_at_each_bad_moment(
         assert rows == sum(delay > 1000 for _, delay, _ in held.values())
 
 
-def test_affected_stages_are_listed_with_the_first_version_that_consumed_the_bad_one(
+def test_affected_stages_are_listed_with_the_first_version_that_consumed_the_bad_version(
     app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
 ) -> None:
     (reached,) = evidence.affected_stages

@@ -309,7 +309,7 @@ def test_a_bad_end_that_is_not_bad_is_refused(cache: SstCache) -> None:
         find(app, cache, "FROM carriers WHERE flights < 0")
 
 
-def test_a_good_end_that_is_bad_is_refused_with_an_earlier_one_to_try(
+def test_a_good_end_that_is_bad_is_refused_and_an_earlier_moment_is_suggested(
     cache: SstCache, wrong_from_7: tuple[FlightsApp, int]
 ) -> None:
     app, first_bad = wrong_from_7

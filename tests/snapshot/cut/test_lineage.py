@@ -140,7 +140,7 @@ def test_the_log_reads_only_what_it_shows() -> None:
     assert fresh.counts["get_range"] <= 6 + 3 + 1 + 1  # and who the app is, as it has no snapshots; it is no replica
 
 
-def test_the_log_of_an_app_that_never_ran_is_empty_and_of_an_unknown_one_an_error() -> None:
+def test_the_log_of_an_app_that_never_ran_is_empty_and_that_of_an_unknown_app_an_error() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=[])
     assert log_entries(app.store, "flights") == ()
     with pytest.raises(NotFound, match="flights"):

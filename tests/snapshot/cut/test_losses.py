@@ -352,7 +352,7 @@ def test_clones_and_gc_take_the_gap_into_account() -> None:
     assert sum(total[0] for total in made.state["aircraft"].values()) == 40 + 10 + 40
 
 
-def test_a_new_stage_of_a_clone_reports_records_it_will_not_see_and_one_of_the_original_app_sees_all() -> None:
+def test_a_new_stage_of_a_clone_reports_records_it_will_miss_while_a_new_stage_of_its_source_misses_none() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
     clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host")

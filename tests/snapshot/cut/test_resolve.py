@@ -58,7 +58,7 @@ def test_now_is_the_newest_version_of_every_stage(app: FlightsApp) -> None:
 
 
 @pytest.mark.parametrize("moment", ["", "@now", "@-3s"])
-def test_a_moment_of_a_stage_costs_as_many_requests_as_one_of_the_app(app: FlightsApp, moment: str) -> None:
+def test_a_moment_of_a_stage_costs_as_many_requests_as_a_moment_of_the_app(app: FlightsApp, moment: str) -> None:
     of_app, of_stage = CountingStore(app.store), CountingStore(app.store)  # nothing read before is remembered for them
     whole = resolve(of_app, f"flights{moment}", now_ms=app.clock.now_ms)
     assert resolve(of_stage, f"flights/carriers{moment}", now_ms=app.clock.now_ms) == whole

@@ -95,7 +95,7 @@ def test_a_time_means_the_newest_remaining_moment_up_to_it(
 @example(steps=IDLE, rules=RULES[0])
 @example(steps=IDLE, rules=RULES[3])
 @example(steps=HALFWAY, rules=RULES[1])
-def test_a_version_has_a_moment_if_one_remains_or_the_complete_history_has_one(
+def test_a_version_resolves_if_a_kept_moment_or_the_complete_history_contains_it(
     steps: list[tuple[str, int, int]], rules: Retention
 ) -> None:
     app = thinned(steps, rules)

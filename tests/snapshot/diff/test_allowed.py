@@ -97,7 +97,7 @@ def test_a_wrong_query_is_refused_before_there_are_differences(
     assert "--out" not in told.value.hint
 
 
-def test_a_column_that_the_differences_lack_is_reported_once_there_are_any(found: TableDiff) -> None:
+def test_a_column_that_the_differences_lack_is_reported_after_the_comparison(found: TableDiff) -> None:
     with pytest.raises(NotFound, match="no column named 'after_x'"):
         without_expected(found, "FROM stage WHERE after_x = 1")
     with pytest.raises(Usage, match="must return its key: k"):

@@ -25,9 +25,7 @@ def table(rows: list[tuple[object, ...]], schema: pa.Schema = SCHEMA) -> pa.Tabl
 
 
 @given(ROWS, ROWS)
-def test_each_row_is_counted_as_often_as_it_lacks_an_equal_one(
-    ours: list[tuple[object, ...]], theirs: list[object]
-) -> None:
+def test_each_row_without_an_equal_row_is_counted(ours: list[tuple[object, ...]], theirs: list[object]) -> None:
     mine, others = flag_unmatched_rows(table(ours), table(theirs))  # type: ignore[arg-type]
     left = list(theirs)
     expected = 0
@@ -148,7 +146,7 @@ def test_rows_are_paired_whose_floats_differ_in_their_last_bits(rows: list[tuple
     assert [rows[order[at]] for at in others] == rows
 
 
-def test_a_row_is_paired_once_and_first_with_an_identical_one() -> None:
+def test_a_row_is_paired_once_and_preferably_with_an_identical_row() -> None:
     schema = pa.schema([("x", pa.float64())])
     one, next_one = 0.1, math.nextafter(0.1, 1)
     mine, others = pair_similar_rows(

@@ -151,7 +151,7 @@ def test_collection_deletes_exactly_what_its_column_names() -> None:
     assert all(object_kind_of(key) is not None for key in deleted)
 
 
-def test_forgetting_changes_what_its_column_names_and_is_refused_where_it_says_so() -> None:
+def test_a_forget_changes_and_is_refused_as_its_column_says() -> None:
     app = whole_app()
     before = contents(store_of(app))
     holding = {key for key, _ in occurrences(app.store, "N002")}

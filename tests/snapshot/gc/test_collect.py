@@ -203,7 +203,7 @@ def test_a_removed_stage_does_not_unpin_snapshots_of_other_stages(gone: str) -> 
     assert gc(app).absent == ()
 
 
-def test_a_clone_stays_intact_if_its_source_and_it_are_collected() -> None:
+def test_a_clone_stays_intact_if_both_it_and_its_source_are_collected() -> None:
     app = aging_app()
     app.run(flights(40))
     state = dict(app.state["carriers"])

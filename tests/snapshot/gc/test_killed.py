@@ -8,7 +8,7 @@ from tests.crash.points import Killed, killed_at_each_call
 from tests.support.collecting import check_whole, gc, keys_of, old_app, store_of
 
 
-def test_killed_at_any_request_it_leaves_a_complete_history_and_the_next_one_finishes() -> None:
+def test_a_collection_killed_at_any_request_leaves_a_complete_history_and_the_next_one_finishes() -> None:
     kept = None
     for app, _ in killed_at_each_call("gc", old_app, gc, store_of):
         check_whole(app)

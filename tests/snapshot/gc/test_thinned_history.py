@@ -50,7 +50,7 @@ def test_a_thinned_history_has_for_each_hour_the_state_at_its_start() -> None:
     check_whole(app)
 
 
-def test_a_kept_version_is_a_ref_and_a_deleted_one_is_not_found() -> None:
+def test_a_ref_to_a_kept_version_resolves_and_a_ref_to_a_deleted_version_does_not() -> None:
     app = slow_app()
     for _ in range(6):
         app.run(flights(50))

@@ -71,7 +71,7 @@ def test_an_idle_run_reports_what_it_waits_for(stages: tuple[StageLag, ...], qui
     assert idle_line(stages, quiet_s) == line
 
 
-def test_at_an_earlier_moment_it_is_known_what_a_sink_had_received() -> None:
+def test_lag_of_a_sink_is_known_at_earlier_moments() -> None:
     writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
     (stage,) = stages_at(Cut(writer.app, {"s": writer}))
     assert [(each.name, each.place, each.sent) for each in stage.sinks] == [("alerts", None, 25)]

@@ -153,7 +153,7 @@ def test_the_error_for_an_unknown_app_suggests_the_nearest(app: FlightsApp) -> N
             verb()
 
 
-def test_the_error_for_a_running_snapshot_differs_from_that_for_an_unknown_one(app: FlightsApp) -> None:
+def test_a_running_snapshot_and_an_unknown_snapshot_have_different_errors(app: FlightsApp) -> None:
     ask(app)
     with pytest.raises(NotFound) as caught:
         read_snapshot(app.store, "flights", "good")

@@ -150,7 +150,7 @@ def test_many_records_are_kept_in_many_objects(
     assert sorted(n for table in capture.read_captured(diamond.store, kept) for n in table["n"].to_pylist()) == [13, 15]
 
 
-def test_without_a_reader_it_is_left_to_a_process_with_one(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_a_completer_without_a_reader_leaves_the_snapshot_to_others(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     assert try_complete(diamond.store, APP, asked) is None
     assert open_requests(diamond.store, APP) == (asked,)

@@ -56,7 +56,7 @@ def test_a_watermark_stays_if_a_new_input_has_none_yet_or_the_program_no_longer_
     assert progress.stage_watermark_ms({"t": Input("t", (0,), watermark_ms=40)}, {"t"}, 70) == 70, "it never falls"
 
 
-def test_a_time_before_the_first_that_manifests_can_hold_counts_as_the_first() -> None:
+def test_a_watermark_before_year_1_counts_as_the_start_of_year_1() -> None:
     moved = progress.advance_watermarks(INPUTS, OWN[:1], [SeenTimes((YEAR_1_MS + 5,))])
     assert moved["t"].watermark_ms == YEAR_1_MS
 

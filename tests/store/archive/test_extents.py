@@ -13,7 +13,7 @@ def single(extents: object) -> set[tuple[int, int]]:
 
 
 @given(some, some)
-def test_set_operations_equal_those_of_sets_of_single_offsets(one: list[Extent], other: list[Extent]) -> None:
+def test_set_operations_on_extents_equal_those_on_single_offsets(one: list[Extent], other: list[Extent]) -> None:
     for found, expected in (
         (union(one, other), single(one) | single(other)),
         (subtract(one, other), single(one) - single(other)),

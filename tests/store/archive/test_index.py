@@ -188,7 +188,7 @@ def test_an_impossible_index_is_not_stored(wrong: object, says: str) -> None:
     assert says in caught.value.message
 
 
-def test_an_index_that_is_damaged_or_of_another_topic_is_named() -> None:
+def test_a_damaged_index_or_one_of_another_topic_is_named() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     key = f"{keys.archive_indexes(PREFIX)}{1:020}.json"

@@ -103,7 +103,7 @@ def test_a_refusal_counts_as_an_answer(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages[-1].startswith("S3 at home is back")
 
 
-def test_a_first_request_without_answer_is_logged_before_it_ends_with_the_setting_to_change(
+def test_an_unanswered_first_request_is_logged_early_with_the_setting_to_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = Event()

@@ -192,7 +192,7 @@ def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [cache.cached_rows(entry, ROUTES) is not None for entry in written] == [False, False, True, True]
 
 
-def test_an_unusable_folder_makes_it_slower_and_is_logged_once(
+def test_an_unusable_folder_makes_the_cache_slower_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()

@@ -40,7 +40,7 @@ def rows_of(con: duckdb.DuckDBPyConnection, sql: str = "SELECT * FROM t ORDER BY
     return con.execute(sql).fetchall()
 
 
-def test_only_the_newest_row_of_each_key_is_visible_and_no_deleted_one(
+def test_only_the_newest_row_of_each_key_is_visible_and_deleted_rows_are_not(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     history: list[Mapping[Key, Values | None]] = [

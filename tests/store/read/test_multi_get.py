@@ -162,7 +162,7 @@ def test_keys_of_a_hash_that_spans_row_groups_and_blocks_are_found_in_all(
     assert [look_up(store, cache, ssts, [key], hashes=two)[0] for key in keys] == expected
 
 
-def test_a_look_up_of_a_key_reads_pages_of_each_run_that_may_have_it(store: CountingStore) -> None:
+def test_a_look_up_reads_pages_of_each_run_that_may_have_the_key(store: CountingStore) -> None:
     (base,), keys, numbers = wide_sst(store, 10)
     newer = write_version(store, None, ROUTES, {("other", "x"): (7, None, None), keys[0]: None}, 2)
     asked = columns(ROUTES.key, [keys[9]])

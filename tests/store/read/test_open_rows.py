@@ -104,6 +104,6 @@ def test_a_single_key_of_text_and_numbers_is_parsed_and_hashed_like_many(data: s
 
 
 @given(st.text(max_size=80), st.integers(-(1 << 63), (1 << 63) - 1), st.none() | st.integers(-128, 127))
-def test_a_single_key_has_the_hash_that_it_has_among_many(text: str, long: int, byte: int | None) -> None:
+def test_a_key_has_the_same_hash_alone_and_in_a_table(text: str, long: int, byte: int | None) -> None:
     rows = pa.table({"s": [text], "n": [long], "i": pa.array([byte], pa.int8())})
     assert hash_key((text, long, byte), ("string", "int64", "int8")) == hash_keys(rows, rows.schema.names)[0]

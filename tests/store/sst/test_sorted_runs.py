@@ -52,7 +52,7 @@ def test_an_sst_overlaps_the_partitions_between_its_lowest_and_highest_hash(
 
 
 @given(st.lists(ssts, max_size=8), st.integers(1, 7))
-def test_the_ssts_of_a_partition_are_those_that_overlap_it(some: list[Sst], partitions: int) -> None:
+def test_the_ssts_of_a_partition_are_all_that_overlap_the_partition(some: list[Sst], partitions: int) -> None:
     found = by_partition(some, partitions)
     assert list(found) == sorted(found)
     for partition in range(partitions):

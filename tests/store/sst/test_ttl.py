@@ -234,7 +234,7 @@ def test_a_tables_clock_starts_with_its_first_ttl_and_continues() -> None:
     assert ttl.claim_clock_ms(None, FOR_EVER, 0) == ttl.claim_clock_ms(None, TABLE, 0) == 0
 
 
-def test_a_cut_uses_the_time_at_which_it_is_seen_and_a_snapshot_that_of_its_versions() -> None:
+def test_rows_expire_in_a_cut_as_of_the_time_of_reading_and_in_a_snapshot_as_of_its_versions() -> None:
     manifest = replace(head(TABLE, 50), stage="s")
     assert Cut("app", {"s": manifest}, seen_ms=70).clock_ms("s") == 70
     assert Cut("app", {"s": manifest}).clock_ms("s") == 50

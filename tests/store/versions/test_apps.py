@@ -60,7 +60,7 @@ def test_a_foreign_app_json_above_a_root_is_ignored(tmp_path: Path) -> None:
     create_app(open_store(str(tmp_path / "web" / "store")), FLIGHTS)
 
 
-def test_of_two_creators_of_a_clone_the_second_finds_it_created_and_a_removed_clone_is_refused() -> None:
+def test_a_second_creator_of_a_clone_finds_the_clone_created_and_a_removed_clone_is_refused() -> None:
     store = MemoryStore()
     begin_clone(store, CloneJournal(STAGING, "/elsewhere", "good"))
     create_app(store, STAGING, cloned=True)

@@ -124,7 +124,7 @@ def test_a_repeated_commit_is_one_commit(any_store: ObjectStore) -> None:
     assert versions(any_store) == [manifest(1)]
 
 
-def test_a_writer_that_committed_other_content_under_this_version_is_told_so() -> None:
+def test_a_writer_that_commits_a_version_again_with_other_content_is_refused() -> None:
     store = MemoryStore()
     commit(store, manifest(1))
     with pytest.raises(CommitConflict, match="by this writer itself, with other content"):

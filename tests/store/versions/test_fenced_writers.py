@@ -28,7 +28,7 @@ def next_of(head: Manifest) -> Manifest:
         ("retire", "retired", "remove it from the program; a program that has it again continues where it stopped"),
     ],
 )
-def test_a_fenced_writer_is_told_what_was_done_by_whom_and_what_to_do(
+def test_the_error_of_a_fenced_writer_says_what_was_done_by_whom_and_what_to_do(
     kind: Literal["claim", "rescale", "retire"], done: str, hint: str
 ) -> None:
     store = MemoryStore()

@@ -81,7 +81,7 @@ def test_versions_in_a_local_folder_are_searched_too(tmp_path: Path, first: int,
     assert history.first_version(store, "app", "stage") == first
 
 
-def test_if_the_head_is_known_finding_it_takes_one_request() -> None:
+def test_finding_a_known_head_takes_one_request() -> None:
     store = store_of(50)
     head = history.head(store, "app", "stage")
     assert head is not None
@@ -194,7 +194,7 @@ def test_the_version_at_a_time_is_found_while_old_versions_are_collected() -> No
         assert (found.version if found else None) == version
 
 
-def test_of_30000_versions_the_one_at_a_time_takes_a_binary_search(long_history: MemoryStore) -> None:
+def test_the_version_at_a_time_is_found_by_binary_search_among_30000(long_history: MemoryStore) -> None:
     store = CountingStore(long_history)
     head = history.head(store, "app", "stage")
     assert head is not None

@@ -197,7 +197,7 @@ def test_an_impossible_manifest_is_refused_with_object_and_field(small_store: Pa
     "words", [("compact", "flights"), ("status", "flights"), ("query", "flights", "FROM aircraft")]
 )
 @pytest.mark.parametrize("case", ["a billion partitions", "no partitions", "a trigger of nothing", "rows of 2^62"])
-def test_every_verb_reports_it_in_one_sentence_and_at_once(
+def test_every_verb_reports_an_impossible_manifest_in_one_sentence_and_at_once(
     root: Path, head: str, case: str, words: tuple[str, ...]
 ) -> None:
     place, value, said = CASES[case]
@@ -330,7 +330,7 @@ def test_columns_that_differ_only_in_case_are_refused_in_programs_and_stores() -
 
 
 @pytest.mark.parametrize("name", ["_key", "_position"])
-def test_a_key_that_resembles_one_of_list_elements_is_refused(name: str) -> None:
+def test_key_columns_that_resemble_those_of_list_elements_are_refused(name: str) -> None:
     with pytest.raises(Usage, match=f"stage 's': the last of several key columns is called '{name}'"):
         check_key("stage 's'", ["a", name])
     for key in ([name], [name, "a"], ["a", "_a"]):

@@ -264,7 +264,7 @@ def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.T
     return history
 
 
-def test_of_bad_records_with_one_time_in_several_partitions_one_is_named_as_tied(partitions: History) -> None:
+def test_of_bad_records_with_the_same_time_in_several_partitions_one_is_named_as_tied(partitions: History) -> None:
     found = partitions.behind("FROM shops WHERE most BETWEEN 10000 AND 19999")
     first = {partitions.at[10_030], partitions.at[10_031]}
     assert {named(found), *map(str, found.tied)} == first

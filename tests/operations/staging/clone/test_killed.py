@@ -141,7 +141,7 @@ def test_a_runner_and_a_clone_that_take_the_same_name_at_once_never_both_get_it(
     assert ended == {"run", "clone"}
 
 
-def test_one_of_two_concurrent_clones_of_a_name_is_created_and_the_other_is_told() -> None:
+def test_one_of_two_concurrent_clones_of_a_name_is_created_and_the_other_call_reports_it() -> None:
     app = source_app()
     store_of(app).once("put_if_absent", "_cloning", lambda: make(app))
     with pytest.raises(Refused, match=r"is being created by another process|exists already"):

@@ -143,7 +143,7 @@ def test_a_clone_that_cannot_be_refreshed_is_unchanged(spoil: str, words: str) -
     assert {key: app.store.get(key) for key in keys_of(store_of(app)) if "gc.json" not in key} == before
 
 
-def test_a_refresh_uses_the_app_that_has_the_sources_name_now_and_a_resumed_one_the_app_of_its_start() -> None:
+def test_a_refresh_uses_the_app_that_has_the_sources_name_when_the_refresh_starts() -> None:
     app = cloned_app()
     clone(app.store, "flights", "next", channels=app.kafka, by="t")
     following = FlightsApp(app.store, app.kafka, "next", clock=app.clock)

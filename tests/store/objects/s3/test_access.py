@@ -76,7 +76,7 @@ def signs_with(store: object) -> tuple[str | None, ...]:
 
 
 @pytest.mark.s3
-def test_a_process_without_settings_has_the_access_of_the_one_that_passes_it(
+def test_a_process_without_settings_gets_the_access_of_the_driver(
     aws_environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = tmp_path / "credentials"
