@@ -104,7 +104,7 @@ def test_a_misspelled_query_is_not_taken_for_a_condition() -> None:
         assert "condition" not in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_folder_names_it(tmp_path: Path) -> None:
     assert f"no folder {tmp_path}/nope;" in done("status", "--store", "nope")
     assert f"no folder {tmp_path}/nope;" in done("status", "--cost", "--store", "nope")
     (tmp_path / "empty").mkdir()

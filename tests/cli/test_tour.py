@@ -111,7 +111,7 @@ def test_the_tour_needs_no_java_spark_kafka_or_network(told: Any, folder: Path) 
     )
 
 
-def test_the_totals_are_those_of_the_flights(told: Any, truth: duckdb.DuckDBPyConnection) -> None:
+def test_the_totals_equal_those_computed_from_the_flights(told: Any, truth: duckdb.DuckDBPyConnection) -> None:
     now, then, *_ = (step["result"] for step in told["steps"])
     sql = "SELECT carrier, flights, worst FROM sent ORDER BY worst DESC LIMIT 3"
     assert now["rows"] == [pytest.approx(row) for row in rows(truth, sql)]

@@ -378,7 +378,7 @@ def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[
         max_size=20,
     ),
 )
-def test_every_version_has_the_rows_of_its_batches_whatever_is_merged_when(
+def test_every_version_has_the_rows_of_its_batches_with_any_merges_at_any_time(
     max_unflushed: int, steps: list[dict[Key, bool] | str]
 ) -> None:
     inner = MemoryStore()

@@ -43,7 +43,7 @@ def test_a_clone_has_the_state_of_the_moment_and_runs_independently(store: Objec
 
 
 @pytest.mark.usefixtures("kafka")
-def test_a_clone_can_go_to_another_store(tmp_path: Path) -> None:
+def test_a_clone_can_be_created_in_another_store(tmp_path: Path) -> None:
     other = str(tmp_path / "other")
     assert f"--store {other}" in done("clone", "flights", "flights-staging", "--to", other)
     sql = "SELECT sum(flights) AS flights FROM aircraft"
@@ -132,7 +132,7 @@ def test_rm_refuses_an_app_that_is_no_clone(monkeypatch: pytest.MonkeyPatch) -> 
     assert "no clone is known" in done("clone", "list")
 
 
-def test_refresh_brings_the_newest_state_under_the_same_name(
+def test_refresh_gives_a_clone_the_newest_state_and_keeps_its_name(
     app: FlightsApp, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)

@@ -46,7 +46,7 @@ def test_rows_are_grouped_by_key_even_when_hashes_collide(drawn: list[tuple[obje
     assert (np.flatnonzero(np.diff(groups.ids, prepend=-1)) == groups.starts).all()
 
 
-def test_structs_with_one_hash_are_grouped_apart() -> None:
+def test_structs_with_the_same_hash_are_grouped_separately() -> None:
     kind = pa.struct([("s", pa.string())])
     keys = [{"s": None}, None, {"s": "a"}, None, {"s": None}]
     rows = pa.table({"_hash": pa.array([42] * 5, pa.int64()), "k": pa.array(keys, kind), "row": range(5)})

@@ -47,7 +47,7 @@ def test_sparks_bundled_pyspark_is_removed_from_the_path() -> None:
 
 
 @pytest.mark.parametrize(("home", "on_this_machine"), [("/opt/spark", True), (str(HOME), False)])
-def test_without_a_known_spark_home_the_interpreter_is_this_one(
+def test_without_a_known_spark_home_the_interpreter_is_that_of_this_process(
     home: str, on_this_machine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", home)

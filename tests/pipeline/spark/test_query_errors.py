@@ -52,7 +52,7 @@ org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in sta
 @pytest.mark.parametrize(
     "reason", ["pyarrow.lib.ArrowInvalid: Decimal value does not fit in precision 38", "shop.Odd: no", "StopIteration"]
 )
-def test_a_reason_is_kept_whatever_its_class_is_called(reason: str) -> None:
+def test_a_reason_is_kept_for_any_name_of_its_class(reason: str) -> None:
     for text in (WORKER.format(reason), f"StreamingQueryException: [STREAM_FAILED]\n{WORKER.format(reason)}"):
         assert str(parse_query_error("legs", text)) == f"stage 'legs' stopped: {reason}"
 

@@ -46,7 +46,7 @@ def world() -> Iterator[World]:
 
 @scaled(40)
 @given(st.integers(0, 1 << 32), st.integers(1, 3), st.sampled_from((0, 0, 1, 4)), st.booleans())
-def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int, ahead: int, timed: bool) -> None:
+def test_each_row_is_in_the_sink_once_after_any_kills(seed: int, times: int, ahead: int, timed: bool) -> None:
     # The table of rows that fall due is made of versions, as these are committed.
     world = World(Random(seed), ahead=0 if timed else ahead, timed=timed)
     # One that never ran is not promoted; from here on it is killed and started as chance has it.
