@@ -261,7 +261,7 @@ def test_a_join_may_get_columns_but_no_other_settings() -> None:
         assert "give the changed stage a new name" in refused.value.hint
 
 
-def test_it_is_known_which_kinds_of_state_may_become_which() -> None:
+def test_only_compatible_kinds_of_state_may_replace_each_other() -> None:
     n, m = sw.aggregate(n=sw.count()), sw.aggregate(m=sw.count())
     assert sw.upsert(by="at").may_become(sw.upsert(by="seen"))
     assert Update().may_become(Update("until"))

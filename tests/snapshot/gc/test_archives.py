@@ -86,7 +86,7 @@ def test_merged_and_unindexed_objects_are_deleted_after_the_margin() -> None:
     assert merged.objects[0] in then.objects
 
 
-def test_it_is_explained_why_an_object_of_an_archive_stays_or_goes() -> None:
+def test_explain_says_why_an_archived_object_stays_or_is_deleted() -> None:
     _, store, head = an_archive()
     kept = explain(store, APP, head.objects[0].object, DAY)
     assert (kept.kept, kept.reasons) == (

@@ -147,7 +147,7 @@ def test_a_writer_paused_for_less_than_half_a_minute_need_not_check_again() -> N
     assert not freshness.is_fresh("app", "stage", 5)
 
 
-def test_the_error_of_a_read_during_which_the_version_was_collected_says_so(tmp_path: Path) -> None:
+def test_a_read_reports_that_its_version_was_collected_meanwhile(tmp_path: Path) -> None:
     app = old_app()
     cut = resolve(app.store, "flights/carriers@v3", now_ms=app.clock.now_ms)
     store_of(app).once("get", "/sst/", lambda: gc(app))

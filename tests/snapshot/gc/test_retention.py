@@ -30,7 +30,7 @@ def test_the_file_has_rules_for_all_apps_and_for_one(tmp_path: Path) -> None:
         ("[retention.shop]\nversions = true", "retention.shop.versions must be a whole number"),
     ],
 )
-def test_an_invalid_rule_is_an_error_that_quotes_it(tmp_path: Path, rules: str, message: str) -> None:
+def test_the_error_for_an_invalid_rule_quotes_the_rule(tmp_path: Path, rules: str, message: str) -> None:
     (tmp_path / "slackwater.toml").write_text(f"[retention]\n{rules}\n")
     with pytest.raises(Usage) as caught:
         load(environ={}, folder=tmp_path)

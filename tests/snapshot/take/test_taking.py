@@ -67,7 +67,7 @@ def finished() -> tuple[Diamond, SnapshotRequest]:
     return diamond, asked
 
 
-def test_it_completes_only_once_no_stage_awaits_a_marker() -> None:
+def test_a_snapshot_completes_only_once_no_stage_awaits_a_marker() -> None:
     diamond, asked = lagging()
     assert {stage: answer.finished for stage, answer in read_answers(diamond.store, APP, asked).items()} == {
         "moves": True,
@@ -88,7 +88,7 @@ def test_it_completes_only_once_no_stage_awaits_a_marker() -> None:
 
 
 @pytest.mark.parametrize("last", STAGES[1:])
-def test_it_completes_only_once_every_stage_has_recorded_a_version(last: str) -> None:
+def test_a_snapshot_completes_only_once_every_stage_has_recorded_a_version(last: str) -> None:
     diamond = Diamond()
     diamond.step_all()
     asked = ask(diamond)
@@ -328,7 +328,7 @@ def test_a_completed_snapshot_is_never_recorded_again(finished: tuple[Diamond, S
         assert not any(asked.id in head.recorded for head in diamond.heads.values())
 
 
-def test_a_removed_snapshot_takes_its_records_with_it(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_removing_a_snapshot_deletes_its_records(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     complete(diamond, asked)
     assert objects(diamond)

@@ -79,7 +79,7 @@ def test_looking_for_an_app_does_not_create_it(any_store: ObjectStore) -> None:
     assert find_app(any_store, "flights") == FLIGHTS
 
 
-def test_a_creation_whose_answer_was_lost_counts() -> None:
+def test_a_creation_whose_answer_was_lost_is_recognised() -> None:
     create_app(FaultyStore(MemoryStore(), 1, refused=0, lost=0, late=0, echoed=1), FLIGHTS)
 
 

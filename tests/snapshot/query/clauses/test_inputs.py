@@ -37,7 +37,7 @@ def ask(app: FlightsApp, sql: str, cache: SstCache, ref: str = APP) -> list[dict
     return run_statement(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms).to_pylist()
 
 
-def test_it_has_exactly_the_records_read_by_the_moment(app: FlightsApp, cache: SstCache) -> None:
+def test_input_has_exactly_the_records_read_by_the_moment(app: FlightsApp, cache: SstCache) -> None:
     for ref in (APP, f"{APP}@~5"):
         expected = [(p, at) for p, end in enumerate(ends(app, ref)) for at in range(3, end)]
         rows = ask(app, "SELECT partition, \"offset\" o FROM input('flights') ORDER BY ALL", cache, ref)
@@ -45,7 +45,7 @@ def test_it_has_exactly_the_records_read_by_the_moment(app: FlightsApp, cache: S
     assert ends(app) != ends(app, f"{APP}@~5")
 
 
-def test_it_can_be_selected_from_and_joined_like_a_table(app: FlightsApp, cache: SstCache) -> None:
+def test_input_can_be_selected_from_and_joined_like_a_table(app: FlightsApp, cache: SstCache) -> None:
     first = ask(app, "FROM input('flights') ORDER BY partition, \"offset\" LIMIT 1", cache)[0]
     assert (first["topic"], first["offset"], first["value"], first["headers"]) == (
         "flights",
@@ -115,7 +115,7 @@ def test_a_moment_before_a_topic_was_recreated_has_the_records_of_the_former_top
     assert ask(app, "SELECT count(*) n FROM input('flights')", cache)[0]["n"]
 
 
-def test_it_is_recognised_only_as_a_table_function() -> None:
+def test_input_is_recognised_only_as_a_table_function() -> None:
     assert parse_statement("FROM input('a') WHERE x = 'input(''b'')'").clauses == (InputClause("a"),)
     assert parse_statement("SELECT input(a), input FROM t").clauses == ()
     with pytest.raises(Usage, match="takes one string"):

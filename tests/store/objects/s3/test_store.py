@@ -110,7 +110,7 @@ def test_a_create_whose_answer_was_lost_finds_its_own_object(store: S3Store, pro
     assert store.get("a") == b"mine"
 
 
-def test_a_commit_whose_answer_was_lost_is_a_commit(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_commit_whose_answer_was_lost_is_recognised(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["lose"]
     commit(store, manifest(1))
     assert list(history.iter_after(store, "app", "stage", 0)) == [manifest(1)]
