@@ -38,7 +38,7 @@ def test_nothing_is_consumed_that_was_not_sent() -> None:
     )
 
 
-def test_what_is_neither_consumed_nor_in_flight_is_lost() -> None:
+def test_a_record_neither_consumed_nor_in_flight_is_lost() -> None:
     assert find_violations(cut(sent=(4,), consumed=(1,), in_flight=(2,))) == (
         "sums[0]: total at version 5 sent 4 records, but alert at version 9 consumed 1 and 2 are in flight",
     )

@@ -62,7 +62,7 @@ def test_wrong_statements_about_records_are_errors(verdict: dict[str, Any], what
     assert what in said(verdict, RECORDS, the_truth())
 
 
-def test_of_records_without_an_order_any_may_be_named_if_their_number_is() -> None:
+def test_any_of_several_unordered_records_may_be_named_together_with_their_number() -> None:
     truth = the_truth(first={4: frozenset({BAD, LATER})})
     assert said(a_verdict("records", record=LATER, one_of=2), RECORDS, truth) == ""
     assert "are as early" in said(a_verdict("records", record=LATER), RECORDS, truth)

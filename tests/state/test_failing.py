@@ -175,7 +175,7 @@ def test_a_single_key_is_not_retried_and_records_are_reported_if_rows_have_their
         Step(table, bound, 1, 0).apply(rows, stored)
 
 
-def test_of_overflowing_sums_the_records_are_reported_without_which_they_fit() -> None:
+def test_for_an_overflowing_sum_records_are_reported_without_which_it_fits() -> None:
     most = 9 * 10**37
     moves = [("a", most), ("b", 5), ("c", most), ("a", -most), ("c", most), ("c", -1), ("b", 7)]
     schema = pa.schema([("wallet", pa.string()), ("wei", pa.decimal128(38, 0))])

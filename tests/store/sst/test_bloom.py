@@ -69,7 +69,7 @@ def test_existing_hashes_always_pass(hashes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("num", "at_most"), [(1_000, 0.04), (writer.ROW_GROUP_ROWS, 0.04), (40_000, 0.04)])
-def test_of_absent_hashes_few_pass_at_a_byte_per_row(num: int, at_most: float) -> None:
+def test_few_absent_hashes_pass_a_filter_of_a_byte_per_row(num: int, at_most: float) -> None:
     store = CountingStore(MemoryStore())
     written = put(store, random_hashes(1, num))
     others = random_hashes(2, 50_000)

@@ -307,7 +307,7 @@ class FanIn(History):
 
 
 @pytest.mark.ci
-def test_where_two_topics_meet_commits_decide_the_order_not_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_records_of_two_topics_are_ordered_by_commits_and_not_by_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     history = FanIn(kafka.bootstrap, tmp_path)
     # Three batches of the sources become one of the table. By their times the records came the other way round.
     history.send("left", [(1, T0 + 900), (2, T0 + 901)])
