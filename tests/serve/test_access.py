@@ -72,7 +72,7 @@ def test_a_token_is_limited_to_apps_tables_and_verbs(client: Client, own: Callab
     assert ask.token(reads, "/apps/other").status == 403
 
 
-def test_what_a_token_may_not_see_is_listed_as_hidden_and_not_shown_as_empty(
+def test_data_that_a_token_may_not_see_is_listed_as_hidden_and_not_shown_as_empty(
     client: Client, own: Callable[..., Ask]
 ) -> None:
     ask, token = own(GUARDED), made(client, "carriers", tables=("carriers",), verbs=("read",))
