@@ -1,4 +1,4 @@
-"""Measurements beside peers: each figure is a ratio against something that ran on the same machine in the same run.
+"""Benchmarks against peers: each figure is a ratio to something that ran on the same machine in the same run.
 
 `python -m bench` (or `make bench`) prints one table and writes `bench/out/results.json`.
 """

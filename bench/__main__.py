@@ -1,7 +1,7 @@
-"""Measurements in one run: `python -m bench` for all, `python -m bench NAME …` for some.
+"""Run benchmarks: `python -m bench` for all, `python -m bench NAME …` for some.
 
-Each module of this folder, or of `tasks`, with a function `rows(folder, quick)`, or `rows(bootstrap, folder, quick)`
-where it wants a Kafka broker, is a measurement of that name.
+A benchmark is a module of this folder, or of `tasks`, with a function `rows(folder, quick)`, or `rows(bootstrap,
+folder, quick)` if it needs a Kafka broker. Its name is the module's.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from .support.row import Row
 OUT = Path(__file__).parent / "out"
 WORKER_LIMIT = 1 << 30
 NAME_S = 600
-"""Seconds that a measurement may take; rows that came by then stay. A module with its own `SECONDS` is measured only
-by its name.
+"""Maximum seconds of a measurement; rows measured until then are kept. A module with its own `SECONDS` is measured only
+if it is named.
 """
 MIB = 1 << 20
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure, print, write `results.json` and `bench.svg`; the exit code is 1 when a figure is not reached."""
+    """Run benchmarks, print their table, and write `results.json` and `bench.svg`.
+
+    Returns 1 if a figure misses its limit.
+    """
     measurements = _measurements()
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(measurements)}; all if there is none")
@@ -93,7 +96,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _measurements() -> dict[str, ModuleType]:
-    """The modules with `rows`, by name."""
+    """Return the modules that define `rows`, by name."""
     package = __spec__.parent if __spec__ else "bench"
     found = {}
     here = Path(__file__).parent
@@ -112,7 +115,7 @@ def _measurements() -> dict[str, ModuleType]:
 
 @contextmanager
 def _at_most(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` where the block takes longer."""
+    """Raise `TimeoutError` in the block when these seconds are over."""
 
     def stop(_signal: int, _frame: object) -> None:
         raise TimeoutError(f"over {seconds} s")
@@ -131,7 +134,7 @@ def _wants_broker(module: ModuleType) -> bool:
 
 
 def _measure(module: ModuleType, broker: EmbeddedKafka | None, folder: Path, *, quick: bool) -> Iterable[Row]:
-    """Its rows, each as soon as it is known where the measurement takes long."""
+    """Run one benchmark and return its rows; a slow benchmark yields each row when it is known."""
     folder.mkdir()
     measure: Callable[..., Iterable[Row]] = module.rows
     if _wants_broker(module):
@@ -141,7 +144,7 @@ def _measure(module: ModuleType, broker: EmbeddedKafka | None, folder: Path, *, 
 
 
 def _memory(workers: Workers) -> list[Row]:
-    """No row where no Spark ran."""
+    """Return the row for peak memory of Python workers; no row if Spark did not run."""
     if not workers.resident:
         return []
     ratio = workers.own / WORKER_LIMIT

@@ -1,7 +1,7 @@
-"""What running ahead of the store buys: the same app with `max_unflushed` 0 and 4, on a store that is far away.
+"""Batch time with asynchronous commits: the same app with `max_unflushed` 0 and 4, on a slow store.
 
-The store is an S3 server of this machine behind a proxy that adds 30 ms to every request. Batches are small, as those
-of a job are that wants to be quick: what a batch waits for is the store then, not Spark.
+The store is an S3 server on this machine, behind a proxy that adds 30 ms to every request. Batches are small, as in a
+low-latency job, so that they wait for the store and not for Spark.
 
 `python -m bench.async_flush MAX_UNFLUSHED BOOTSTRAP TOPIC STORE FOLDER` runs the app in a fresh process and prints a
 JSON list: seconds from commit to commit.
@@ -31,7 +31,7 @@ WARM_UP = 6
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """One line: the median batch, beside the same app's that commits before it goes on."""
+    """Compare the median batch with that of the same app with `max_unflushed=0`."""
     seconds = measure(bootstrap, folder, rounds=1 if quick else 2)
     ours, waiting = median(seconds[MAX_UNFLUSHED]), median(seconds[0])
     return [
@@ -48,7 +48,10 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def measure(bootstrap: str, folder: Path, *, rounds: int = 2) -> dict[int, list[float]]:
-    """Seconds from commit to commit, warm, by `max_unflushed`; they take turns, since machines drift."""
+    """Return seconds from commit to commit, by `max_unflushed`, without warm-up.
+
+    Runs alternate, since machines drift.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     topic = f"{TOPIC}-async"
     fill(bootstrap, BATCH * BATCHES, topic=topic)

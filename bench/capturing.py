@@ -1,6 +1,6 @@
-"""How fast records in flight are kept, beside how fast they were written.
+"""Throughput of copying in-flight records into a snapshot, relative to writing them.
 
-`python -m bench.capturing BOOTSTRAP FOLDER` runs it in a fresh process and prints a JSON list: rows a second of both.
+`python -m bench.capturing BOOTSTRAP FOLDER` runs it in a fresh process and prints a JSON list: rows per second of both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 100_000
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Records in flight, written to a channel by a warm stage and kept in a snapshot."""
+    """Measure in-flight records: written to a channel by a warm stage, then copied into a snapshot."""
     fill(bootstrap, RECORDS, topic=TOPIC)
     written, kept = side.run("capturing", bootstrap, folder)
     return [

@@ -1,6 +1,6 @@
-"""What asking for changes costs: the difference of two versions of a large table, and the history of a key.
+"""Cost of queries for changes: the diff of two versions of a large table, and the history of a key.
 
-Each is asked for in a fresh process with an empty cache, so that all it reads comes from the store.
+Each query runs in a fresh process with an empty cache, so that it reads everything from the store.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ KEYS = 200_000
 VERSIONS = 1_000
 BATCH = 4_000
 EVERY = {"often": 3, "now and then": 20, "seldom": 150}
-"""In every which batch the keys are written whose history is asked for. Compactions make versions too, of no batch."""
+"""Interval, in batches, at which each of the keys is written whose history is read. Compactions are additional
+versions.
+"""
 TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4)
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """The difference of two versions of a large table, and the history of a key over many versions."""
+    """Measure a diff of two versions of a large table, and the history of a key over many versions."""
     scale = 20 if quick else 1
     return [*_diffs(folder / "diff", ROWS // scale), *_histories(folder / "history", KEYS // scale, VERSIONS // scale)]
 
@@ -91,13 +93,13 @@ def _histories(folder: Path, num_keys: int, num_versions: int) -> list[Row]:
 
 
 def _alone(measure, *arguments):  # type: ignore[no-untyped-def]
-    """What a function returns in a process of its own: this one remembers footers and manifests."""
+    """Call a function in a fresh process, since this one caches footers and manifests."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         return fresh.submit(measure, *arguments).result()
 
 
 def _diff(folder: Path, before: int, after: int) -> tuple[float, int]:
-    """Seconds, and bytes read."""
+    """Return the seconds that the diff took and the bytes that it read."""
     with tempfile.TemporaryDirectory() as cache:
         store = CountingStore(open_store(str(folder)))
         began = time.perf_counter()
@@ -109,7 +111,7 @@ def _diff(folder: Path, before: int, after: int) -> tuple[float, int]:
 
 
 def _history(folder: Path, number: int) -> tuple[float, int, int]:
-    """Seconds, requests beside those for manifests, and changes."""
+    """Return seconds, number of requests (except for manifests), and number of changes."""
     with tempfile.TemporaryDirectory() as cache:
         store = open_store(str(folder))
         (key,) = _legs(np.array([number])).to_pylist()
@@ -120,7 +122,7 @@ def _history(folder: Path, number: int) -> tuple[float, int, int]:
 
 
 def _stage(folder: Path, num_rows: int) -> Stage:
-    """A stage whose first version has so many rows, sorted as by a compaction."""
+    """Create a stage whose first version has this many rows, sorted as after a compaction."""
     store, cache = open_store(str(folder)), SstCache(folder.with_name(f"{folder.name}-cache"), 1 << 34)
     apps.create_app(store, AppInfo("bench", 1))
     first = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE)
@@ -130,7 +132,7 @@ def _stage(folder: Path, num_rows: int) -> Stage:
 
 
 def _put(stage: Stage, numbers: npt.NDArray[np.int64]) -> None:
-    """A batch that changes these keys."""
+    """Commit a batch that changes these keys."""
     stage.put(_rows(numbers, stage.head.version + 1))
 
 

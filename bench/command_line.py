@@ -1,4 +1,4 @@
-"""How long a person waits for a verb, and what it takes of the processor: whole processes."""
+"""Wall-clock and CPU time of verbs, each run as a whole process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .support.stores import s3_or_folder
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """How long a person waits for a verb, and the processor's time of a get, a query and a log, user and system."""
+    """Measure wall-clock time of verbs, and CPU time (user and system) of `get`, `query` and `log`."""
     local = str(folder / "local")
     snapshots.requests(local, 10_000)
     get, query = ("get", "bench/legs", "17"), ("query", "bench", "SELECT count(*) FROM legs")
@@ -38,7 +38,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def processor_seconds(*words: str, cache: Path, runs: int = 7) -> float:
-    """Median of the processor's seconds of `slackwater` with these words, user and system, after one run to warm up.
+    """Return the median CPU seconds (user and system) of a `slackwater` command, after one warm-up run.
 
     Each run finds the cache folder empty.
     """
@@ -56,7 +56,7 @@ def processor_seconds(*words: str, cache: Path, runs: int = 7) -> float:
 
 
 def seconds(*words: str, runs: int = 7) -> float:
-    """Median wall clock of `slackwater` with these words, after one run that warms the disk's cache."""
+    """Return the median wall-clock seconds of a `slackwater` command, after one run that warms the page cache."""
     command = [str(Path(sys.executable).parent / "slackwater"), *words]
     found = []
     for _ in range(runs + 1):

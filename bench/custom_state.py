@@ -1,7 +1,7 @@
-"""State logic in Python beside Spark's two ways for it: count, sum, largest and last value of each key.
+"""State logic in Python beside Spark's two APIs for it: count, sum, maximum and last value by key.
 
 `python -m bench.custom_state SIDE BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it has read the
-topic, and prints a JSON list: rows a second of each warm batch.
+topic, and prints a JSON list: rows per second of each warm batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 BATCH = {"slackwater": 400_000, "transformWithState": 10_000, "applyInPandasWithState": 10_000}
-"""Rows of a batch: as many as each works off in some seconds, for larger ones are better for all of them."""
+"""Rows of a batch: as many as each side processes in some seconds, because all are more efficient with larger batches.
+"""
 WARM_UP = {"slackwater": 3, "transformWithState": 1, "applyInPandasWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3, "applyInPandasWithState": 3}
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
@@ -32,7 +33,7 @@ STATE = "n long, total double, largest double, last double"
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Python state logic beside transformWithState and applyInPandasWithState."""
+    """Compare Python state logic with transformWithState and applyInPandasWithState."""
     found: dict[str, list[float]] = {}
     # Ours before each peer and in the end: machines drift.
     for turn, name in enumerate(("slackwater", "transformWithState", "applyInPandasWithState", "slackwater")):
@@ -96,7 +97,7 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[in
 
 
 def _merge(rows: pd.DataFrame, state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What both peers do with some rows of one key."""
+    """Update one key's state by some of its rows; both peers call this."""
     n, total, largest, _last = state
     delay = rows["delay"]
     last = delay.loc[rows["offset"].idxmax()]
@@ -128,7 +129,7 @@ def _transform(events: DataFrame) -> DataFrame:
             yield pd.DataFrame([(*key, *state)], columns=["leg", "n", "total", "largest", "last"])
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Do nothing: there is nothing to close."""
 
     return events.groupBy("leg").transformWithStateInPandas(
         statefulProcessor=Legs(), outputStructType=f"leg string, {STATE}", outputMode="Update", timeMode="None"

@@ -1,4 +1,4 @@
-"""A diamond under snapshots: what they cost a running job, and how soon they complete.
+"""A diamond-shaped app that takes snapshots: their cost to a running job, and the time until each is complete.
 
 `python -m bench.diamond BOOTSTRAP FOLDER` runs it in a fresh process and prints one JSON object.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 LONGEST = ("events", "odd", "legs")
-"""The stages on a longest path; `odd` and `even` are alike."""
+"""The stages on one of the two longest paths; the other has `even` in place of `odd`."""
 PHASE_S = 25.0
 EVERY_S = 5.0
 WARM_UP_S = 40.0
@@ -35,7 +35,7 @@ RECORDS = 6_000_000
 
 
 class Measured(TypedDict):
-    """Seconds: of the last stage's batches, of each stage's as Spark counts, and from each request to its snapshot."""
+    """Seconds per batch of the last stage, per batch of every stage, and from request to complete snapshot."""
 
     without: list[float]
     with_: list[float]
@@ -44,7 +44,7 @@ class Measured(TypedDict):
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A running job with and without snapshots."""
+    """Compare a running job with and without snapshots."""
     fill(bootstrap, RECORDS // 2 if quick else RECORDS)
     found: Measured = side.run("diamond", bootstrap, folder)
     with_, without = (float(np.percentile(seconds, 95)) for seconds in (found["with_"], found["without"]))

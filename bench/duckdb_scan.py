@@ -1,13 +1,13 @@
-"""Queries of a whole table through merge-on-read, beside DuckDB on one plain Parquet file of the same rows.
+"""Full-table queries through merge-on-read, beside DuckDB on one plain Parquet file of the same rows.
 
 `python -m bench.duckdb_scan [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys instead of 5 M.
 
-Twice: compacted, one SST a state partition; and with 8 batches of level 0, 70,000 random keys each, over that. The
-plain file is what `COPY t TO` writes of the same rows: DuckDB's own row groups and compression. Both sides have the
-machine's cores and files that were read before, and take turns.
+The table is measured in two states: compacted, with one SST per state partition; and with 8 level-0 batches of 70,000
+random keys on top. `COPY t TO` writes the plain file from the same rows, with DuckDB's own row groups and compression.
+Both sides use all cores and files that are in the page cache, and they alternate.
 
-Before the first query of a version its view is made: what is dead is searched for, and every SST's checksum looked at.
-The time of that is told beside the figures; it counts once a session, however many queries follow.
+The first query of a version creates its view: it finds dead rows and verifies the checksum of every SST. That time is
+reported beside the figures: it is spent once per session, however many queries follow.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _row(shape: str, name: str, seconds: tuple[float, float], made_s: float, num
 def _measure(
     table: Keyed, ssts: tuple[Sst, ...], folder: Path, names: list[str]
 ) -> tuple[float, dict[str, tuple[float, float]]]:
-    """Seconds that the view took; median seconds of each query, ours and on the plain file."""
+    """Return seconds to create the view; then median seconds of each query, on our table and on the plain file."""
     manifest = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE, ssts=ssts)
     with duckdb.connect() as con:
         started = time.perf_counter()

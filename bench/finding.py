@@ -1,8 +1,10 @@
-"""From a wrong total to the input record: a bisect of a long history, and what it takes beside plain delta debugging.
+"""From a wrong total to the input record: bisect over a long history, beside plain delta debugging.
 
 `python -m bench.finding prepare BOOTSTRAP FOLDER VERSIONS KEYS WINDOW` writes the history and its topic, and prints
-where the faults are. Versions between the first and the last are written as a runner would write them: running an app
-a thousand times takes too long. The replays are real.
+where the faults are.
+
+Versions between the first and the last are written directly, as a runner would write them, because running an app for a
+thousand batches takes too long. The replays are real.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ WINDOW = 20_000
 TOPIC = "bench-finding"
 PROGRAM = Path(__file__).parent / "support" / "legs_app.py"
 OUTLIER, HOT = 77, 4_242
-"""The legs of the two faults: one has a delay of a week, the other too many flights."""
+"""The legs with the two faults: one has a delay of a week, the other has too many flights."""
 WEEK = 10_080
 HOT_FLIGHTS = 200
 MOST_FLIGHTS = 150
@@ -56,7 +58,7 @@ EVALUATIONS, REPLAYS, SECONDS = 11, 20, 60
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Bisect from a query to the record; replays beside delta debugging; a predicate beside plain Parquet."""
+    """Bisect from a query to the record. Compare replays with delta debugging, and a predicate with plain Parquet."""
     scale = 16 if quick else 1
     versions, keys, window = VERSIONS // scale, KEYS // scale, WINDOW // scale // PARTITIONS * PARTITIONS
     places = side.run("finding", "prepare", bootstrap, folder, versions, keys, window)
@@ -86,7 +88,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _bisect(bootstrap: str, folder: Path, where: str) -> tuple[float, dict[str, Any]]:
-    """Seconds of the command, with an empty cache, and what it printed."""
+    """Run `slackwater bisect` with an empty cache. Returns its seconds and its JSON."""
     cache = folder / f"cache-{time.monotonic_ns()}"
     command = [str(Path(sys.executable).with_name("slackwater")), "bisect", "bench", "--where", where, "--json"]
     settings = {"STORE": str(folder / "store"), "KAFKA": bootstrap, "CACHE": str(cache)}
@@ -97,9 +99,9 @@ def _bisect(bootstrap: str, folder: Path, where: str) -> tuple[float, dict[str, 
 
 
 def _delta_debugging(place: dict[str, Any], window: int) -> int:
-    """How many replays ddmin takes that knows the records of the window, and whether a choice of them is bad.
+    """Count the replays of ddmin when the batch's records are known, and each replay tells only good from bad.
 
-    Each is answered by counting here, which says the same as a replay and takes no second.
+    Instead of running a replay, count the faulty records in the chosen subset: that gives the same result at once.
     """
     guilty, needed, asked = set(place["guilty"]), place["needed"], 0
 
@@ -113,7 +115,7 @@ def _delta_debugging(place: dict[str, Any], window: int) -> int:
 
 
 def _predicates(folder: Path, keys: int) -> list[Row]:
-    """Predicates on the newest version with its SSTs in the cache, in turns with the same SQL on one Parquet file."""
+    """Run predicates on the newest version, its SSTs cached, alternating with the same SQL on one Parquet file."""
     store, cache = open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 34)
     cut = resolve(store, "bench", now_ms=0)
     plain = folder / "legs.parquet"
@@ -145,7 +147,7 @@ def _predicates(folder: Path, keys: int) -> list[Row]:
 
 
 def _in_turns(*sides: Callable[[], None]) -> tuple[float, ...]:
-    """Median seconds of each, after two rounds to warm up."""
+    """Run the sides alternately, and return the median seconds of each after two warm-up rounds."""
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(2 + ROUNDS):
         for side_, run in zip(seconds, sides, strict=True):
@@ -156,26 +158,26 @@ def _in_turns(*sides: Callable[[], None]) -> tuple[float, ...]:
 
 
 class _History:
-    """The records of each window, and the table after it.
+    """The records of each batch, and the table after that batch.
 
     Args:
-        versions: batches; the faults are in two of them.
-        keys: how many legs there are.
-        window: records of a batch.
+        versions: number of batches, two of which contain a fault.
+        keys: number of legs.
+        window: number of records per batch.
     """
 
     def __init__(self, versions: int, keys: int, window: int) -> None:
         self._random = np.random.default_rng(5)
         self._window = window
         self.at = {OUTLIER: versions // 2, HOT: versions * 3 // 5}
-        """In which window each leg's fault is."""
+        """By leg, the number of the batch that contains its fault."""
         self.guilty: dict[int, npt.NDArray[np.int64]] = {}
-        """By leg, the places of the records in the window that make the fault."""
+        """By leg, the positions in the batch of the records that cause its fault."""
         self.flights = np.ones(keys, np.int64)
         self.worst = np.zeros(keys, np.int64)
 
     def batch(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Legs and delays of a window."""
+        """Return the legs and delays of a batch."""
         legs = self._random.integers(0, len(self.flights), self._window)
         # Only a fault writes to these.
         legs[np.isin(legs, (OUTLIER, HOT))] = 0
@@ -191,7 +193,7 @@ class _History:
         return legs, delays
 
     def rows(self, legs: npt.NDArray[np.int64]) -> pa.Table:
-        """The table's rows of these legs."""
+        """Return the table's rows of these legs."""
         legs = np.unique(legs)
         return pa.table(
             {"leg": names(legs).cast(pa.string()), "flights": self.flights[legs], "worst": self.worst[legs]}
@@ -199,7 +201,7 @@ class _History:
 
 
 def _prepare(bootstrap: str, folder: Path, versions: int, keys: int, window: int) -> list[dict[str, Any]]:
-    """Write topic and versions; for each fault the addresses of its records, and what makes it."""
+    """Write topic and versions. Returns, by fault, the addresses of its records and how many of them cause it."""
     from slackwater.pipeline.run.program import load_app
     from slackwater.pipeline.spark.session import spark_session
 

@@ -1,11 +1,13 @@
-"""`slackwater init` of 10 M rows, beside DuckDB writing the same rows to Parquet, sorted by their key.
+"""`slackwater init` of 10 M rows, beside DuckDB writing the same rows to Parquet, sorted by key.
 
 `python -m bench.init [FOLDER] [--quick]` prints its row alone; `--quick` takes 1 M rows.
 
-Both read the same Parquet file, unsorted, with a string key and two numbers, on all cores, and write to the same disk;
-DuckDB as `COPY … TO` does by itself, ours with a fsync for each SST, look-up filters, checksums, and the commit. Each
-runs in a process of its own, in turns. Not counted are starting Python, and Spark, which the verb asks for the declared
-columns: some five seconds, whatever the rows.
+Both sides read the same unsorted Parquet file, with a string key and two numbers, on all cores, and write to the same
+disk. DuckDB writes as `COPY … TO` does by default; we also fsync each SST and write look-up filters, checksums and the
+commit. Each side runs in a process of its own, and they alternate.
+
+Not included: starting Python, and starting Spark, from which the verb gets the declared columns. That takes about five
+seconds for any number of rows.
 """
 
 from __future__ import annotations

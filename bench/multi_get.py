@@ -1,13 +1,14 @@
-"""100,000 random keys out of 10 M, beside RocksDB and SlateDB: the same keys and values, one machine, in turns.
+"""Look-ups of 100,000 random keys out of 10 M, beside RocksDB and SlateDB: the same keys, values and machine.
 
-`python -m bench.multi_get [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
+`python -m bench.multi_get [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M keys.
 
-What is asked of each is the same: the value of every key of a batch, as its API hands them over. slackwater gets the
-key column and hashes it (in an app, Spark has done that), and returns the value columns. RocksDB and SlateDB get a list
-of bytes and return a list of bytes: neither making the keys nor decoding the values is counted for them. Theirs is one
-sorted run, compacted, with Bloom filters and everything in their block caches; ours is what a running app has: 4 state
-partitions, each with a base and 8 runs of level 0 over it, in the folder of the cache. One thread: in Spark, a task has
-a core.
+Each store returns the value of every key of a batch, through its own API; the stores alternate. slackwater gets the key
+column, hashes it (in an app, Spark has done that), and returns the value columns. RocksDB and SlateDB get a list of
+bytes and return a list of bytes; their time includes neither making the keys nor decoding the values.
+
+Each peer has one compacted sorted run, with Bloom filters and everything in its block cache. Our table is like that of
+a running app: 4 state partitions in the cache folder, each with a base run and 8 level-0 runs on top. All use one
+thread, since a Spark task has one core.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ QUICK_KEYS = 1_000_000
 ASKED = 100_000
 FEW = 100
 LIMITS = {FEW: 6_000_000, 1: 100_000}
-"""Bytes that so many keys may cost, cold."""
+"""Maximum bytes that a look-up of this number of keys may read with an empty cache."""
 TRIES = 20
 TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), partitions=4)
 RUNS_L0 = 8
@@ -82,7 +83,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 @dataclass
 class Keyed:
-    """The table in a local store, and a cache."""
+    """A table in a local store, with a cache."""
 
     folder: Path
     store: ObjectStore
@@ -91,7 +92,7 @@ class Keyed:
 
     @staticmethod
     def build(folder: Path, num_keys: int) -> Keyed:
-        """The whole table, warm in its cache."""
+        """Write the whole table, and warm its cache."""
         made = Keyed(folder, open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 40))
         made.ssts = made._write(np.arange(num_keys), 1, level=1)
         random = np.random.default_rng(8)
@@ -105,7 +106,7 @@ class Keyed:
         return ssts(self.store, self.cache, "bench", "legs", TABLE, rows, seq, level)
 
     def look_up(self, keys: pa.Table, reads: ReadCounters | None = None) -> int:
-        """How many of the keys there are: each state partition as its task would look it up, one after the other."""
+        """Look up keys as tasks do, one state partition after the other. Returns how many exist."""
         hashes = hash_keys(keys, ["leg"])
         partitions = partition_of(hashes, TABLE.partitions)
         found = 0
@@ -120,7 +121,7 @@ class Keyed:
 
 
 def _names(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """Keys such as "leg-00001234"."""
+    """Return keys such as "leg-00001234"."""
     digits = numbers[:, np.newaxis] // 10 ** np.arange(7, -1, -1) % 10 + ord("0")
     text = np.empty((len(numbers), 12), np.uint8)
     text[:, :4] = np.frombuffer(b"leg-", np.uint8)
@@ -130,7 +131,7 @@ def _names(numbers: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) -> tuple[float, float]:
-    """Median seconds of either side, each batch of keys asked of both, after three to warm up."""
+    """Look up each batch of keys on both sides. Returns their median seconds after three warm-up rounds."""
     seconds: tuple[list[float], list[float]] = ([], [])
     random = np.random.default_rng(9)
     for _ in range(3 + ROUNDS):
@@ -145,7 +146,7 @@ def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) 
 
 
 def _cold(ours: Keyed, num_keys: int, number: int) -> Row:
-    """Bytes that a first look-up on a new machine reads, over the row groups that its keys fall in."""
+    """Compare the bytes that a look-up with an empty cache reads with the size of the row groups that hold its keys."""
     ((seconds, reads),) = _cold_tries(ours, num_keys, number, 1)
     ratio = reads.bytes / reads.touched_bytes
     return Row(
@@ -160,7 +161,7 @@ def _cold(ours: Keyed, num_keys: int, number: int) -> Row:
 
 
 def _few(ours: Keyed, num_keys: int, number: int) -> Row:
-    """Bytes that a first look-up of few keys reads: the median of several."""
+    """Measure the bytes that a first look-up of a few keys reads: the median of several tries."""
     tries = _cold_tries(ours, num_keys, number, TRIES if number == 1 else 5)
     size = median(reads.bytes for _, reads in tries)
     most = max(reads.bytes for _, reads in tries)
@@ -187,7 +188,7 @@ def _cold_tries(ours: Keyed, num_keys: int, number: int, tries: int) -> list[tup
 def _look_up_cold(
     folder: Path, ssts: tuple[Sst, ...], num_keys: int, number: int, seed: int
 ) -> tuple[float, ReadCounters]:
-    """Seconds of a look-up with nothing at hand, and what it read."""
+    """Look up random keys with an empty cache. Returns the seconds and what was read."""
     keys = pa.table({"leg": _names(np.random.default_rng(seed).integers(num_keys, size=number))})
     reads = ReadCounters()
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -204,7 +205,10 @@ def _batches(num_keys: int) -> Sequence[npt.NDArray[np.int64]]:
 
 
 def _rocksdb(folder: Path, num_keys: int) -> tuple[Callable[[list[bytes]], int], Callable[[], None]]:
-    """RocksDB with its own advice for point look-ups: filters, a hash index in blocks, all blocks in its cache."""
+    """Build a RocksDB table with the settings that RocksDB recommends for point look-ups.
+
+    They are Bloom filters, a hash index in data blocks, and a cache that holds all blocks.
+    """
     import rocksdict
 
     table = rocksdict.BlockBasedOptions()
@@ -232,7 +236,7 @@ def _rocksdb(folder: Path, num_keys: int) -> tuple[Callable[[list[bytes]], int],
 
 
 def _slatedb(folder: Path, num_keys: int) -> tuple[Callable[[list[bytes]], int], Callable[[], None]]:
-    """SlateDB on a local object store, its filters as they come, all blocks in its cache, a get for each key."""
+    """Build a SlateDB table on a local object store: default filters, all blocks in its cache, one get per key."""
     from slatedb import uniffi as slatedb
 
     loop = asyncio.new_event_loop()

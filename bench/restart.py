@@ -1,9 +1,10 @@
-"""The first commit after the machine is lost: an empty cache, no scratch, only the store or the checkpoint is left.
+"""Time to the first commit on a new machine: it has only the app's store, or Spark's checkpoint.
 
-`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` makes large states: our tables, and a checkpoint of
-Spark's own. `python -m bench.restart slackwater|spark BOOTSTRAP FOLDER KEYS BEGAN` is a start: a fresh process that
-works off the topic and prints a JSON list, seconds since BEGAN (seconds since 1970) until Spark was up and until the
-first batch was committed.
+`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` creates large states: our tables, and a checkpoint of
+Spark's.
+
+`python -m bench.restart slackwater|spark BOOTSTRAP FOLDER KEYS BEGAN` starts in a fresh process, processes the topic,
+and prints a JSON list: seconds from BEGAN (a Unix time) until Spark was up, and until the first commit.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 SIZES = (100_000, 10_000_000)
 FIRST = 100
-"""Rows of the first batch, each of another key."""
+"""Rows of the first batch, each with its own key."""
 TOPIC = "bench-restart"
 BATCH = 400_000
 TAIL = 8
-"""Batches since the last snapshot in Spark's checkpoint: it makes one a minute, and machines are lost in between."""
+"""Batches since the last snapshot in Spark's checkpoint. Spark writes one a minute, and machines are usually lost
+between two.
+"""
 BUILD = 2_000_000
 """Rows of a batch while Spark's checkpoint is built."""
 SNAPSHOT_S = 120.0
@@ -38,7 +41,7 @@ ROUNDS = 3
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """The first commit after the machine is lost, beside Spark's restart from its checkpoint."""
+    """Compare the time to the first commit on a new machine with Spark's restart from its checkpoint."""
     small, large = (100_000, 1_000_000) if quick else SIZES
     side.run("restart", "prepare", bootstrap, folder, small, large, peer=True)
     turns = (("slackwater", large), ("spark", large), ("slackwater", small))
@@ -74,13 +77,16 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _median(restarts: list[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds until Spark was up, and until the first commit."""
+    """Return median seconds until Spark was up, and until the first commit."""
     ups, commits = zip(*restarts, strict=True)
     return median(ups), median(commits)
 
 
 def _restart(bootstrap: str, folder: Path, name: str, keys: int, number: int) -> tuple[float, float]:
-    """One restart from a copy of what is left."""
+    """Restart once from a copy of the store or checkpoint.
+
+    Returns the seconds until Spark was up and the first commit.
+    """
     work = folder / f"{name}-{keys}-{number}"
     left = "store" if name == "slackwater" else "checkpoint"
     copy(folder / f"{name}-{keys}" / left, work / left)
@@ -89,7 +95,7 @@ def _restart(bootstrap: str, folder: Path, name: str, keys: int, number: int) ->
 
 
 def _fill(bootstrap: str, start: int, num: int, batch: int) -> None:
-    """Write so many numbers, those of a batch as one range in each partition."""
+    """Write this many consecutive numbers; each batch is one range per partition."""
     step = batch // PARTITIONS
     fill_ranges(bootstrap, TOPIC, [(first, first + step - 1) for first in range(start, start + num, step)])
 
@@ -119,7 +125,7 @@ def _prepare(bootstrap: str, folder: Path, small: int, large: int) -> None:
 
 
 def _await_snapshots(checkpoint: Path, version: int) -> None:
-    """Wait until each partition's state as of that version is in the checkpoint, and not only its changelog."""
+    """Wait until the checkpoint has a full state snapshot of each partition at that version, besides the changelog."""
     deadline = time.monotonic() + SNAPSHOT_S
     wanted = [checkpoint / "state" / "0" / str(partition) / f"{version}.zip" for partition in range(PARTITIONS)]
     while not all(snapshot.exists() for snapshot in wanted):

@@ -1,4 +1,4 @@
-"""What a snapshot and a clone cost, whatever the size of the state: store requests, and of a clone time and bytes."""
+"""Cost of a snapshot and a clone by size of state: store requests, and for a clone also time and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .support.row import Row
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Store requests of a snapshot and of a clone, at 10,000 and at 10,000,000 keys; the command that clones."""
+    """Compare store requests of a snapshot and a clone at 10,000 and 10,000,000 keys; time `slackwater clone`."""
     num_keys = 1_000_000 if quick else 10_000_000
     small, large = (requests(str(folder / f"requests-{keys}"), keys) for keys in (10_000, num_keys))
     seconds, copied = command(bootstrap, folder, num_keys)
@@ -37,7 +37,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def command(bootstrap: str, folder: Path, num_keys: int) -> tuple[float, int]:
-    """The seconds that `slackwater clone` takes for that app, and how many SSTs the clone has under its own name."""
+    """Run `slackwater clone` on that app. Returns its seconds, and the number of SSTs in the clone's own folder."""
     root = folder / f"requests-{num_keys}"
     words = ["clone", "bench@s1", "timed", "--store", str(root), "--kafka", bootstrap]
     began = time.monotonic()
@@ -46,7 +46,7 @@ def command(bootstrap: str, folder: Path, num_keys: int) -> tuple[float, int]:
 
 
 def requests(root: str, num_keys: int) -> dict[str, int]:
-    """Store requests of a pinned snapshot and of a clone of an app whose table has so many keys, in an empty store."""
+    """Count store requests of a pinned snapshot and of a clone, in an empty store with an app of this many keys."""
     from slackwater.operations.staging.clone import clone
     from slackwater.snapshot.cut.resolve import resolve
     from slackwater.snapshot.take import snapshots
@@ -90,7 +90,7 @@ def requests(root: str, num_keys: int) -> dict[str, int]:
 
 
 class _NoChannels:
-    """The app of this measurement has none."""
+    """Kafka access for an app that has no repartition topics."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         raise AssertionError(topic)
@@ -99,7 +99,7 @@ class _NoChannels:
         raise AssertionError(topic)
 
     def commit_positions(self, app: str, stage: str, positions: object, /) -> None:
-        """Nobody looks."""
+        """Ignore the positions."""
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         raise AssertionError(topic)

@@ -1,7 +1,7 @@
-"""Batch time of the same batch over states of different sizes.
+"""Batch time by size of state.
 
-`python -m bench.state_size BOOTSTRAP FOLDER ROUNDS SIZE …` runs them in turns in a fresh process and prints a JSON
-object: by size, seconds from batch to batch.
+`python -m bench.state_size BOOTSTRAP FOLDER ROUNDS SIZE …` runs the same batch on all sizes alternately in a fresh
+process and prints a JSON object: by size, seconds from batch to batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .support.row import Row
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 BATCH = 100_000
-"""Rows of a batch, each of another key: also over the smallest state, all of it."""
+"""Rows of a batch, each with its own key. The smallest state has as many keys."""
 WARM_UP = 2
 MEASURED = 6
 ROUNDS = 2
@@ -26,7 +26,7 @@ TOPIC = "bench-state-size"
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """The same batch over 100,000, 1,000,000 and 10,000,000 keys."""
+    """Run the same batch on tables of 100,000, 1,000,000 and 10,000,000 keys."""
     sizes = (10_000, 100_000, 1_000_000) if quick else SIZES
     found = side.run("state_size", bootstrap, folder, 1 if quick else ROUNDS, *sizes)
     seconds = {size: median(found[str(size)]) for size in sizes}

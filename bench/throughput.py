@@ -1,10 +1,10 @@
-"""Stateful aggregation beside Spark's own: the same source, the same query, the same machine, in turns.
+"""Stateful aggregation beside Spark's own: the same source, query and machine, alternately.
 
-Spark's takes part twice: with our source, so that nothing but the state differs, and with its own connector for Kafka.
+Spark runs twice: with our source, so that only the state differs, and with its own Kafka connector.
 
 `python -m bench.throughput slackwater|spark|connector BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process
-until it has read the topic, and prints a JSON list: seconds from batch to batch. It goes on where the last one with its
-folder ended.
+until it has read the topic, and prints a JSON list: seconds from batch to batch. It resumes where the last run with
+that folder stopped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 BATCH = 400_000
 PRELOAD = 1_250_000
-"""Rows of a batch while the state is built."""
+"""Rows of a batch while the state is filled."""
 WARM_UP = 8
-"""Batches in which the JVM still compiles what it runs: of each process, they are left out."""
+"""Batches of each process that are not counted, because the JVM still compiles."""
 MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
 SIDES = ("slackwater", "spark", "connector")
@@ -41,13 +41,13 @@ SIDES = ("slackwater", "spark", "connector")
 
 @dataclass(frozen=True)
 class Case:
-    """A topic, and how many times as fast as Spark we shall be on it.
+    """A topic, and the speed-up over Spark that is required on it.
 
     Attributes:
-        name: For people, and in the topic's name.
-        keys: How many there are, all of them in the state before the first batch that is measured.
-        limit: Of Spark's time, with our source, and ours.
-        hot: The part of all rows that is of one key; the others are drawn evenly.
+        name: Name of the case, also used in the topic's name.
+        keys: Number of keys; all are in the state before the first measured batch.
+        limit: Least ratio of Spark's time, with either source, to ours.
+        hot: Share of all rows that have the same key; the other keys are drawn uniformly.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Case:
     hot: float = 0.0
 
     def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
-        """The keys of so many rows."""
+        """Draw the keys of this many rows."""
         random = np.random.default_rng(seed)
         keys = random.integers(0, self.keys, count)
         keys[random.random(count) < self.hot] = 0
@@ -64,7 +64,7 @@ class Case:
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """Stateful aggregation beside Spark's groupBy().agg() on RocksDB."""
+    """Compare stateful aggregation with Spark's groupBy().agg() on RocksDB."""
     cases = (
         Case("few", 100, 1.2),
         Case("skewed", KEYS, 1.5, hot=0.5),
@@ -93,7 +93,7 @@ def _rows(bootstrap: str, folder: Path, case: Case) -> list[Row]:
 
 
 def _compare(bootstrap: str, folder: Path, case: Case) -> Mapping[str, list[float]]:
-    """Seconds a batch of each side, warm, with all keys in the state before the first of them."""
+    """Return seconds per batch of each side, without warm-up, with all keys in the state from the start."""
     topic = f"bench-flights-{case.name}"
 
     def turn(name: str, batch: int) -> list[float]:

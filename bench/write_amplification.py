@@ -1,26 +1,26 @@
-"""What compaction writes for each byte that batches write, beside the least that its policy allows.
+"""Write amplification: bytes written in all per byte flushed by batches, beside the optimum of each compaction policy.
 
-Measured: batches of random updates to a loaded table, written by `store.sst.writer`, merged by
-`store.compaction.merge` whatever `store.compaction.picker` picks, until nothing is due; bytes put into the store over
-bytes of the batches' own SSTs.
+Measured: batches of random updates to a loaded table, written by `store.sst.writer`; after each,
+`store.compaction.merge` merges what `store.compaction.picker` picks, until nothing is due. The figure is all bytes put
+into the store over the bytes of the batches' own SSTs.
 
-Computed: from expected numbers of distinct keys alone. Of K keys, m random draws meet D(m) = K (1 - (1 - 1/K)^m)
-different ones, so a run that holds m draws has D(m) rows, and merging writes so many. A row takes the same bytes
-everywhere.
+Computed: from expected numbers of distinct keys alone. Of K keys, m random draws hit D(m) = K (1 - (1 - 1/K)^m)
+distinct keys, so a run that results from m draws has D(m) rows, and merging writes that many. All rows are assumed to
+have the same size.
 
-*Universal* promises fewer than `l0_trigger` runs after each batch, one of them the loaded table, which no merge need
-touch while the others are smaller. The least that any schedule of merges writes with at most k = `l0_trigger` - 2 other
-runs is "K-slot SSTable stack compaction" (Mathieu, Staelin, Young: arXiv:1407.3008), solved exactly by dynamic
+*Universal* guarantees fewer than `l0_trigger` runs after each batch. One of them is the loaded table, which needs no
+merge while the others are smaller. The fewest rows that a schedule of merges writes with at most k = `l0_trigger` - 2
+other runs is "K-slot SSTable stack compaction" (Mathieu, Staelin, Young: arXiv:1407.3008), solved exactly by dynamic
 programming over the times at which the oldest of these runs is written:
 
     h(t, k) = min over s < t of  h(s, k) + g(t - s - 1, k - 1) + D(t b)        all of t batches in one run at time t
     g(n, k) = min over t <= n of h(t, k) + g(n - t, k - 1),  0 when n <= k     n batches, at most k runs at any time
 
-*Leveled* promises that level 1 holds at most its size and that level 0 has fewer than `l0_trigger` runs. Every
-`l0_trigger` batches, all of level 1 is written anew, a slot of it with D rows of the draws since it last went down;
-and while it is too large, the fullest of its s slots goes down, which writes the 1/s of the last level that it meets,
-all of its K/s keys (O'Neil, Cheng, Gawlick, O'Neil: "The Log-Structured Merge-Tree", 1996, section 3; RocksDB wiki,
-"Leveled Compaction").
+*Leveled* guarantees that level 1 stays within its size and that level 0 has fewer than `l0_trigger` runs. Every
+`l0_trigger` batches, all of level 1 is rewritten; a slot of it has D rows of the draws since it was last merged into
+level 2. While level 1 is too large, the fullest of its s slots is merged into level 2, which rewrites the overlapping
+1/s of level 2, that is all of its K/s keys (O'Neil, Cheng, Gawlick, O'Neil: "The Log-Structured Merge-Tree", 1996,
+section 3; RocksDB wiki, "Leveled Compaction").
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def universal_optimum(keys: float, draws: float, batches: int, runs: int) -> float:
-    """Rows written for each row flushed by the best schedule of merges that keeps to so many runs, beside the base.
+    """Return rows written per flushed row by the best schedule of merges with at most `runs` runs besides the base.
 
     Args:
-        keys: keys of a state partition.
-        draws: random draws of a batch, with repetitions.
-        batches: how many batches.
-        runs: how many runs there may be after each batch.
+        keys: number of keys of a state partition.
+        draws: number of random draws in a batch, with repetitions.
+        batches: number of batches.
+        runs: maximum number of runs after each batch.
     """
     merged = _distinct(keys, draws * np.arange(batches + 1))
     # least[n]: n batches with at most k runs; none but nothing fits into no run.
@@ -104,15 +104,15 @@ def universal_optimum(keys: float, draws: float, batches: int, runs: int) -> flo
 
 
 def leveled_optimum(keys: float, draws: float, batches: int, trigger: int, level_1_rows: float, slots: int) -> float:
-    """Rows written for each row flushed by levels 1 and 2, the second of which has all keys.
+    """Return rows written per flushed row with levels 1 and 2; level 2 has all keys.
 
     Args:
-        keys: keys of a state partition.
-        draws: random draws of a batch, with repetitions.
-        batches: how many batches.
-        trigger: runs of level 0 that go down together.
-        level_1_rows: what level 1 may hold.
-        slots: in how many equal parts it goes down.
+        keys: number of keys of a state partition.
+        draws: number of random draws in a batch, with repetitions.
+        batches: number of batches.
+        trigger: number of level-0 runs that are merged into level 1 together.
+        level_1_rows: maximum number of rows in level 1.
+        slots: number of equal parts in which level 1 is merged into level 2.
     """
     ages = np.zeros(slots)
     written = 0.0
@@ -131,7 +131,7 @@ def _distinct(keys: float, draws: np.ndarray | float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Base:
-    """The loaded table."""
+    """A table that is loaded before the batches."""
 
     store: ObjectStore
     cache: SstCache
@@ -140,7 +140,7 @@ class _Base:
 
 
 def _load(folder: Path) -> tuple[_Base, float]:
-    """A table of all keys, one run a state partition, and the bytes that a row of it takes."""
+    """Write a table of all keys, one run per state partition. Returns it and the average bytes per row."""
     from slackwater.store.objects.memory import MemoryStore
     from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Column, Table
@@ -176,7 +176,7 @@ def _measure(base: _Base, policy: Policy) -> float:
 
 
 def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst, ...]:
-    """An SST a state partition, with random values."""
+    """Write one SST per state partition, with random values."""
     from slackwater.store.sst import writer as sst
     from slackwater.store.sst.hashing import hash_keys, partition_of
 

@@ -1,4 +1,4 @@
-"""Write the verbs' sections of `docs/cli.md` out of their help.
+"""Generate the verbs' sections of `docs/cli.md` from their help.
 
     .venv/bin/python -m docs.cli_page        # `make test` or `make demo` makes .venv
 
@@ -124,7 +124,7 @@ def _listed(table: list[Row]) -> Iterator[str]:
 
 
 def _own(table: list[Row], shared: "Shared") -> list[Row]:
-    """Return the rows of a verb that its section explains."""
+    """Return the rows that the verb's own section explains."""
     return [row for row in table if row not in shared.rows and _is_told(row)]
 
 
@@ -142,7 +142,7 @@ def _is_option(row: Row) -> bool:
 
 
 class Shared:
-    """Arguments and options that several verbs have with the same words."""
+    """Arguments and options that several verbs share, with identical text."""
 
     def __init__(self, of_verbs: dict[str, list[Row]]) -> None:
         counts = Counter(row for table in of_verbs.values() for row in table)
@@ -161,7 +161,7 @@ class Shared:
         return _NOT_LISTED.get(_name_of(row), "") if _is_option(row) else ""
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each of them, which says which verbs lack an option that nearly all have."""
+        """Yield one line per shared row; if nearly all verbs have an option, the line lists the verbs without it."""
         for row in filter(_is_told, self.rows):
             verbs_without = ", ".join(f"`{words.removeprefix('slackwater ')}`" for words in self._without.get(row, ()))
             except_these = f" Not for {verbs_without}." if verbs_without else ""
@@ -192,7 +192,10 @@ def section(words: str, command: Any, own: list[Row], shared: list[Row], notes: 
 
 
 def written(page: str) -> str:
-    """Return the page with its verbs' part generated anew. Raises `ValueError` for notes of a verb that is gone."""
+    """Return the page with its generated part updated.
+
+    Raises `ValueError` if the page has notes of a verb that no longer exists.
+    """
     top, _, generated = page.partition(MADE)
     notes = {words: text.partition(NOTES)[2].strip() for words, text in _SECTION.findall(generated)}
     every = list(verbs())

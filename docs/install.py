@@ -1,4 +1,4 @@
-"""Write the command that installs slackwater into pages and examples, and the project's addresses into pyproject.toml.
+"""Update the installation command in pages and examples, and the project's URLs in pyproject.toml.
 
 .venv/bin/python -m docs.install        # after a change of REPOSITORY in common/install.py
 """
@@ -18,7 +18,7 @@ _URLS = re.compile(r"(?<=^\[project\.urls\]\n)(?:.+\n)*", re.MULTILINE)
 
 
 def written(text: str, repository: str = install.REPOSITORY) -> str:
-    """Return a text with the commands and words of this repository."""
+    """Return a text with this repository's installation commands."""
 
     def command(match: re.Match[str]) -> str:
         return install.install_command(*filter(None, (match[2] or "").split(",")), repository=repository)
@@ -27,7 +27,7 @@ def written(text: str, repository: str = install.REPOSITORY) -> str:
 
 
 def with_urls(project: str, repository: str = install.REPOSITORY) -> str:
-    """Return the text of pyproject.toml with the addresses of this repository."""
+    """Return the text of pyproject.toml with this repository's URLs."""
     root = f"https://github.com/{repository}"
     urls = {"Source": root, "Issues": f"{root}/issues", "Changelog": f"{root}/blob/main/CHANGELOG.md"}
     lines = "".join(f'{name} = "{url}"\n' for name, url in urls.items()) if repository else ""
@@ -35,7 +35,7 @@ def with_urls(project: str, repository: str = install.REPOSITORY) -> str:
 
 
 def main() -> None:
-    """Write all texts, and tell which changed."""
+    """Update all texts, and print which changed."""
     after = {path: written(path.read_text(encoding="utf-8")) for path in TEXTS}
     after[PROJECT] = with_urls(PROJECT.read_text(encoding="utf-8"))
     for path, text in after.items():

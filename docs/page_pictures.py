@@ -1,9 +1,9 @@
-"""Draw the pictures of the page, `docs/images/page-*.png`: of a real run of the flights example, in a real browser.
+"""Take the screenshots of the web page, `docs/images/page-*.png`, from a real run of the flights example.
 
     .venv/bin/python -m docs.page_pictures        # `make test` or `make demo` makes .venv
 
-The same run as that of `pictures.py`, which has the parts: a fault comes in, an event is cut off, and the page searches
-for the record. Colours are reduced to as many as one can tell apart, so that a picture is small.
+The run is the same as in `pictures.py`, whose functions are used: records with a fault arrive, one event is truncated,
+and a search for the bad record runs from the page. The number of colours is reduced, so that files are small.
 """
 
 import io
@@ -48,7 +48,7 @@ PATIENCE_MS = 120_000
 
 
 def answers(url: str) -> bool:
-    """Whether a server does."""
+    """Return whether the server answers."""
     try:
         with urllib.request.urlopen(f"{url}/healthz", timeout=2):  # noqa: S310  our own server
             return True
@@ -58,7 +58,7 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The page: its address."""
+    """Run `slackwater serve`, and yield the page's URL."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
@@ -75,7 +75,7 @@ def serving() -> Iterator[str]:
 
 
 def keep(page: Page, name: str) -> None:
-    """Write a picture of the page as it is."""
+    """Write a screenshot of the page."""
     page.wait_for_timeout(400)  # plots are drawn when the browser has time
     with Image.open(io.BytesIO(page.screenshot())) as shot:
         few = shot.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def look(url: str) -> None:
-    """The pictures."""
+    """Open the page in a browser, and take each screenshot."""
     found = chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found.program, env=found.environment or None, args=FLAGS)

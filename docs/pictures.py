@@ -2,8 +2,8 @@
 
     .venv/bin/python docs/pictures.py        # `make test` or `make demo` makes .venv
 
-Nothing is made up: each command runs on a terminal of its own (a pty), and what it wrote there is drawn. The servers
-and their data live in a temporary folder and are gone afterwards.
+Every output is real: each command runs on its own terminal (a pty), and its output is drawn. The servers
+and their data are in a temporary folder, which is deleted afterwards.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def on_terminal(command: tuple[str, ...]) -> str:
-    """Everything that a command leaves on the standard output of a terminal, with its control sequences."""
+    """Run a command on a terminal, and return all that it writes to stdout, with control sequences."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
@@ -70,14 +70,14 @@ def _read(terminal: int) -> bytes:
 
 
 def shot(*command: str) -> Text:
-    """Run a command; the command as one would type it, and what it prints."""
+    """Run a command, and return it as one would type it, with its output."""
     console.print(f"  {shlex.join(command)}")
     typed = " ".join(f'"{word}"' if re.search(r"[\s*>]", word) else word for word in command)
     return Text.assemble(("$ ", "bold green"), (typed, "bold"), "\n", Text.from_ansi(on_terminal(command).rstrip()))
 
 
 def draw(name: str, *shots: Text) -> None:
-    """One picture of several shots."""
+    """Draw several shots as one SVG."""
     paper = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
     paper.print(Text("\n\n").join(shots), soft_wrap=True)
     drawn = paper.export_svg(title="slackwater", unique_id=name)
@@ -87,7 +87,7 @@ def draw(name: str, *shots: Text) -> None:
 
 
 def tour() -> Text:
-    """What `slackwater tour` writes, as far as a picture has room: the paragraphs of `TOUR`, under their commands."""
+    """Run `slackwater tour`; return the paragraphs that `TOUR` matches, with their commands."""
     written = Text.from_ansi(on_terminal(("slackwater", "tour", "--no-page")))
     shown, command = Text(), Text()
     for paragraph in Text("\n").join(written.split("\n")).split("\n\n"):
@@ -104,18 +104,18 @@ def tour() -> Text:
 
 
 def called(*command: str) -> Any:
-    """What a verb says to machines."""
+    """Run a verb with `--json`, and return its document."""
     return json.loads(subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True).stdout)
 
 
 def feed(*words: str) -> None:
-    """Send flights."""
+    """Send flights to the topic."""
     console.print(f"  feed {shlex.join(words)}")
     subprocess.run([*FEED, *words], stdout=subprocess.DEVNULL, check=True)
 
 
 def flights_seen() -> int:
-    """How many flights the totals by carrier hold."""
+    """Return how many flights are counted in the totals by carrier."""
     found = subprocess.run(
         ["slackwater", "query", "flights", "SELECT sum(flights)::BIGINT AS n FROM carriers", "--json"],
         capture_output=True,
@@ -124,24 +124,24 @@ def flights_seen() -> int:
 
 
 def inputs() -> list[dict[str, Any]]:
-    """How far each stage has read its input; nothing before the app has begun."""
+    """Return the progress of each stage's inputs; empty before the app's first commit."""
     found = [app for app in called("slackwater", "status") if app["app"] == "flights"]
     return [source for app in found for stage in app["stages"] for source in stage["inputs"]]
 
 
 def flights_sent() -> int:
-    """How many flights are in the topic."""
+    """Return how many flights are in the topic."""
     return sum(sum(source["ends"] or ()) for source in inputs() if source["topic"] == "flights")
 
 
 def caught_up() -> bool:
-    """Whether no stage of the app has anything left to read."""
+    """Return whether every stage of the app has read all its input."""
     found = inputs()
     return bool(found) and all(source["lag"] == 0 for source in found)
 
 
 def wait_until(what: str, done: Callable[[], bool]) -> None:
-    """Return when it is so."""
+    """Wait until `done` returns true; exits after a deadline."""
     console.print(f"  waiting until {what}")
     deadline = time.monotonic() + PATIENCE_S
     while not done():
@@ -152,7 +152,7 @@ def wait_until(what: str, done: Callable[[], bool]) -> None:
 
 @contextmanager
 def running(*command: str) -> Iterator[None]:
-    """A runner in the background, stopped by Ctrl-C at the end."""
+    """Run a command in the background; interrupt it at the end as Ctrl-C does."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             yield
@@ -162,7 +162,7 @@ def running(*command: str) -> Iterator[None]:
 
 @contextmanager
 def servers() -> Iterator[None]:
-    """A broker and an object store, which the environment names."""
+    """Start a broker and an object store, and set the environment variables that name them."""
     with tempfile.TemporaryDirectory(prefix="slackwater-pictures-") as folder:
         os.environ.update(called("slackwater", "dev", "up", "--folder", folder)["environment"])
         try:

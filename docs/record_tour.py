@@ -42,7 +42,7 @@ input = { flights = "30d" }
 
 @contextmanager
 def recording() -> Iterator[Path]:
-    """Yield an empty folder with the program; it is the working folder, and processes see the user and host above."""
+    """Yield a folder with only the program, as working folder; processes see the user and host names defined above."""
     with tempfile.TemporaryDirectory() as modules:
         (Path(modules) / "sitecustomize.py").write_text(f"import socket\nsocket.gethostname = lambda: {HOST!r}\n")
         os.environ |= {"PYTHONPATH": modules, "LOGNAME": USER, "SLACKWATER_STORE": str(FOLDER / "store")}
@@ -75,7 +75,7 @@ def record() -> None:
 
 
 def pack(folder: Path) -> None:
-    """Write the folder as the archive of the package. Refuses files that name this machine or its user."""
+    """Write the folder as the archive of the package. Raises an error if a file names this machine or its user."""
     host = socket.gethostname()
     secrets = {f'@{host}"', f'"{host}:', f'"{Path.home()}', f'"{Path(sys.prefix).parent}'}
     (folder / SETTINGS).write_text(SETTINGS_TEXT)

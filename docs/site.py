@@ -71,7 +71,7 @@ def links(page: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def navigation() -> dict[str, dict[str, Path]]:
-    """Return the pages of each group by title. A page that the README does not list follows the one it details."""
+    """Return the pages of each group by title. A page that the README does not list follows its parent page."""
     groups: dict[str, dict[str, Path]] = {}
     table = README.read_text(encoding="utf-8").partition("\n## Documentation\n")[2].partition("\n## ")[0]
     listed = {ROOT / target for _, target in _LINK.findall(table)}
@@ -107,7 +107,7 @@ def prepare(folder: Path) -> Path:
 
 
 def command(folder: Path, *words: str) -> list[str | Path]:
-    """Return the call of zensical for a folder with the sources; it writes the site below. `--strict`: no dead link."""
+    """Return the command that runs zensical on the prepared folder; `--strict` makes a dead link an error."""
     return [sys.executable, "-m", "zensical", words[0], "--config-file", prepare(folder), *words[1:]]
 
 

@@ -1,4 +1,4 @@
-"""Read the topic that `flights.py` publishes to, as any other program would.
+"""Read the topic that `flights.py` publishes to, as any Kafka consumer would.
 
     python examples/alerts.py --kafka localhost:9092
 

@@ -139,7 +139,7 @@ class Story:
     """State shared by the acts: the flights, the folder of logs, and the programs in the background."""
 
     app: ExitStack = field(default_factory=ExitStack)
-    """The running app and its feeder, which several acts watch."""
+    """The running app and its feeder, which several acts observe."""
     running: subprocess.Popen[bytes] | None = None
     logs: Path = FOLDER / "logs"
 
@@ -379,7 +379,7 @@ ACTS = {
     10: (attach, (1,)),
     11: (page, (2,)),
 }
-"""Each act by its number, with the acts that it needs."""
+"""The acts by number, each with the acts that it needs."""
 LAST_WITH_APP = 6
 
 

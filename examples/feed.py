@@ -27,7 +27,7 @@ from rich.progress import track
 
 PARTITIONS = 4
 ALERTS = "knock-on"
-"""What `flights.py` publishes to, which must be there when it starts."""
+"""Topic to which `flights.py` publishes. It must exist before the app starts."""
 
 
 class Message(NamedTuple):

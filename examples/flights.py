@@ -31,13 +31,13 @@ knock_on = sw.sink("knock-on", key="tailnum")
 
 @app.stage(reads=sw.topic("flights"), writes=by_aircraft, on_error="reject")
 def legs(flights: DataFrame) -> DataFrame:
-    """One row per flight that arrived; an event that is not JSON is rejected."""
+    """Return one row per flight that arrived; an event that is not JSON is rejected."""
     event = F.from_json(F.col("value").cast("string"), EVENT, {"mode": "FAILFAST"})
     return flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
 
 
 def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """What each leg's late departure owes to its aircraft's late arrival less than twelve hours before."""
+    """Compute how much of each leg's late departure is due to its aircraft's late arrival in the 12 hours before."""
     key = rows["_key"].to_numpy()
     position = np.arange(len(key))
     first = np.append(True, key[1:] != key[:-1])
@@ -72,7 +72,7 @@ def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Tab
     writes=(by_carrier, knock_on),
 )
 def aircraft(legs: DataFrame) -> DataFrame:
-    """One row per aircraft: when it last left New York, how late it arrived, how many legs it has flown."""
+    """Keep one row per aircraft: its last departure from New York, its last arrival delay, and its number of legs."""
     return legs
 
 
@@ -89,5 +89,5 @@ def aircraft(legs: DataFrame) -> DataFrame:
     table=sw.table(partitions=2),
 )
 def carriers(legs: DataFrame) -> DataFrame:
-    """One row per carrier: totals of delay in minutes."""
+    """Keep one row per carrier: totals of delay in minutes."""
     return legs

@@ -1,11 +1,11 @@
-"""Orders in Avro, as producers with a schema registry send them, added up by country.
+"""Orders in Avro, as producers with a schema registry send them, summed by country.
 
     $ pip install -c constraints.txt '.[spark,registry]'
     $ export SHOP_REGISTRY=http://localhost:8081
     $ slackwater run examples/shop.py --store ./state --kafka localhost:9092
 
-The topic is `orders`, its schema the subject `orders-value`: a record with `country` and `cents` at least. What is no
-such message is counted under no country, instead of stopping the app.
+The topic is `orders`, its schema the subject `orders-value`: a record with `country` and `cents` at least. Messages of
+any other form are counted under the country `?`, and do not stop the app.
 """
 
 import os
@@ -20,7 +20,7 @@ by_country = sw.repartition("by-country", key="country")
 
 @app.stage(reads=sw.topic("orders"), writes=by_country)
 def orders(messages: DataFrame) -> DataFrame:
-    """The order in each message, and which message it was."""
+    """Decode the order in each message; keep its partition and offset."""
     order = sw.decode("value", registry=os.environ.get("SHOP_REGISTRY", "http://localhost:8081"), mode="PERMISSIVE")
     decoded = messages.select(order.alias("o"), "partition", "offset")
     return decoded.select(F.coalesce("o.country", F.lit("?")).alias("country"), "o.cents", "partition", "offset")
@@ -28,5 +28,5 @@ def orders(messages: DataFrame) -> DataFrame:
 
 @app.stage(reads=by_country, state=sw.aggregate(orders=sw.count(), cents=sw.sum("cents"), last=sw.max("offset")))
 def countries(orders: DataFrame) -> DataFrame:
-    """What each country ordered."""
+    """Count and sum the orders of each country."""
     return orders

@@ -1,4 +1,4 @@
-"""Does bad weather make New York's flights late? Two topics that meet in one stage, and paths that part and meet again.
+"""Does bad weather delay New York's flights? An app that joins two topics in one stage, and whose paths fork and join.
 
       flights                 weather           topics, JSON events
          |                       |
@@ -29,7 +29,7 @@ FLIGHT = "time timestamp, origin string, dest string, dep_delay double, arr_dela
 OBSERVATION = "airport string, time timestamp, temp double, wind_speed double, precip double, visib double"
 WEATHER = ("temp", "wind_speed", "precip", "visib")
 OUT_OF_ORDER = "6 hours"
-"""Events come so much later than others of their time at most."""
+"""Maximum delay of an event behind others of the same event time."""
 HOUR = pa.scalar(3600 * 10**6, pa.duration("us"))
 
 app = sw.App("weather")
@@ -41,7 +41,7 @@ by_airport_arrivals = sw.repartition("by-airport-arrivals", key="airport", parti
 
 @app.stage(reads=sw.topic("flights"), writes=by_airport_flights, on_error="reject")
 def legs(flights: DataFrame) -> DataFrame:
-    """One row per flight, cancelled ones too; an event that is not JSON is rejected."""
+    """Return one row per flight, including cancelled ones; an event that is not JSON is rejected."""
     event = F.from_json(F.col("value").cast("string"), FLIGHT, {"mode": "FAILFAST"})
     leg = flights.select(event.alias("e")).select("e.*").where("origin is not null and time is not null")
     return leg.withColumnRenamed("origin", "airport").withWatermark("time", OUT_OF_ORDER)
@@ -49,7 +49,7 @@ def legs(flights: DataFrame) -> DataFrame:
 
 @app.stage(reads=sw.topic("weather"), writes=by_airport_weather, on_error="reject")
 def observations(weather: DataFrame) -> DataFrame:
-    """One row per hourly observation."""
+    """Return one row per hourly observation."""
     event = F.from_json(F.col("value").cast("string"), OBSERVATION, {"mode": "FAILFAST"})
     observed = weather.select(event.alias("e")).select("e.*").where("airport is not null and time is not null")
     return observed.withWatermark("time", OUT_OF_ORDER)
@@ -58,10 +58,10 @@ def observations(weather: DataFrame) -> DataFrame:
 def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Send each hour's departures on, once, with the weather of their hour.
 
-    The two topics are not read in step: either may be months ahead. So what comes first waits in the state for the
-    other. An hour's weather stays in its row for departures still to come; departures that come before their weather
-    are counted as `waiting`, and leave with it. Once the watermark says that no observation of their hour will come,
-    they fall due (`leaves`): the function is called with their rows and no events, and sends them on without weather.
+    The two topics are read independently: either may be months ahead. So the state keeps what arrives first. An hour's
+    weather stays in its row for later departures. Departures that arrive before their weather are counted as `waiting`,
+    and are sent on when it arrives. Once the watermark rules out an observation of their hour, they fall due
+    (`leaves`): the function is called with their rows and no events, and sends them on without weather.
     """
     gone_by = flights.num_rows + weather.num_rows == 0
     hour = flights["_key"].to_numpy()
@@ -93,7 +93,7 @@ def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Tabl
 
 
 def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedArray:
-    """A column of the state, which is null for new keys, and what comes to it."""
+    """Add to a column of the state, which is null for new keys."""
     return pc.add(pc.fill_null(before, 0), pa.array(added))
 
 
@@ -112,14 +112,14 @@ def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedA
     table=sw.table(partitions=2),
 )
 def departures(flights: DataFrame, weather: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """One row per airport and hour: its weather, and the flights that left, late or not."""
+    """Keep one row per airport and hour: its weather, and the number and delay of its departures."""
     hour = F.date_trunc("hour", "time").alias("hour")
     left = flights.where("dep_delay is not null").select("airport", hour, "time", "dep_delay")
     return left, weather.select("airport", hour, "time", *WEATHER)
 
 
 def land(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Count what a route's flights made up in the air, and send every flight on."""
+    """Sum the minutes that a route's flights made up in the air, and send every flight on."""
     route = rows["_key"].to_numpy()
     made_up = pc.subtract(rows["dep_delay"], rows["arr_delay"])
     after = {
@@ -142,7 +142,7 @@ def land(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     table=sw.table(partitions=2),
 )
 def arrivals(flights: DataFrame) -> DataFrame:
-    """One row per route: delays on arrival, and the minutes that were made up in the air."""
+    """Keep one row per route: delays on arrival, and minutes made up in the air."""
     return flights.where("dep_delay is not null and arr_delay is not null")
 
 
@@ -162,7 +162,7 @@ def arrivals(flights: DataFrame) -> DataFrame:
     table=sw.table(partitions=2),
 )
 def airports(departures: DataFrame, arrivals: DataFrame) -> DataFrame:
-    """One row per airport: minutes of delay when leaving, in rain, in fog, and on arrival."""
+    """Keep one row per airport: minutes of departure delay, in rain, in fog, and minutes of arrival delay."""
     rain, fog = F.col("precip") > 0, F.col("visib") < 3
     left = departures.select(
         "airport",

@@ -59,10 +59,10 @@ settings.load_profile(PROFILE)
 
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that run half a minute: what the second compiler costs never comes back.
+"""JVM options for Spark sessions of half a minute: within that time, the second compiler costs more than it saves.
 
-An archive of Spark's classes saves each of them five to fourteen seconds of processor, and 46 to write it: as much as
-the seven or eight of `make test` have of it.
+A class archive of Spark would save each session 5 to 14 s of CPU time, but takes 46 s to write. That is about what the
+seven or eight sessions of `make test` would save.
 """
 
 
@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put all temporary files into one folder, because killed programs cannot clean up."""
+    """Put all temporary files into one folder, because killed programs cannot delete theirs."""
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
     if config.getoption("--crash-points"):
@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """`make test` finds the files with tests that need Kafka or Spark by what stands in them (WITH_SERVERS)."""
+    """Mark files that need Kafka or Spark, by their content (WITH_SERVERS), for `make test`."""
     for path in {item.path for item in items if needs_servers(item)}:
         if not re.search(r"mark\.(kafka|spark)|any_kafka", path.read_text()):
             raise pytest.UsageError(f"{path}: `make test` would not find its tests with servers: see its Makefile")
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 @pytest.fixture(scope="session")
 def aws_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """Set credentials for the servers below, without other variables of AWS or `[s3]`."""
+    """Set credentials for the servers below, and remove other variables of AWS and `[s3]`."""
     absent = tmp_path_factory.mktemp("aws") / "none"
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("AWS_", "SLACKWATER_S3_"))]:
@@ -158,7 +158,7 @@ def memory_kafka() -> MemoryKafka:
 
 @pytest.fixture(params=["memory", "served", pytest.param("broker", marks=pytest.mark.kafka)])
 def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
-    """Return each Kafka in turn: an empty one in memory, one through another process, and the running broker."""
+    """Return each kind of Kafka in turn: an empty one in memory, one in another process, and the running broker."""
     if request.param == "broker":
         yield open_kafka(request.getfixturevalue("broker"))
         return
@@ -186,21 +186,21 @@ def broker(kafka: EmbeddedKafka) -> str:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
-    """Return a running schema registry. A test that stops it must restart it; it is empty then."""
+    """Return a running schema registry. A test that stops it must restart it; its content is then lost."""
     with EmbeddedRegistry(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def spark_here() -> Iterator[ExitStack]:
-    """Keep the session of `one_spark` open."""
+    """Keep the session of `one_spark` open between tests."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
 def one_spark(spark_here: ExitStack) -> None:
-    """Share one session among all runs in this process. Runs to be killed use their own processes."""
+    """Share one Spark session among all runs in this process. Runs to be killed use their own processes."""
     from pyspark import SparkContext  # what tests without Spark need not wait for
     from slackwater.pipeline.spark.session import spark_session
 
@@ -220,7 +220,7 @@ def spark(one_spark: None) -> "SparkSession":
 
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the session of this process, so that the code under test starts a JVM."""
+    """Hide the Spark session of this process, so that the code under test starts a JVM."""
     from pyspark import SparkContext
 
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
@@ -238,7 +238,7 @@ _WITH_SMALL_LEAVES = (
 
 @pytest.fixture(autouse=True)
 def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tables of a few SSTs have leaves, for verbs that walk, copy, change or delete objects."""
+    """Lower the limits so that small tables have leaves, for verbs that list, copy, change or delete objects."""
     folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
     if folder.startswith(_WITH_SMALL_LEAVES):
         for name, value in SMALL_LEAVES.items():
@@ -247,7 +247,7 @@ def small_leaves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the developer's settings from the command line, and use a test's store, cache and working folder."""
+    """Hide the developer's settings from the command line; give the test its own store, cache and working folder."""
     for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
@@ -257,7 +257,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3_url(s3_server: str) -> str:
-    """Return a new store root on moto."""
+    """Return a new store root on the moto server."""
     return f"s3://{BUCKET}/{uuid4().hex}"
 
 
@@ -272,14 +272,14 @@ def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def s3_proxies() -> Iterator[Callable[[str], S3Proxy]]:
-    """Return one proxy per server, so that tests share boto3's clients, which are slow to create."""
+    """Return one proxy per S3 server for all tests; boto3's clients, which are slow to create, can then be shared."""
     with ExitStack() as stack:
         yield cache(lambda endpoint: stack.enter_context(s3_proxy(endpoint)))
 
 
 @pytest.fixture
 def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
-    """Return a proxy in front of each S3 server in turn, with faults on demand."""
+    """Return a proxy in front of each S3 server in turn; a test can make it inject faults."""
     found = s3_proxies(each_s3)
     found.reset()
     return found

@@ -1,7 +1,7 @@
-"""Durations of test files, recorded in `tests/durations.json`: the longest run first, so that workers end together.
+"""Durations of test files, recorded in `tests/durations.json`, to run the longest file first and keep workers busy.
 
-`pytest --record-durations` writes the file anew for the files that ran. Files that it lacks begin before all others.
-A file whose tests only partly need servers has two entries, since each half of `make test` runs a part of it.
+`pytest --record-durations` updates the record for the files that ran. Files without a record run first. A file in which
+only some tests need servers has two entries, since each half of `make test` runs a part of it.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _NEEDS_SERVERS = "needs servers"
 
 
 class Recorder:
-    """Plugin of the reporting process that sums up the durations of each file's tests and fixtures."""
+    """Pytest plugin of the reporting process that sums up the durations of each file's tests and fixtures."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -32,7 +32,7 @@ class Recorder:
         self.seconds[report.nodeid.partition("::")[0] + half] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Merge into the record, which another pytest may write at the same time."""
+        """Merge this run into the record file, which another pytest may write at the same time."""
         with FILE.open("r+" if FILE.exists() else "w+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             merged = json.loads(file.read() or "{}") | self.seconds
@@ -47,7 +47,7 @@ class Recorder:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort selected items by their file's seconds, in place; items of one file keep their order."""
+    """Sort selected items in place by their file's seconds; items of one file keep their order."""
     recorded: dict[str, float] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     keys: dict[Path, set[str]] = defaultdict(set)
     for item in items:

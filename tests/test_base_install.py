@@ -1,4 +1,4 @@
-"""The base install in its own environment, without Spark and pandas: every question is answered."""
+"""The base install in its own environment, without Spark and pandas: all verbs that only read work."""
 
 import json
 import os
@@ -122,7 +122,10 @@ class Install(NamedTuple):
         return kept | {"SLACKWATER_STORE": str(self.work / "store"), "SLACKWATER_CACHE": str(self.work / "cache")}
 
     def link(self, packages: Iterable[Distribution]) -> None:
-        """Add packages of this environment, which pip takes twelve seconds of processor to resolve and unpack."""
+        """Link packages of this environment into the install.
+
+        With pip, resolving and unpacking them takes twelve seconds of CPU time.
+        """
         (site,) = self.folder.glob("lib/python*/site-packages")
         for package in packages:
             for entry in {file.parts[0] for file in package.files or ()} - {".."}:
@@ -137,12 +140,12 @@ class Install(NamedTuple):
         return str(done.stdout)
 
     def answers(self, verbs: Sequence[Sequence[str]]) -> list[Answer]:
-        """Return the answers of verbs typed one after the other in one process."""
+        """Return the answers of verbs that are run one after the other in one process."""
         return [Answer(*answer) for answer in json.loads(self.python(DRIVER, json.dumps(verbs)))]
 
 
 def required(*extras: str) -> dict[str, Distribution]:
-    """Packages that slackwater requires with these extras, directly or through others, by name."""
+    """Return the packages, by name, that slackwater with these extras requires directly or indirectly."""
     packages: dict[str, Distribution] = {}
     waiting: list[tuple[str, Collection[str]]] = [("slackwater", extras)]
     while waiting:
@@ -158,7 +161,7 @@ def required(*extras: str) -> dict[str, Distribution]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """The wheel of this checkout, installed without its requirements, these, and a store that has a history."""
+    """Return an environment with the wheel of this checkout, links to its requirements, and a store with a history."""
     folder = tmp_path_factory.mktemp("base")
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "bench", "docs", "examples", "tests")
     source = shutil.copytree(ROOT, folder / "source", ignore=ignored)
@@ -182,14 +185,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Install:
     return made
 
 
-def test_it_is_small_and_has_no_spark(base: Install) -> None:
+def test_the_base_install_is_small_and_has_no_spark(base: Install) -> None:
     linked = [Path(str(package.locate_file(file))) for package in required().values() for file in package.files or ()]
     assert sum(file.lstat().st_size for file in [*base.folder.rglob("*"), *linked] if file.exists()) <= MOST_BYTES
     (packages,) = base.folder.glob("lib/python*/site-packages")
     assert [name for name in ("pyspark", "py4j", "pandas", "mcp", "starlette") if (packages / name).exists()] == []
 
 
-def test_readers_get_the_same_answers_as_with_spark(base: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_verbs_give_the_same_answers_as_with_spark(base: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base.work)
     for name, value in base.environment.items():
         monkeypatch.setenv(name, value)
@@ -200,14 +203,14 @@ def test_readers_get_the_same_answers_as_with_spark(base: Install, monkeypatch: 
         assert json.loads(answer.out) == json.loads(expected.stdout), words
 
 
-def test_the_other_verbs_need_no_spark(base: Install) -> None:
+def test_other_verbs_need_no_spark(base: Install) -> None:
     verbs = words_of(OTHERS)
     for words, answer in zip(verbs, base.answers(verbs), strict=True):
         assert "pyspark" not in answer.err, words
         assert answer.code == 0, (words, answer)
 
 
-def test_a_verb_that_needs_spark_says_what_to_install(base: Install) -> None:
+def test_a_verb_that_needs_spark_names_the_extra_to_install(base: Install) -> None:
     verbs = [[*words, *(NOWHERE if words[0] != "attach" else ())] for words in words_of(WITH_SPARK)]
     for words, answer in zip(verbs, base.answers(verbs), strict=True):
         first, second = answer.err.strip().splitlines()
@@ -217,7 +220,7 @@ def test_a_verb_that_needs_spark_says_what_to_install(base: Install) -> None:
         assert "'.[spark]'; on a managed Spark" in second, words
 
 
-def test_what_needs_another_extra_says_which(base: Install) -> None:
+def test_a_verb_that_needs_another_extra_names_it(base: Install) -> None:
     extras = {
         "serve": "serve",
         "serve --mcp": "serve,agents",
@@ -230,13 +233,13 @@ def test_what_needs_another_extra_says_which(base: Install) -> None:
         assert f"'.[{extra}]'" in answer.err
 
 
-def test_a_bisect_finds_the_commit_and_says_why_it_names_no_record(base: Install) -> None:
+def test_a_bisect_finds_the_commit_and_reports_why_it_names_no_record(base: Install) -> None:
     (answer,) = base.answers([["bisect", "flights", "--where", BAD, "--code", "flights.py", *NOWHERE]])
     assert answer.code == 0, answer.err
     assert f"the commit was found, but the replay failed: a replay {LINE}" in answer.err
 
 
-def test_every_verb_is_tried() -> None:
+def test_every_verb_is_tested() -> None:
     tried = {words[0] for text in (READERS, OTHERS, WITH_SPARK) for words in words_of(text)}
     assert tried | ELSEWHERE == set(VERBS)
     assert not tried & ELSEWHERE
@@ -264,7 +267,7 @@ for call in calls:
 """
 
 
-def test_python_names_what_needs_spark(base: Install) -> None:
+def test_python_errors_name_what_needs_spark(base: Install) -> None:
     purposes = [line.removesuffix(f" {LINE}") for line in base.python(PYTHON).splitlines()]
     assert purposes == [
         "slackwater.processor",
@@ -285,7 +288,7 @@ for name in ("df", "to_df", "fetchdf"):
 """
 
 
-def test_rows_become_no_dataframe_without_pandas(base: Install) -> None:
+def test_without_pandas_rows_cannot_become_a_dataframe(base: Install) -> None:
     answer, *refusals = base.python(DF).splitlines()
     assert answer == "{'n': [3]} [(3,)] 1"
     assert set(refusals) == {
@@ -294,7 +297,7 @@ def test_rows_become_no_dataframe_without_pandas(base: Install) -> None:
     assert len(refusals) == 3
 
 
-def test_a_server_answers_without_spark(base: Install) -> None:
+def test_the_http_server_works_without_spark(base: Install) -> None:
     base.link(required("serve").values())
     base.python(IMPORTS)
     code = f"flights={base.work / 'flights.py'}"
@@ -310,8 +313,8 @@ def test_a_server_answers_without_spark(base: Install) -> None:
         assert (status, LINE in said["message"]) == (409, True)
 
 
-def test_what_make_installs_runs_on_the_oldest_python() -> None:
-    """Debian 12 has Python 3.11.2; a package that needs a later one would break `make` there."""
+def test_the_packages_that_make_installs_support_the_oldest_python() -> None:
+    """Debian 12 has Python 3.11.2, so a package that needs a later version would break `make` there."""
     oldest = str(min(SpecifierSet(metadata("slackwater")["Requires-Python"]), key=str)).removeprefix(">=") + ".0"
     needs = {package.name: package.metadata["Requires-Python"] for package in distributions()}
     assert [name for name, python in needs.items() if python and not SpecifierSet(python).contains(oldest)] == []

@@ -31,7 +31,10 @@ BAD = Flight("N666", "C1", -1_000_000)
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return an app with two batches of flights, then a bad one; one flight is in flight to `carriers`."""
+    """Return an app that has processed two batches of flights and a batch with a bad flight.
+
+    Afterwards it gets another flight, which is in flight to `carriers`.
+    """
     app = FlightsApp(LocalStore(tmp_path_factory.mktemp("written") / "store"), Kafka(), clock=Clock(START_MS))
     app.run(flights(20))
     app.run([BAD])
@@ -62,7 +65,7 @@ def app(client: Client) -> StoredApp:
     return client.app("flights")
 
 
-def test_open_finds_the_settings_that_the_command_line_finds(
+def test_open_uses_the_same_settings_as_the_command_line(
     history: FlightsApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +81,7 @@ def test_open_finds_the_settings_that_the_command_line_finds(
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """Return the modules that a process has loaded after each of these imports in turn."""
+    """Return the modules that a process has loaded after each of these imports, which are done one after the other."""
     code = (
         "import importlib, json, sys\n"
         "found = {}\n"
@@ -91,32 +94,32 @@ def loaded() -> dict[str, set[str]]:
     return {name: set(modules) for name, modules in json.loads(done.stdout).items()}
 
 
-def test_importing_the_package_loads_nothing_heavy(loaded: dict[str, set[str]]) -> None:
+def test_importing_the_package_loads_no_large_libraries(loaded: dict[str, set[str]]) -> None:
     assert not {"pyarrow", "duckdb", "typer", "boto3"} & loaded["slackwater"]
 
 
-def test_the_api_loads_no_words_for_a_terminal(loaded: dict[str, set[str]]) -> None:
+def test_the_api_loads_no_terminal_libraries(loaded: dict[str, set[str]]) -> None:
     assert not {"pyspark", "typer", "rich"} & loaded["slackwater.client.app"]
 
 
-def test_opening_a_store_waits_for_neither_arrow_nor_duckdb(tmp_path: Path) -> None:
+def test_opening_a_store_does_not_load_arrow_or_duckdb(tmp_path: Path) -> None:
     code = (
         "import slackwater, sys; slackwater.open(sys.argv[1]); sys.exit(bool({'pyarrow', 'duckdb'} & {*sys.modules}))"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
 
 
-def test_status_waits_for_neither_arrow_nor_duckdb_and_a_history_for_no_pandas(loaded: dict[str, set[str]]) -> None:
+def test_status_does_not_load_arrow_or_duckdb_and_the_app_not_pandas(loaded: dict[str, set[str]]) -> None:
     assert not {"pyarrow", "duckdb", "numpy"} & loaded["slackwater.client.status"]
     assert "pandas" not in loaded["slackwater.client.app"]
 
 
-def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Client) -> None:
+def test_the_error_for_an_unknown_app_suggests_the_nearest(client: Client) -> None:
     with pytest.raises(sw.errors.NotFound, match="the nearest: flights"):
         client.app("flihgts")
 
 
-def test_a_moment_is_asked_for_as_behind_the_at_of_a_ref(app: StoredApp, history: FlightsApp) -> None:
+def test_at_accepts_what_may_follow_the_at_sign_of_a_ref(app: StoredApp, history: FlightsApp) -> None:
     pin_cut(history.store, app.at().cut, "before-deploy", by="ada@host")
     newest = app.at()
     assert newest.versions == app.at("now").versions == app.at("before-deploy").versions == app.at("-5m").versions
@@ -129,19 +132,17 @@ def test_a_moment_is_asked_for_as_behind_the_at_of_a_ref(app: StoredApp, history
 
 
 @pytest.mark.parametrize("text", ["other@now", "other/carriers@v2", "2999-01-01", "v7", "no such thing"])
-def test_what_is_no_moment_of_the_app_is_refused(app: StoredApp, text: str) -> None:
+def test_a_text_that_is_no_moment_of_the_app_is_refused(app: StoredApp, text: str) -> None:
     with pytest.raises(sw.errors.Usage):
         app.at(text)
 
 
-def test_a_whole_ref_and_a_stage_beside_it_are_refused(app: StoredApp) -> None:
+def test_a_complete_ref_together_with_a_stage_is_refused(app: StoredApp) -> None:
     with pytest.raises(sw.errors.Usage, match="omit one of them"):
         app.at("flights/carriers@v2", stage="aircraft")
 
 
-def test_a_snapshot_that_was_taken_again_meanwhile_is_not_verified_in_its_place(
-    app: StoredApp, history: FlightsApp
-) -> None:
+def test_a_snapshot_replaced_by_another_of_the_same_name_is_not_verified(app: StoredApp, history: FlightsApp) -> None:
     pin_cut(history.store, app.at().cut, "again", by="ada@host")
     then = app.at("again")
     delete_snapshot(history.store, "flights", "again")
@@ -152,14 +153,14 @@ def test_a_snapshot_that_was_taken_again_meanwhile_is_not_verified_in_its_place(
     assert app.at("again").verify().consistent
 
 
-def test_a_query_names_other_moments_and_many_versions(app: StoredApp) -> None:
+def test_a_query_may_name_other_moments_and_many_versions(app: StoredApp) -> None:
     then = app.at("v2", stage="carriers").query("SELECT sum(flights) FROM carriers").fetchall()
     assert app.at().query("SELECT sum(flights) FROM carriers AT 'v2'").fetchall() == then
     versions = app.at().query("SELECT DISTINCT _version FROM versions('carriers', '', 'v3') ORDER BY 1").fetchall()
     assert versions == [(2,), (3,)]
 
 
-def test_a_moment_is_exported_to_a_file_of_its_own(app: StoredApp, tmp_path: Path) -> None:
+def test_a_moment_is_exported_to_a_file(app: StoredApp, tmp_path: Path) -> None:
     written = app.at("~1").export(tmp_path / "out.duckdb")
     with duckdb.connect(str(written), read_only=True) as file:
         rows = file.sql("FROM carriers ORDER BY ALL").fetchall()
@@ -170,7 +171,7 @@ def test_a_moment_is_exported_to_a_file_of_its_own(app: StoredApp, tmp_path: Pat
     assert app.at().export(str(written), force=True) == written
 
 
-def test_nothing_that_is_done_to_a_relation_writes_a_file(app: StoredApp, tmp_path: Path) -> None:
+def test_a_relation_cannot_be_used_to_write_a_file(app: StoredApp, tmp_path: Path) -> None:
     relation = app.at().query("FROM carriers")
     with pytest.raises(duckdb.Error):
         relation.query("rows", f"COPY rows TO '{tmp_path / 'rows.csv'}'")
@@ -184,7 +185,7 @@ def test_clients_that_share_a_cache_are_closed_together(client: Client, tmp_path
         _ = other.apps
 
 
-def test_an_older_entry_of_the_log_that_is_damaged_does_not_stop_a_verb(app: StoredApp, history: FlightsApp) -> None:
+def test_a_damaged_older_entry_of_the_log_does_not_stop_a_verb(app: StoredApp, history: FlightsApp) -> None:
     old = record_operation(history.store, "flights", "clone", "x", "ada@host")
     history.store.put(keys.json_object(keys.operations("flights"), old.id), b"{")
     record_operation_once(history.store, "flights", "snapshot rm", "y", "ada@host", since_ms=old.time_ms + 1)
@@ -192,7 +193,7 @@ def test_an_older_entry_of_the_log_that_is_damaged_does_not_stop_a_verb(app: Sto
         list_operations(history.store, "flights")
 
 
-def test_a_moment_stays_what_it_is_while_the_app_goes_on(app: StoredApp, history: FlightsApp) -> None:
+def test_a_moment_stays_the_same_while_the_app_commits(app: StoredApp, history: FlightsApp) -> None:
     then = app.at()
     before = then.query("SELECT sum(flights) AS n FROM carriers").fetchall()
     history.run(flights(10))
@@ -200,7 +201,7 @@ def test_a_moment_stays_what_it_is_while_the_app_goes_on(app: StoredApp, history
     assert app.at().versions != then.versions
 
 
-def test_the_tables_of_a_moment_have_the_columns_that_users_see(app: StoredApp) -> None:
+def test_the_tables_of_a_moment_list_the_visible_columns(app: StoredApp) -> None:
     tables = app.at().tables
     assert list(tables) == ["aircraft", "carriers"]
     assert [(each.name, each.type, each.key) for each in tables["carriers"]] == [
@@ -211,7 +212,7 @@ def test_the_tables_of_a_moment_have_the_columns_that_users_see(app: StoredApp) 
     assert "carriers" in repr(tables)
 
 
-def test_a_query_gives_a_relation_in_every_form_that_duckdb_has(app: StoredApp) -> None:
+def test_a_query_returns_a_relation_with_all_of_duckdbs_methods(app: StoredApp) -> None:
     found = app.at().query("SELECT carrier, flights FROM carriers ORDER BY carrier")
     rows = found.fetchall()
     assert rows
@@ -220,7 +221,7 @@ def test_a_query_gives_a_relation_in_every_form_that_duckdb_has(app: StoredApp) 
     assert found.filter("flights > 1000000").fetchall() == []
 
 
-def test_a_relation_outlives_its_moment_and_its_client(app: StoredApp, client: Client) -> None:
+def test_a_relation_is_usable_after_its_moment_and_client_are_gone(app: StoredApp, client: Client) -> None:
     found = app.at().query("FROM carriers").order("carrier").limit(1)
     client.close()
     gc.collect()
@@ -236,7 +237,7 @@ def test_a_query_can_only_read(app: StoredApp, sql: str) -> None:
         app.at().query(sql)
 
 
-def test_nothing_done_to_a_relation_reaches_the_store(app: StoredApp, history: FlightsApp) -> None:
+def test_no_method_of_a_relation_changes_the_store(app: StoredApp, history: FlightsApp) -> None:
     before = {info.key: history.store.get(info.key) for info in history.store.list("")}
     found = app.at().query("FROM carriers")
     found.create("carriers")
@@ -245,7 +246,7 @@ def test_nothing_done_to_a_relation_reaches_the_store(app: StoredApp, history: F
     assert app.at().query("FROM carriers").fetchall() == found.fetchall()
 
 
-def test_a_misspelled_table_is_told_with_the_nearest(app: StoredApp) -> None:
+def test_the_error_for_a_misspelled_table_suggests_the_nearest(app: StoredApp) -> None:
     with pytest.raises(sw.errors.NotFound, match="the nearest: carriers"):
         app.at().query("FROM carrier")
 
@@ -275,7 +276,7 @@ def test_records_in_flight_are_rows(app: StoredApp) -> None:
         now.inflight("by-carriers")
 
 
-def test_records_in_flight_that_only_kafka_has_need_to_know_where_it_is(history: FlightsApp, tmp_path: Path) -> None:
+def test_records_in_flight_that_only_kafka_has_require_its_address(history: FlightsApp, tmp_path: Path) -> None:
     with (
         client_of(history, tmp_path) as client,
         pytest.raises(sw.errors.Usage, match="no Kafka is configured"),
@@ -283,7 +284,7 @@ def test_records_in_flight_that_only_kafka_has_need_to_know_where_it_is(history:
         client.app("flights").at().inflight("by-carrier")
 
 
-def test_a_moment_is_verified_as_it_is_and_damage_is_found(app: StoredApp, history: FlightsApp) -> None:
+def test_a_moment_is_verified_unchanged_and_damage_is_found(app: StoredApp, history: FlightsApp) -> None:
     now = app.at()
     history.run(flights(10))
     found = now.verify()
@@ -298,14 +299,14 @@ def test_a_moment_is_verified_as_it_is_and_damage_is_found(app: StoredApp, histo
     assert sst.object in damaged._repr_html_()
 
 
-def test_a_snapshot_is_verified_with_the_records_that_it_keeps(app: StoredApp) -> None:
+def test_a_snapshot_is_verified_with_its_kept_records(app: StoredApp) -> None:
     kept = app.snapshot("kept", instant=True)
     found = kept.verify(deep=True)
     assert found.consistent
     assert found.report.snapshot == "kept"
 
 
-def test_the_log_has_the_commits_newest_first(app: StoredApp) -> None:
+def test_the_log_lists_commits_newest_first(app: StoredApp) -> None:
     log = app.log(5)
     assert len(log) == 5
     assert [each.time_ms for each in log] == sorted((each.time_ms for each in log), reverse=True)
@@ -313,7 +314,7 @@ def test_the_log_has_the_commits_newest_first(app: StoredApp) -> None:
     assert log[0].stage in repr(log)
 
 
-def test_a_snapshot_is_taken_once_and_written_into_the_apps_log(app: StoredApp, history: FlightsApp) -> None:
+def test_a_snapshot_is_taken_once_and_recorded_in_the_apps_log(app: StoredApp, history: FlightsApp) -> None:
     taken = app.snapshot("before-deploy", instant=True)
     assert taken.ref == "flights@before-deploy"
     assert app.snapshot("before-deploy", instant=True).versions == taken.versions
@@ -323,7 +324,7 @@ def test_a_snapshot_is_taken_once_and_written_into_the_apps_log(app: StoredApp, 
     ]
 
 
-def test_a_running_app_is_waited_for(app: StoredApp, history: FlightsApp) -> None:
+def test_a_snapshot_waits_for_a_running_app(app: StoredApp, history: FlightsApp) -> None:
     done = threading.Event()
 
     def run() -> None:
@@ -341,7 +342,7 @@ def test_a_running_app_is_waited_for(app: StoredApp, history: FlightsApp) -> Non
     assert [each.kind for each in app.snapshots] == ["markers"]
 
 
-def test_a_silent_app_is_named_and_the_request_withdrawn(app: StoredApp) -> None:
+def test_the_error_for_an_app_that_does_not_answer_names_it_and_the_request_is_withdrawn(app: StoredApp) -> None:
     last_commit = r"legs \(last commit 20\S+Z \(\d+ \w+ ago\)\)"
     with pytest.raises(sw.errors.Unavailable, match=f"no answer from .*{last_commit}"):
         app.snapshot("in-vain", timeout_s=0.2)
@@ -382,12 +383,12 @@ def test_bisect_takes_conditions_functions_and_commands(app: StoredApp, tmp_path
             app.bisect(**wrong)
 
 
-def test_bisect_takes_moments_as_at_does(app: StoredApp) -> None:
+def test_bisect_accepts_moments_like_at(app: StoredApp) -> None:
     with pytest.raises(sw.errors.Refused, match="returns rows already at flights@now"):
         app.bisect(where="FROM carriers", good="now")
 
 
-def test_diff_has_the_rows_that_differ_by_table(app: StoredApp) -> None:
+def test_diff_has_the_differing_rows_of_each_table(app: StoredApp) -> None:
     before = app.bisect(where="SELECT carrier FROM carriers WHERE delay < 0").good
     assert before is not None
     found = app.diff(before.ref)
@@ -421,7 +422,7 @@ def test_history_has_the_changes_of_a_key(app: StoredApp) -> None:
         app.history("carrier", "C1")
 
 
-def test_a_clone_is_an_app_of_its_own(app: StoredApp, client: Client, history: FlightsApp) -> None:
+def test_a_clone_is_an_independent_app(app: StoredApp, client: Client, history: FlightsApp) -> None:
     staging = app.clone("flights-staging", topics={"flights": "flights"})
     assert client.apps == ("flights", "flights-staging")
     sql = "FROM carriers ORDER BY carrier"
@@ -430,13 +431,13 @@ def test_a_clone_is_an_app_of_its_own(app: StoredApp, client: Client, history: F
     assert [each.kind for each in app.snapshots] == ["clone"]
 
 
-def test_a_clone_may_lie_in_another_store(app: StoredApp, client: Client, tmp_path: Path) -> None:
+def test_a_clone_may_be_in_another_store(app: StoredApp, client: Client, tmp_path: Path) -> None:
     there = app.clone("staging", store=str(tmp_path / "elsewhere"))
     assert client.apps == ("flights",)
     assert there.at().query("FROM carriers").fetchall()
 
 
-def test_a_clone_has_an_owner_a_reason_and_an_end(app: StoredApp, client: Client, tmp_path: Path) -> None:
+def test_a_clone_has_an_owner_a_reason_and_an_expiry_time(app: StoredApp, client: Client, tmp_path: Path) -> None:
     app.clone("staging", owner="ada", reason="a try", ttl="3d")
     app.clone("copy", store=str(tmp_path / "elsewhere"), deep=True)
     (found,) = client.clones("flights").data["clones"]
@@ -452,7 +453,7 @@ def test_a_clone_has_an_owner_a_reason_and_an_end(app: StoredApp, client: Client
         app.remove_clone()
 
 
-def test_a_clone_needs_to_know_where_kafka_is(history: FlightsApp, tmp_path: Path) -> None:
+def test_a_clone_requires_the_address_of_kafka(history: FlightsApp, tmp_path: Path) -> None:
     with (
         client_of(history, tmp_path) as client,
         pytest.raises(sw.errors.Usage, match="no Kafka configured"),
@@ -460,7 +461,7 @@ def test_a_clone_needs_to_know_where_kafka_is(history: FlightsApp, tmp_path: Pat
         client.app("flights").clone("staging")
 
 
-def test_a_closed_client_says_so(client: Client, app: StoredApp) -> None:
+def test_a_closed_client_raises_an_error_that_says_so(client: Client, app: StoredApp) -> None:
     now = app.at()
     client.close()
     client.close()
@@ -488,7 +489,7 @@ def test_threads_may_share_a_client(app: StoredApp) -> None:
 
 
 class Hostile(Displayable):
-    """A value with this text in all its parts."""
+    """A value with the given text in all its parts."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -498,13 +499,13 @@ class Hostile(Displayable):
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x onerror=a>', "a\x1b[2Jb", "a\u202eb"])
-def test_whatever_a_value_holds_stays_text(text: str) -> None:
+def test_any_text_in_a_value_is_escaped(text: str) -> None:
     value = Hostile(text)
     assert not re.findall(r"<script|<img|[\x1b\u202e]", value._repr_html_())
     assert not re.findall(r"[\x1b\u202e]", repr(value))
 
 
-def test_hostile_values_of_an_app_stay_text_in_a_notebook(tmp_path: Path) -> None:
+def test_hostile_values_of_an_app_are_escaped_in_a_notebook(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     history = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))
     history.run(flights(5))
@@ -516,7 +517,7 @@ def test_hostile_values_of_an_app_stay_text_in_a_notebook(tmp_path: Path) -> Non
         assert "&lt;script&gt;" in found._repr_html_()
 
 
-def test_every_value_shows_itself_in_words_and_in_a_notebook(client: Client, app: StoredApp) -> None:
+def test_every_value_has_a_readable_form_as_text_and_in_a_notebook(client: Client, app: StoredApp) -> None:
     now = app.at()
     changed, key = app.diff("~2"), app.history("carriers", "C1")
     for value in (client, app, now, now.tables, now.verify(), app.log(), changed, changed["carriers"], key):

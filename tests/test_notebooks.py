@@ -1,4 +1,4 @@
-"""Notebook use: completed names, and errors that end in the user's code."""
+"""Use in notebooks: completion of names, and errors whose tracebacks end in the user's code."""
 
 import pydoc
 import re
@@ -41,13 +41,13 @@ def test_the_package_lists_its_api_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "of", [lambda client: client, lambda client: client.app("flights"), lambda client: client.app("flights").at()]
 )
-def test_completion_lists_what_the_documentation_names(client: Client, of: Callable[[Client], object]) -> None:
+def test_completion_lists_only_documented_names(client: Client, of: Callable[[Client], object]) -> None:
     names = [name for name in dir(of(client)) if not name.startswith("_")]
     assert [name for name in names if not re.search(rf"[.`]{name}\b", DOCUMENTED)] == []
     assert names
 
 
-def test_an_app_answers_for_now_as_its_newest_moment_does(client: Client) -> None:
+def test_methods_of_an_app_answer_for_its_newest_moment(client: Client) -> None:
     app = client.app("flights")
     by_carrier = "SELECT carrier, flights FROM carriers ORDER BY carrier"
     assert app.query(by_carrier).fetchall() == sorted(Counter(each.carrier for each in flights(20)).items())
@@ -64,7 +64,7 @@ def test_an_app_answers_for_now_as_its_newest_moment_does(client: Client) -> Non
         Fenced("no", version=3, hint="say yes"),
     ],
 )
-def test_an_error_shows_its_hint_also_when_it_is_said_later(error: SlackwaterError) -> None:
+def test_an_error_shows_its_hint_even_if_it_is_set_later(error: SlackwaterError) -> None:
     error.add_note("while testing")
     assert traceback.format_exception_only(error)[-2:] == ["hint: say yes\n", "while testing\n"]
     error.hint = "say no"
@@ -86,7 +86,7 @@ look()
 """
 
 
-def test_in_a_notebook_an_error_ends_in_the_users_own_code(client: Client, tmp_path: Path) -> None:
+def test_in_a_notebook_a_traceback_ends_in_the_users_code(client: Client, tmp_path: Path) -> None:
     cell = CELL.format(store=client.root)
     program = (
         "import sys\n"
@@ -105,7 +105,7 @@ def test_in_a_notebook_an_error_ends_in_the_users_own_code(client: Client, tmp_p
     assert str(ROOT) not in shown
 
 
-def test_without_ipython_the_traceback_ends_there_too(tmp_path: Path) -> None:
+def test_without_ipython_a_traceback_ends_in_the_users_code_too(tmp_path: Path) -> None:
     program = tmp_path / "look.py"
     program.write_text(
         "import slackwater as sw\n"

@@ -1,4 +1,4 @@
-"""Folders of single processes: none is left, and those of killed processes are deleted with the next one."""
+"""Folders of single processes are removed at the end; those of killed processes are removed by the next process."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ with locked_folder(Path(sys.argv[1]), "dead") as folder:
 """
 
 
-def test_a_process_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tmp_path: Path) -> None:
+def test_a_process_removes_its_folder_and_the_next_one_those_of_dead_processes(tmp_path: Path) -> None:
     parent = spool_root(tmp_path / "cache")
     assert parent == tmp_path / "cache-spool"
     remove_dead_folders(parent)
@@ -34,7 +34,7 @@ def test_a_process_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(t
     assert list(parent.iterdir()) == []
 
 
-def test_temporary_folders_are_this_users_and_those_that_were_left_go(
+def test_temporary_folders_belong_to_the_user_and_leftovers_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

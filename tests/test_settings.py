@@ -1,4 +1,4 @@
-"""Settings of store and brokers on the command line."""
+"""Settings of the store, of Kafka and of runs, from options, the environment and the file."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def write_toml(folder: Path, text: str) -> None:
     (folder / "slackwater.toml").write_text(text, encoding="utf-8")
 
 
-def test_a_flag_comes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+def test_options_override_the_environment_and_the_environment_overrides_the_file(tmp_path: Path) -> None:
     write_toml(tmp_path, 'store = "s3://file"\nkafka = "file:1"')
     environ = {"SLACKWATER_STORE": "s3://environment", "SLACKWATER_KAFKA": "environment:1"}
     by_flag = load(store="s3://flag", kafka="flag:1", environ=environ, folder=tmp_path)
@@ -24,7 +24,7 @@ def test_a_flag_comes_before_the_environment_and_that_before_the_file(tmp_path: 
     assert (by_file.store, by_file.brokers) == ("s3://file", "file:1")
 
 
-def test_the_nearest_file_upwards_counts_and_no_other(tmp_path: Path) -> None:
+def test_only_the_nearest_file_upwards_is_read(tmp_path: Path) -> None:
     inner = tmp_path / "project" / "src"
     inner.mkdir(parents=True)
     write_toml(tmp_path, 'store = "s3://far"\nkafka = "far:1"')
@@ -34,7 +34,7 @@ def test_the_nearest_file_upwards_counts_and_no_other(tmp_path: Path) -> None:
     assert settings.brokers is None
 
 
-def test_relative_paths_in_the_file_are_beside_the_file(tmp_path: Path) -> None:
+def test_relative_paths_in_the_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     inner = tmp_path / "src"
     inner.mkdir()
     write_toml(tmp_path, 'store = "state"\ncache = "cache"')
@@ -43,7 +43,7 @@ def test_relative_paths_in_the_file_are_beside_the_file(tmp_path: Path) -> None:
     assert settings.cache == str(tmp_path / "cache")
 
 
-def test_kafka_properties_are_strings_however_toml_says_them(tmp_path: Path) -> None:
+def test_kafka_properties_of_any_toml_type_become_strings(tmp_path: Path) -> None:
     write_toml(
         tmp_path,
         """
@@ -64,25 +64,25 @@ def test_kafka_properties_are_strings_however_toml_says_them(tmp_path: Path) -> 
     }
 
 
-def test_a_kafka_property_from_the_environment_comes_before_the_file(tmp_path: Path) -> None:
+def test_a_kafka_property_in_the_environment_precedes_the_file(tmp_path: Path) -> None:
     write_toml(tmp_path, 'kafka = "broker:9092"\n[kafka_properties]\n"sasl.password" = "from the file"')
     settings = load(environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "from outside"}, folder=tmp_path)
     assert settings.kafka()["sasl.password"] == "from outside"
 
 
-def test_prices_that_the_file_does_not_set_are_those_of_s3(tmp_path: Path) -> None:
+def test_prices_missing_in_the_file_are_those_of_s3(tmp_path: Path) -> None:
     assert load(environ={}, folder=tmp_path).prices == Prices()
     write_toml(tmp_path, '[prices]\nput_per_1000 = 0.0054\nread_per_gb = 0\ncurrency = "EUR"')
     assert load(environ={}, folder=tmp_path).prices == Prices(put_per_1000=0.0054, read_per_gb=0, currency="EUR")
 
 
-def test_a_run_prefetches_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+def test_a_run_prefetches_unless_the_file_disables_it(tmp_path: Path) -> None:
     assert load(environ={}, folder=tmp_path).prefetch
     write_toml(tmp_path, "prefetch = false")
     assert not load(environ={}, folder=tmp_path).prefetch
 
 
-def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
+def test_the_text_of_settings_shows_no_secrets(tmp_path: Path) -> None:
     settings = load(kafka="broker:1", environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "hush"}, folder=tmp_path)
     assert "hush" not in repr(settings)
 
@@ -107,7 +107,7 @@ def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
         ("[prices]\ncurrency = 1", "prices.currency must be"),
     ],
 )
-def test_a_file_that_nobody_understands_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     write_toml(tmp_path, text)
     with pytest.raises(Usage) as caught:
         load(environ={}, folder=tmp_path)
@@ -122,14 +122,16 @@ def test_a_file_that_nobody_understands_is_refused(tmp_path: Path, text: str, ex
         ("kafka", ("--kafka HOST:PORT", "SLACKWATER_KAFKA", 'kafka = "…"')),
     ],
 )
-def test_a_missing_setting_tells_the_three_ways_to_give_it(tmp_path: Path, ask: str, ways: tuple[str, ...]) -> None:
+def test_the_error_for_a_missing_setting_names_three_ways_to_set_it(
+    tmp_path: Path, ask: str, ways: tuple[str, ...]
+) -> None:
     settings = load(environ={}, folder=tmp_path)
     with pytest.raises(Usage) as caught:
         getattr(settings, ask)()
     assert all(way in caught.value.hint for way in (*ways, "slackwater.toml"))
 
 
-def test_invariants_are_what_the_file_says_of_each(tmp_path: Path) -> None:
+def test_each_invariant_has_its_settings_from_the_file(tmp_path: Path) -> None:
     write_toml(
         tmp_path,
         """
@@ -164,13 +166,13 @@ def test_invariants_are_what_the_file_says_of_each(tmp_path: Path) -> None:
         ("[invariants]\nx = 1", "invariants.x must be a table"),
     ],
 )
-def test_an_invariant_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_invariant_is_refused(tmp_path: Path, text: str, words: str) -> None:
     write_toml(tmp_path, text)
     with pytest.raises(Usage, match=words):
         load(environ={}, folder=tmp_path)
 
 
-def test_the_input_archive_is_a_rule_of_retention_for_all_topics_or_for_some(tmp_path: Path) -> None:
+def test_the_input_archive_has_a_retention_for_all_topics_or_for_each(tmp_path: Path) -> None:
     write_toml(
         tmp_path,
         """
@@ -203,21 +205,21 @@ def test_the_input_archive_is_a_rule_of_retention_for_all_topics_or_for_some(tmp
         ('[retention]\ninput = "0s"', "expected a whole number, 1 or more"),
     ],
 )
-def test_a_rule_of_the_archive_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_retention_of_the_archive_is_refused(tmp_path: Path, text: str, words: str) -> None:
     write_toml(tmp_path, text)
     with pytest.raises(Usage) as caught:
         load(environ={}, folder=tmp_path)
     assert words in caught.value.message
 
 
-def test_settings_that_say_no_cache_have_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_without_a_cache_use_the_users_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = Settings(store="memory")
     assert settings.run_options({"bootstrap.servers": "b:1"}).cache_folder == tmp_path / "slackwater" / "sst"
 
 
-def test_fields_that_lead_to_keys_are_those_of_the_file_and_those_that_are_said(tmp_path: Path) -> None:
+def test_fields_that_lead_to_keys_come_from_the_file_and_from_options(tmp_path: Path) -> None:
     write_toml(tmp_path, '[forget]\npeople = ["who", "$.user.id"]\nregistry = "http://localhost:8081"')
     declared = load(environ={}, folder=tmp_path).declared_fields(["people=orders:key", "carts=id"])
     assert declared.tables == {"people": ["who", "$.user.id", "orders:key"], "carts": ["id"]}

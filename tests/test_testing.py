@@ -1,4 +1,4 @@
-"""Apps run over given rows, as in users' tests: real Spark, no Kafka or S3."""
+"""Apps are run over given rows, as in users' tests, with real Spark, but without Kafka and S3."""
 
 import gc
 import json
@@ -78,7 +78,7 @@ def ran(one_spark: None) -> Ran:
 
 
 @pytest.mark.spark
-def test_tables_are_what_plain_python_makes_of_the_rows(ran: Ran) -> None:
+def test_tables_equal_a_computation_in_plain_python(ran: Ran) -> None:
     assert [*ran] == ["parsed_rejected", "countries"]
     assert isinstance(ran["countries"], pa.Table)
     rows = ran.rows("countries")
@@ -91,7 +91,7 @@ def test_tables_are_what_plain_python_makes_of_the_rows(ran: Ran) -> None:
 
 
 @pytest.mark.spark
-def test_records_have_the_partitions_and_times_that_they_were_given(ran: Ran) -> None:
+def test_records_have_their_given_partitions_and_times(ran: Ran) -> None:
     partitions = ran.moment.query('FROM parsed_rejected SELECT "partition"').fetchall()
     assert len(partitions) == 1
     assert ran["countries"].column("last").to_pylist()[1] > datetime(2026, 1, 2, tzinfo=UTC)
@@ -100,7 +100,7 @@ def test_records_have_the_partitions_and_times_that_they_were_given(ran: Ran) ->
 
 
 @pytest.mark.spark
-def test_what_sinks_got_is_told(ran: Ran) -> None:
+def test_records_that_sinks_received_are_returned(ran: Ran) -> None:
     copies = [json.loads(record.value) for record in ran.sent["copies"]]
     assert sorted(map(str, copies)) == sorted(map(str, ORDERS))
     assert {record.key for record in ran.sent["copies"]} == {each.encode() for each in sums(ORDERS)}
@@ -110,7 +110,7 @@ def test_what_sinks_got_is_told(ran: Ran) -> None:
 
 
 @pytest.mark.spark
-def test_a_later_run_goes_on_from_an_earlier_one(ran: Ran) -> None:
+def test_a_later_run_continues_from_an_earlier_one(ran: Ran) -> None:
     more = [{"country": "DE", "cents": 1000}]
     later = run(shop(), {"orders": more}, after=ran)
     assert {row["country"]: (row["orders"], row["cents"]) for row in later.rows("countries")} == sums(ORDERS + more)
@@ -119,7 +119,7 @@ def test_a_later_run_goes_on_from_an_earlier_one(ran: Ran) -> None:
 
 
 @pytest.mark.spark
-def test_the_first_test_of_the_documentation_passes_on_the_readmes_app(one_spark: None) -> None:
+def test_the_documentations_first_test_passes_on_the_readmes_app(one_spark: None) -> None:
     def block(page: str, beginning: str) -> str:
         found = re.search(rf"```python\n({beginning}.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         assert found is not None
@@ -137,7 +137,7 @@ def test_the_first_test_of_the_documentation_passes_on_the_readmes_app(one_spark
 
 
 @pytest.mark.spark
-def test_an_app_runs_in_this_process_over_a_kafka_in_its_memory(one_spark: None, tmp_path: Path) -> None:
+def test_an_app_runs_in_this_process_with_an_in_memory_kafka(one_spark: None, tmp_path: Path) -> None:
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     kafka.create_topics({"orders": 2, "copies": 1, "dead": 1})
     kafka.send("orders", [Record(json.dumps(each).encode(), key=b"k") for each in ORDERS], patience_s=1)
@@ -182,26 +182,26 @@ def test_a_topic_that_the_app_does_not_read_is_refused_before_spark(memory_app: 
         ({"a": {1, 2}}, "a row cannot be written as JSON: set has no JSON form"),
     ],
 )
-def test_a_row_that_is_no_record_is_refused_before_spark(memory_app: sw.App, row: object, said: str) -> None:
+def test_an_invalid_row_is_refused_before_spark(memory_app: sw.App, row: object, said: str) -> None:
     with pytest.raises(Usage, match=said):
         run(memory_app, {"orders": row if isinstance(row, pa.Table) else [row]})
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_what_is_no_app_is_refused_before_spark() -> None:
+def test_an_object_that_is_no_app_is_refused_before_spark() -> None:
     with pytest.raises(Usage, match=r"the app to run is a module; expected a slackwater\.App"):
         run(json, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_a_kafka_in_memory_without_topics_is_refused_before_spark(tmp_path: Path) -> None:
+def test_an_in_memory_kafka_without_topics_is_refused_before_spark(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="is an in-memory Kafka of this process, and has no topic to read") as raised:
         shop().run(store=str(tmp_path), kafka=f"memory://{uuid4().hex}")
     assert "slackwater.testing.run" in raised.value.hint
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_executors_elsewhere_do_not_reach_a_kafka_in_memory(tmp_path: Path, memory_kafka: MemoryKafka) -> None:
+def test_an_in_memory_kafka_with_remote_executors_is_refused(tmp_path: Path, memory_kafka: MemoryKafka) -> None:
     memory_kafka.create_topics({"orders": 1})
     with pytest.raises(Refused, match="which executors of spark://nowhere:7077 cannot reach"):
         shop().run(store=str(tmp_path), kafka=memory_kafka.address, master="spark://nowhere:7077")

@@ -1,1 +1,1 @@
-"""What measurements share: events, sides, rows of the table, memory, the plot."""
+"""Shared code of the benchmarks: input events, peers, table rows, memory, the plot."""

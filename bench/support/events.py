@@ -1,4 +1,4 @@
-"""The benchmark's topics: flights of 2013, each of one of so many legs; and ranges of numbers, for large states."""
+"""Input topics: flights of 2013, each on one of many legs; and ranges of numbers, for large states."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CHUNK = 50_000
 
 
 def fill(bootstrap: str, records: int, *, topic: str = TOPIC, seed: int = 1, partitions: int = PARTITIONS) -> None:
-    """Write so many events, made into a topic where there is none: each of a leg, drawn evenly."""
+    """Write this many events, on legs drawn uniformly; creates the topic if needed."""
     fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, KEYS, records), partitions)
 
 
 def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64], partitions: int = PARTITIONS) -> None:
-    """Write an event of each of these legs: the key names the leg, the value is the JSON of a real flight."""
+    """Write one event per leg: the key is the leg's name, the value the JSON of a real flight."""
     from feed import events
 
     flights = events()[["carrier", "origin", "dest", "dep_delay", "arr_delay"]].fillna(0).to_dict("records")
@@ -40,25 +40,25 @@ def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64], partition
 
 
 def fill_ranges(bootstrap: str, topic: str, ranges: Sequence[tuple[int, int]]) -> None:
-    """Write ranges of numbers, first and last included, as "first,last"; how many rows that is, the reader decides."""
+    """Write ranges of numbers as "first,last", both inclusive; the reader decides how many rows a range becomes."""
     send(bootstrap, topic, [[(b"", f"{first},{last}".encode()) for first, last in ranges]])
 
 
 def names(legs: npt.NDArray[np.int64]) -> pa.Array:
-    """Names of legs, as the events have them."""
+    """Return the names of legs as the events have them."""
     digits = pc.utf8_lpad(pa.array(legs).cast(pa.string()), 9, "0")
     return pc.binary_join_element_wise("leg-", digits, "").cast(pa.binary())
 
 
 def cycles(stamps_ms: list[int], warm_up: int) -> list[float]:
-    """Seconds from batch to batch, the first `warm_up` left out."""
+    """Return seconds from batch to batch, without the first `warm_up`."""
     return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][warm_up:]
 
 
 def send(
     bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]], partitions: int = PARTITIONS
 ) -> None:
-    """Write keys and values to a topic, made if there is none, record by record to the next partition."""
+    """Write keys and values round-robin to the partitions of a topic; creates the topic if needed."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()

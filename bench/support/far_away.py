@@ -1,4 +1,4 @@
-"""A server that is farther away: a proxy that lets each request wait, and takes little of the processor itself."""
+"""A proxy that delays each request, to simulate a distant server; it uses little CPU itself."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 
 
 class FarAway:
-    """Passes bytes on between each client and a connection of its own; what a client sends, later by `delay_s`."""
+    """Forward bytes between each client and its own server connection; requests are delayed by `delay_s`."""
 
     def __init__(self, endpoint: str, delay_s: float) -> None:
         self.seen: list[tuple[float, str]] = []
-        """When each request came, by `time.perf_counter`, and its first line."""
+        """Time of each request, by `time.perf_counter`, and its first line."""
         self.endpoint = ""
         self._behind, self._delay_s = urlsplit(endpoint), delay_s
 
     async def listen(self) -> asyncio.Server:
-        """Listen on a port of this machine."""
+        """Listen on a local port."""
         server = await asyncio.start_server(self._client, "127.0.0.1", 0)
         self.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return server
@@ -52,7 +52,7 @@ class FarAway:
 
 @contextmanager
 def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
-    """The proxy, in a thread, until the end."""
+    """Run the proxy in a thread while the block runs."""
     loop, proxy = asyncio.new_event_loop(), FarAway(endpoint, delay_s)
     server = loop.run_until_complete(proxy.listen())
     thread = Thread(target=loop.run_forever, name="far-away")
@@ -77,7 +77,7 @@ def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
 
 
 def in_sequence(times_s: Iterable[float], delay_s: float) -> int:
-    """How many requests, of those that came at these times, followed an answer to one before."""
+    """Count round trips: requests that came at least `delay_s` after the start of the round trip before."""
     count, began_s = 0, -delay_s
     for at_s in sorted(times_s):
         if at_s >= began_s + delay_s:

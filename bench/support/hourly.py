@@ -1,4 +1,4 @@
-"""Flights with a time, an hour of it in six batches, for what is kept by event time."""
+"""Flights with event times, one hour per six batches, for benchmarks of event-time state."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ if TYPE_CHECKING:
 
 BATCH = 400_000
 DELAY = "10 minutes"
-"""How late they may be."""
+"""Delay of the watermark."""
 _BEGIN_US = 1_356_998_400_000_000
-"""2013-01-01."""
+"""2013-01-01, in microseconds since 1970."""
 _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
-"""From record to record of a partition."""
+"""Event time between two records of a partition."""
 
 
 def timed(flights: DataFrame) -> DataFrame:
-    """Legs and delays of flights; each of a partition is so much later than the one before."""
+    """Return legs, delays and event times of flights.
+
+    Event time grows by a constant step from record to record of a partition.
+    """
     from pyspark.sql import functions as F
 
     event = F.from_json(F.col("value").cast("string"), "arr_delay double")

@@ -1,4 +1,4 @@
-"""Apps whose table is large from the start: its SSTs are written as a compaction would leave them, and committed."""
+"""Apps that begin with a large table: its SSTs are written as a compaction would leave them, and committed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 APP, STAGE = "bench", "legs"
 ROWS_PER_SST = 2_500_000
-"""Rows of an SST of about the size at which compaction cuts its results."""
+"""Rows of an SST, so that it has about the size at which compaction splits its results."""
 _HASHED_AT_ONCE = 10_000_000
-"""Keys whose names are in memory at the same time. An Arrow array of strings holds at most 2 GiB."""
+"""Maximum number of keys whose names are in memory. An Arrow array of strings holds at most 2 GiB."""
 
 
 def app_of(topic: str, keys: int, partitions: int) -> sw.App:
-    """Counts and sums by leg, of a topic with ranges of numbers; a number's leg is drawn from so many."""
+    """Return an app that counts and sums by leg.
+
+    Its topic has ranges of numbers; each number is mapped to one of `keys` legs.
+    """
     import slackwater as sw
 
     app = sw.App(APP)
@@ -49,7 +52,7 @@ def app_of(topic: str, keys: int, partitions: int) -> sw.App:
 
 
 def legs_of(messages: DataFrame, keys: int) -> DataFrame:
-    """A row for each number of the topic's ranges."""
+    """Return one row for each number of the topic's ranges."""
     from pyspark.sql import functions as F
 
     ends = F.split(F.col("value").cast("string"), ",").cast("array<long>")
@@ -61,7 +64,7 @@ def legs_of(messages: DataFrame, keys: int) -> DataFrame:
 
 
 def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: int, *, at_end: bool = False) -> None:
-    """An app that stands at the beginning of its topic (or at the end), with a table of so many keys."""
+    """Write an app with a table of this many keys, whose offsets are at the beginning (or the end) of its topic."""
     from msgspec.structs import replace
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.store.objects.open import open_store
@@ -79,7 +82,7 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
 
 
 def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) -> Manifest:
-    """The first version of an app of one stage: claimed, nothing read."""
+    """Commit the first version of an app of one stage: it is claimed and has read nothing."""
     from slackwater.pipeline.batch.schemas import derive_schemas
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.publish.sinks import create_internal_topics
@@ -112,12 +115,12 @@ def fill_cache(root: Path, folder: Path) -> None:
 
 
 def copy(root: Path, to: Path) -> None:
-    """The same objects under another root, as hard links: they never change."""
+    """Copy a store root by hard links; objects never change."""
     shutil.copytree(root, to, copy_function=os.link)
 
 
 def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
-    """SSTs of at most `ROWS_PER_SST` rows, each in one state partition."""
+    """Write SSTs of at most `ROWS_PER_SST` rows, each in one state partition."""
     from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
 

@@ -1,4 +1,4 @@
-"""A program for the benchmark of bisect: flights by leg, and the worst delay of each."""
+"""The program for the benchmark of bisect: number of flights and worst delay by leg."""
 
 import slackwater as sw
 from pyspark.sql import DataFrame
@@ -14,7 +14,7 @@ app = sw.App("bench")
     table=sw.table(partitions=4),
 )
 def legs(messages: DataFrame) -> DataFrame:
-    """The leg is the key, the delay the value."""
+    """Take the leg from the record's key and the delay from its value."""
     return messages.select(
         F.col("key").cast("string").alias("leg"), F.col("value").cast("string").cast("long").alias("delay")
     )

@@ -1,8 +1,8 @@
-"""Peak memory of Spark's Python workers, by watching all processes below this one.
+"""Peak memory of Spark's Python workers, found by polling all child processes.
 
-Mapped SSTs lie in the page cache, which the kernel takes back when it likes; while they are there, they count as
-resident in each worker that looked at them. So two figures: all that is resident (RSS), and what is the worker's own
-(RSS without what is mapped from files).
+Mapped SSTs lie in the page cache, which the kernel can reclaim at any time; until then they count as resident in each
+worker that has read them. So there are two figures: all resident memory (RSS), and the worker's own (RSS without mapped
+files).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .side import PEER
 
 _LOOK_S = 0.1
 _SEARCH_EVERY = 5
-"""Looks between two searches for new processes."""
+"""Number of polls between two searches for new processes."""
 
 
 class Workers:
-    """`with Workers() as workers:` watches; the peaks, in bytes, are there during and after."""
+    """Record peaks, in bytes, while `with Workers() as workers:` runs; they can be read during and after."""
 
     def __init__(self) -> None:
         self.resident = 0
@@ -54,7 +54,7 @@ class Workers:
                 self.own = max(self.own, memory.rss - getattr(memory, "shared", 0))
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Whether this is a worker of an executor of ours, or the daemon that forks them."""
+        """Return whether the process is a Python worker of our executors, or the daemon that forks them."""
         if process not in self._known:
             try:
                 self._known[process] = "pyspark.worker" in process.cmdline() and PEER not in process.environ()

@@ -1,4 +1,4 @@
-"""The table as a picture: how each figure compares with what was asked of it."""
+"""The table as a chart: how each figure compares with its limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .row import Row
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write an SVG: a bar for each row, as long as it is better (right) or worse (left) than asked."""
+    """Write an SVG with one bar per row: to the right if better than asked, to the left if worse."""
     from matplotlib.figure import Figure
 
     drawn = [(row, value) for row in reversed(rows) if (value := row.against_asked) is not None]

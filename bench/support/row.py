@@ -1,4 +1,4 @@
-"""One line of the table: a figure, what it stands beside, and whether it is what was asked."""
+"""A row of the table: a figure, what it is compared with, and whether it reaches its limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _ASKED = re.compile(r"(>=|>|<=|<|=)\s*(\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
         what: What was measured.
         ours: Our figure, with its unit.
-        peer: What it stands beside, and its figure.
-        ratio: The figure that was asked for: of ours and the peer's, or of ours and a limit.
-        asked: What the ratio shall be: ">= 1.5", "<= 1.2", "< 1", "= 1"; anything else is shown and not drawn.
-        reached: Whether it is.
+        peer: What it is compared with, and that figure.
+        ratio: Ratio of our figure to the peer's or to the limit, or the inverse.
+        asked: The limit of the ratio: ">= 1.5", "<= 1.2", "< 1", "= 1"; any other text is shown and not drawn.
+        reached: Whether the ratio is within the limit.
     """
 
     what: str
@@ -30,17 +30,17 @@ class Row:
 
     @classmethod
     def at_least(cls, what: str, ours: str, peer: str, ratio: float, limit: float) -> Row:
-        """A ratio where more is better."""
+        """Return a row with a ratio where more is better."""
         return cls(what, ours, peer, ratio, f">= {limit:g}", ratio >= limit)
 
     @classmethod
     def at_most(cls, what: str, ours: str, peer: str, ratio: float, limit: float) -> Row:
-        """A ratio where less is better."""
+        """Return a row with a ratio where less is better."""
         return cls(what, ours, peer, ratio, f"<= {limit:g}", ratio <= limit)
 
     @property
     def against_asked(self) -> float | None:
-        """How many times as good as asked: 1 is just reached, 2 twice as good. None where `asked` is no number."""
+        """Return how many times better the figure is than asked: 1 is at the limit; None if `asked` has no number."""
         match = _ASKED.fullmatch(self.asked)
         if match is None or self.ratio <= 0:
             return None

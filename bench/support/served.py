@@ -1,4 +1,4 @@
-"""An app with a table of millions of keys and one of 200 columns, without Spark; instances that serve it, and load."""
+"""An app, written without Spark, with a table of millions of keys and one of 200 columns; servers and load for it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ WIDE_TABLE = Table(
 )
 TOPIC = "orders"
 _GIVES_WAY = ("sh", "-c", '2>/dev/null echo 19 >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh")
-"""A process before which all others of the machine come. Where Linux groups by session (autogroup), what `nice` says
-counts inside one alone, and a job's JVM has its own."""
+"""A command prefix that gives a process the lowest CPU priority. Where Linux schedules sessions as groups (autogroup),
+`nice` has an effect only within the session, and a job's JVM is in another one.
+"""
 
 
 def make(store: ObjectStore, cache: SstCache, keys: int) -> None:
-    """The app: a table of so many keys, as a running one has it, and one of 200 columns."""
+    """Write an app with a table of this many keys, as a running app has it, and a table of 200 columns."""
     apps.create_app(store, AppInfo(APP, 1))
     random = np.random.default_rng(8)
     numbers = np.arange(WIDE_KEYS)
@@ -51,7 +52,7 @@ def make(store: ObjectStore, cache: SstCache, keys: int) -> None:
 
 
 def born(store: ObjectStore, cache: SstCache, name: str, table: Table, rows: pa.Table) -> Manifest:
-    """The first version of a stage, which has these rows."""
+    """Commit the first version of a stage, with these rows."""
     made = ssts(store, cache, APP, name, table, rows, 1, 1)
     inputs, now_ms = {TOPIC: Input(TOPIC, (0,))}, time.time_ns() // 1_000_000
     head = Manifest(APP, name, 1, 1, "w", now_ms, "batch", table=table, ssts=made, inputs=inputs)
@@ -60,12 +61,12 @@ def born(store: ObjectStore, cache: SstCache, name: str, table: Table, rows: pa.
 
 
 def tall_rows(numbers: np.ndarray, seq: int) -> pa.Table:
-    """Rows of the table of many keys."""
+    """Return rows of the table with many keys."""
     return pa.table({"leg": _names(numbers), "flights": numbers + seq, "delay": numbers / 4})
 
 
 def names(numbers: np.ndarray) -> list[str]:
-    """Keys, by their numbers."""
+    """Return the names of keys by their numbers."""
     return list(_names(numbers).to_pylist())
 
 
@@ -73,7 +74,7 @@ def names(numbers: np.ndarray) -> list[str]:
 def serving(
     store: str, cache: Path, *words: str, is_one_of_several: bool = False, gives_way: bool = False
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An instance of `slackwater serve`: its address and its process; one that gives way to others of the machine."""
+    """Run `slackwater serve`, and yield its URL and process. With `gives_way`, it has a lower CPU priority."""
     port = choose_port()
     words = (*words, *(["--advertise", f"http://127.0.0.1:{port}"] if is_one_of_several else []))
     command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
@@ -90,7 +91,7 @@ def serving(
 
 
 def targets(folder: Path, urls: Sequence[str], paths: Sequence[str]) -> Path:
-    """A file of what is asked, of one instance after the other."""
+    """Write a vegeta file of GET requests, which go to the instances in turn."""
     file = folder / "targets"
     file.write_text("".join(f"GET {urls[number % len(urls)]}{path}\n" for number, path in enumerate(paths)))
     return file
@@ -104,10 +105,9 @@ def attack(
     *,
     gives_way: bool = False,
 ) -> dict[str, float]:
-    """Ask at a rate by vegeta: milliseconds at quantiles, and the part that was answered with 200.
+    """Send requests at a constant rate with vegeta. Returns latency quantiles in ms and the share answered with 200.
 
-    Of the process of the server also how many microseconds of processor it took for a request: these do not depend on
-    who else has the machine's cores.
+    Also returns the server's CPU time per request in µs, which does not depend on other load on the machine.
     """
     words = ["-targets", str(targets), "-rate", str(rate), "-duration", f"{seconds}s", "-timeout", "5s"]
     words += ["-workers", "16", "-max-workers", "256"]
@@ -129,7 +129,7 @@ def attack(
 
 
 def processor_s(process: subprocess.Popen[bytes] | None) -> float:
-    """Seconds of processor that a process has taken; 0 of none."""
+    """Return the CPU seconds that a process has used; 0 for None."""
     if process is None:
         return 0.0
     times = psutil.Process(process.pid).cpu_times()

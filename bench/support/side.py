@@ -1,4 +1,4 @@
-"""One side of a comparison in a fresh process, how our side runs there, and what the peers are set to."""
+"""One side of a comparison in a fresh process; how our app runs there; settings of the peers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 PEER = "SLACKWATER_BENCH_PEER"
-"""Set in the environment of a peer's processes, so that their memory is not taken for ours."""
+"""Variable that is set for the processes of a peer, so that their memory is not counted as ours."""
 
 _ENDS_S = 60.0
-"""How long a process may take to end once it has answered."""
+"""Seconds in which a process must exit after it has answered."""
 
 SPARK_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -37,14 +37,14 @@ SPARK_STATE = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
     ),
 }
-"""Spark's own state as it is set for large state: RocksDB, a changelog each batch, snapshots in the background."""
+"""Spark's settings for large state: RocksDB, with a changelog for each batch and snapshots in the background."""
 
 
 def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] | None = None) -> Any:
-    """What `python -m bench.<module> <words>` prints, which is JSON; `env` goes before the environment.
+    """Run `python -m bench.<module> <words>` and return the JSON that it prints; `env` overrides the environment.
 
     Raises:
-        subprocess.CalledProcessError: It failed; why, it has said on stderr.
+        subprocess.CalledProcessError: The process failed; the reason is on its stderr.
     """
     command = [sys.executable, "-m", f"bench.{module}", *map(str, words)]
     # What Spark's own workers say of their pandas, once a batch, is not what somebody wants to read here.
@@ -64,9 +64,9 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
 
 
 def _end(process: subprocess.Popen[str], patience_s: float = _ENDS_S) -> None:
-    """Wait for a process whose answer is there to end, and end it with its JVM where that hangs.
+    """Wait for a process that has answered to exit; kill it and its JVM if they hang.
 
-    A JVM with Spark's RocksDB sometimes does: it waits for its own threads, and hears no signal.
+    A JVM with Spark's RocksDB sometimes waits for its own threads and ignores signals.
     """
     with suppress(psutil.NoSuchProcess):
         running = psutil.Process(process.pid)
@@ -77,7 +77,7 @@ def _end(process: subprocess.Popen[str], patience_s: float = _ENDS_S) -> None:
 
 
 def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **more: Any) -> list[int]:
-    """When each commit of `reports` was, milliseconds since 1970."""
+    """Return the time of each commit of `reports`, in milliseconds since 1970."""
     return [report.time_ms for report in reports(app, bootstrap, store, cache, batch, **more)]
 
 
@@ -90,7 +90,7 @@ def reports(
     on_report: Callable[[BatchReport], None] = lambda _report: None,
     **more: Any,
 ) -> list[BatchReport]:
-    """Run an app of ours until it has caught up: what it says of each of its commits, also as it is made.
+    """Run our app until it has caught up. Returns the report of each commit; `on_report` gets each at once.
 
     `batch` is `max_records`; `more` are further options.
     """
@@ -118,7 +118,7 @@ def reports(
 
 
 def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[float]:
-    """Of all that the one stage of `bench` sent to its channel, which nobody reads, the number and sums of columns."""
+    """Return the number of records that stage `bench` has sent and no stage has read, and sums of their columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from slackwater.pipeline.kafka.channels import KafkaChannels
@@ -134,7 +134,7 @@ def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[f
 
 
 class Batch(NamedTuple):
-    """When a batch started, in seconds since 1970, how long Spark says that it took, and the rows that it read."""
+    """Start of a batch in seconds since 1970, its duration as Spark reports it, and the number of rows that it read."""
 
     start: float
     seconds: float
@@ -142,12 +142,12 @@ class Batch(NamedTuple):
 
     @property
     def end(self) -> float:
-        """When it had committed, in seconds since 1970."""
+        """Return the time of the commit, in seconds since 1970."""
         return self.start + self.seconds
 
 
 def batches(query: StreamingQuery) -> list[Batch]:
-    """The batches of a query that read rows, as far back as Spark keeps them."""
+    """Return the batches that read rows, as far back as Spark keeps their progress."""
     return [
         Batch(
             datetime.fromisoformat(one["timestamp"]).timestamp(),
@@ -160,18 +160,18 @@ def batches(query: StreamingQuery) -> list[Batch]:
 
 
 def ends_ms(query: StreamingQuery) -> list[int]:
-    """When each batch of a Spark query that read rows had committed, milliseconds since 1970."""
+    """Return when each batch that read rows was committed, in milliseconds since 1970."""
     return [round(1000 * batch.end) for batch in batches(query)]
 
 
 def started(rows: DataFrame, checkpoint: Path, *, mode: str = "update") -> StreamingQuery:
-    """A peer's query whose results go nowhere, begun."""
+    """Start a peer's query and discard its results."""
     query = rows.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
     return query.start()
 
 
 def worked_off(query: StreamingQuery) -> list[int]:
-    """`ends_ms` of a query that has read all there is, and is stopped then."""
+    """Let a query read all available input, then stop it. Returns `ends_ms`."""
     query.processAllAvailable()
     found = ends_ms(query)
     query.stop()
@@ -179,7 +179,10 @@ def worked_off(query: StreamingQuery) -> list[int]:
 
 
 def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[str]) -> tuple[list[int], list[float]]:
-    """As `worked_off` of a query that appends, and of its rows the number and the sums of columns."""
+    """Run a query in append mode as `worked_off` does.
+
+    Also returns the number of its result rows and sums of columns.
+    """
     from pyspark.sql import functions as F
 
     counted = rows.observe("all", F.count(F.lit(1)).alias("n"), *(F.sum(name).alias(name) for name in columns))
@@ -191,7 +194,7 @@ def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[st
 
 
 def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int) -> DataFrame:
-    """A topic as our own source gives it, for a peer's query."""
+    """Open a topic for a peer's query with our own source."""
     from slackwater.pipeline.source.data_source import open_stream
     from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 
@@ -201,14 +204,14 @@ def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: i
 
 
 def connector_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int | None = None) -> DataFrame:
-    """A topic from its beginning as Spark's own connector gives it, whose jars the session has."""
+    """Open a topic from its beginning with Spark's own Kafka connector, whose jars the session must have."""
     options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
     bound = {"maxOffsetsPerTrigger": str(max_records)} if max_records is not None else {}
     return spark.readStream.format("kafka").options(**options, **bound).load()
 
 
 def connector_jars() -> str:
-    """The jars of Spark's own connector, for `spark.jars`: downloaded once."""
+    """Return the jars of Spark's Kafka connector, for `spark.jars`; they are downloaded once."""
     from slackwater.pipeline.dev.jars import Jars
 
     listed = Path(__file__).with_name("spark-kafka-jars.txt")

@@ -1,4 +1,4 @@
-"""Versions of a table that are written as a runner writes them, without one: for histories that would take hours."""
+"""Versions of a table written directly, without a runner: for histories that would take hours to produce."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def ssts(
     level: int,
     base: Sequence[Sst] = (),
 ) -> tuple[Sst, ...]:
-    """Write rows as one SST for each state partition that has some.
+    """Write rows as one SST for each state partition that has rows.
 
     Args:
-        store: where to.
-        cache: that of the writer; None for none, where nothing is merged into `base`.
-        app: whose stage it is.
-        stage: the stage.
+        store: the store to write to.
+        cache: the writer's cache; None for none, and `base` is then not looked up.
+        app: the app's name.
+        stage: the stage's name.
         table: the table.
         rows: its visible columns, each key once.
         seq: the version that writes them.
-        level: of the SSTs.
-        base: the SSTs that they are merged into.
+        level: the level of the SSTs.
+        base: SSTs in which the previous version of each key is looked up.
     """
     keys = rows.select([column.name for column in table.key])
     hashes, before = hash_keys(keys, keys.schema.names), np.zeros(rows.num_rows, np.int64)
@@ -60,12 +60,12 @@ def ssts(
 
 
 class Stage:
-    """A stage with a table, and what is committed of it.
+    """A stage with a table, and its newest version.
 
     Args:
-        store: of the app.
-        cache: of this machine.
-        head: its newest version.
+        store: the app's store.
+        cache: this machine's cache.
+        head: the stage's newest version.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
@@ -76,7 +76,7 @@ class Stage:
         self._table = head.table
 
     def put(self, rows: pa.Table, inputs: dict[str, Input] | None = None) -> None:
-        """A batch that writes these rows (visible columns, each key once), read up to `inputs`."""
+        """Commit a batch that writes these rows (visible columns, each key once); `inputs` are its offsets."""
         head = self.head
         new = ssts(
             self._store, self._cache, head.app, head.stage, self._table, rows, head.version + 1, 0, base=head.ssts
@@ -84,7 +84,7 @@ class Stage:
         self._commit("batch", (*new, *head.ssts), inputs)
 
     def compact(self, *, full: bool = False) -> None:
-        """Merge what the table's policy wants merged, or all."""
+        """Run the merges that the table's policy calls for, or merge everything."""
         head = self.head
         picked = pick_for_manifest(head, full=full)
         done = [run_compaction(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]

@@ -1,1 +1,1 @@
-"""Measurements of what a Spark task does beside its state: messages it decodes, where it runs; of verbs and exports."""
+"""Benchmarks of a Spark task besides its state (decoding, placement), and of verbs and exports."""

@@ -1,8 +1,8 @@
-"""Messages of a schema registry into columns, beside confluent-kafka's own deserialisers: the same bytes, one core.
+"""Decoding messages of a schema registry into columns, beside confluent-kafka's deserialisers: same bytes, one core.
 
-`sw.decode`'s readers get a batch as an Arrow array, as a Spark task has it, and give an Arrow array. confluent-kafka's
-get one message after the other and give a dict each, which nobody has made columns of yet. Both know the schema
-already. Counted is the processor's time, of all threads.
+The readers of `sw.decode` convert a batch from one Arrow array to another, as in a Spark task. confluent-kafka's
+deserialisers convert one message at a time to a dict; making columns of the dicts is not included. Both sides know the
+schema already. The figure is CPU time of all threads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ORDER: dict[str, Any] = {
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Decode Avro with both. `folder` is not used."""
+    """Decode Avro with both sides. `folder` is not used."""
     from confluent_kafka.schema_registry import Schema as TheirSchema
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroDeserializer
@@ -100,7 +100,7 @@ def _messages(number: int, count: int) -> list[bytes]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The least processor time of a few rounds."""
+    """Return the least CPU time of several rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time()

@@ -1,9 +1,9 @@
-"""Two executors on machines of their own: how many of the SSTs that a batch looks into its machine has.
+"""Cache hits of two executors with separate caches: the share of looked-up SSTs that a machine already has.
 
 `python -m bench.tasks.executors BOOTSTRAP FOLDER MASTER HOW` runs one side in a fresh process and prints JSON.
 
-The machines are two workers of one core of a standalone cluster here, each with a cache of its own. Beside it stand the
-same batches on the same cluster where Spark alone says which executor gets which state partition.
+The machines are two one-core workers of a local standalone cluster, each with its own cache. The peer runs the same
+batches on the same kind of cluster, but Spark alone chooses the executor of a state partition.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ASKED = 0.95
 
 
 class Measured(TypedDict):
-    """Of the versions after the first three: SSTs looked into, and those of them that the machine had."""
+    """Counts after the warm-up: SSTs that look-ups needed (`looked`), and of these in the machine's cache (`hits`)."""
 
     hits: int
     looked: int
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """The same app twice: state partitions with homes, and without."""
+    """Run the same app with and without preferred executors for state partitions."""
     from tests.end_to_end.under_fire.spark_cluster import standalone
 
     topic = f"{TOPIC}-executors"

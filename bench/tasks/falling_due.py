@@ -1,8 +1,9 @@
-"""What it costs that windows end: a large table of open windows, of which a few fall due in every second batch.
+"""Cost of closing windows: a large table of open windows, of which a few become final in every second batch.
 
-All records of a batch change windows that stay open; the watermark is so far behind that it passes the end of an hour
-with each batch. `python -m bench.tasks.falling_due BOOTSTRAP FOLDER OPEN BATCH` runs the app in a fresh process until
-it has read the topic, and prints a JSON list: rows that fell due and seconds, batch by batch.
+Every record of a batch changes a window that stays open. The watermark lags so far behind that each batch moves it past
+the end of exactly one hour. `python -m bench.tasks.falling_due BOOTSTRAP FOLDER OPEN BATCH` runs the app in a fresh
+process until it has read the topic, and prints a JSON list: for each batch, the number of rows that fell due and its
+seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ WARM_UP = 4
 MEASURED = 16
 TOPIC, ENDED = "bench-falling-due", "bench-ended"
 _BEGIN_S = 1_356_998_400
-"""2013-01-01."""
+"""2013-01-01, in seconds since 1970."""
 _HOUR_S = 3_600
 _BEHIND = 100
-"""Hours from the watermark to the windows that records change."""
+"""Hours between the watermark and the windows that records change."""
 _STAYING = WARM_UP + MEASURED + 1
-"""Hours that records change, one a batch; the rows of open windows are spread over them evenly."""
+"""Number of hours whose windows records change, one per batch. The open windows are spread evenly over them."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A batch in which 1,000 of 5 M open windows end, beside one in which none does."""
+    """Compare batches that close 1,000 of 5 M open windows with batches that close none."""
     num_open, batch = (OPEN // 20, BATCH // 20) if quick else (OPEN, BATCH)
     found: list[tuple[int, float]] = side.run("tasks.falling_due", bootstrap, folder, num_open, batch)
     warm = found[WARM_UP:]
@@ -60,7 +61,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def app_of(num_open: int, batch: int) -> sw.App:
-    """Counts and sums by hour and leg, which leave when the hour has ended."""
+    """Return an app that counts and sums by hour and leg, and emits a window when it closes."""
     import slackwater as sw
 
     app = sw.App("bench")
@@ -80,7 +81,7 @@ def app_of(num_open: int, batch: int) -> sw.App:
 
 
 def _flights(messages: DataFrame, legs: int, batch: int) -> DataFrame:
-    """A row for each number of the topic's ranges: a batch has those of an hour."""
+    """Return one row per number of the topic's ranges; a batch covers one hour."""
     from pyspark.sql import functions as F
 
     ends = F.split(F.col("value").cast("string"), ",").cast("array<long>")
@@ -97,7 +98,7 @@ def _flights(messages: DataFrame, legs: int, batch: int) -> DataFrame:
 
 
 def _write(root: Path, app: sw.App, bootstrap: str, num_open: int) -> None:
-    """The app as it stands at the beginning of its topic, with its open windows in large SSTs."""
+    """Write the app with offsets at the beginning of its topic, and its open windows in large SSTs."""
     from msgspec.structs import replace
     from slackwater.pipeline.spark.session import spark_session
     from slackwater.store.objects.open import open_store
@@ -122,7 +123,7 @@ def _write(root: Path, app: sw.App, bootstrap: str, num_open: int) -> None:
 
 
 def _windows(hour: int, num: int) -> pa.Table:
-    """Rows of an hour, one for each of so many legs."""
+    """Return rows of one hour, one row per leg."""
     us = 1_000_000 * (_BEGIN_S + _HOUR_S * hour)
     bounds = [pa.array(np.full(num, at), pa.timestamp("us", "UTC")) for at in (us, us + 1_000_000 * _HOUR_S)]
     legs = np.arange(num)

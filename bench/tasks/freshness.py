@@ -1,10 +1,10 @@
-"""How old a result is when it can be read: a record a second through three stages, beside three queries of Spark's own.
+"""Age of a result when it becomes readable: one record a second through three stages, beside three Spark queries.
 
-Parsed, then counted by leg, then by carrier. Spark's queries hand their rows on through Kafka, and keep state in
-RocksDB. A record counts as readable when its batch of the last stage is committed.
+The stages parse, count by leg, and count by carrier. Spark's queries pass rows on through Kafka, and keep state in
+RocksDB. A record becomes readable when its batch of the last stage is committed.
 
 `python -m bench.tasks.freshness slackwater|spark BOOTSTRAP FOLDER TOPIC RECORDS` runs one side in a fresh process, and
-prints a JSON list: seconds from produced to readable, record by record.
+prints a JSON list: for each record, seconds from when it was produced until it was readable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOOK_S = 0.1
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """From produced to readable through three stages, beside a chain of three queries of Spark's."""
+    """Compare the time from produced to readable through three stages with a chain of three Spark queries."""
     warm_up, measured = (10, 10) if quick else (WARM_UP, MEASURED)
     seconds: dict[str, list[float]] = {}
     for name in SIDES:
@@ -64,7 +64,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def app_of(topic: str) -> sw.App:
-    """Flights by leg, and by carrier, of a topic of flights."""
+    """Return an app that aggregates flights by leg, and then by carrier."""
     import slackwater as sw
 
     app = sw.App("bench")
@@ -155,7 +155,7 @@ def _spark(bootstrap: str, folder: Path, topic: str, records: int) -> list[float
 
 
 def _chain(spark: SparkSession, bootstrap: str, folder: Path, topic: str) -> list[StreamingQuery]:
-    """The stages of `app_of` as three queries, begun."""
+    """Start the stages of `app_of` as three Spark queries."""
     from pyspark.sql import functions as F
 
     def to_topic(rows: DataFrame, key: str, name: str) -> StreamingQuery:
@@ -186,7 +186,7 @@ def _with_carrier(rows: DataFrame) -> DataFrame:
 
 
 def _read(query: StreamingQuery) -> list[tuple[float, int]]:
-    """When each batch that read rows had committed, in seconds since 1970, and how many rows."""
+    """Return, for each batch that read rows, its commit time in seconds since 1970 and its number of rows."""
     return [(batch.end, batch.rows) for batch in side.batches(query)]
 
 
@@ -199,14 +199,14 @@ def _until(done: Callable[[], bool], queries: Sequence[StreamingQuery]) -> None:
 
 
 def create(bootstrap: str, *names: str) -> None:
-    """Make topics."""
+    """Create topics."""
     from slackwater.pipeline.kafka.open import open_kafka
 
     open_kafka(bootstrap).create_topics(dict.fromkeys(names, PARTITIONS))
 
 
 def send(bootstrap: str, topic: str, records: int, sent: list[float]) -> None:
-    """A record a second; when each was produced, in seconds since 1970, is appended to `sent`."""
+    """Send one record a second, and append the time of each, in seconds since 1970, to `sent`."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all"})
     began = time.monotonic()
     for number in range(records):
@@ -218,7 +218,7 @@ def send(bootstrap: str, topic: str, records: int, sent: list[float]) -> None:
 
 
 def ages(sent: Sequence[float], readable: Sequence[tuple[float, int]]) -> list[float]:
-    """Seconds from when each record was produced until as many could be read."""
+    """Return, for each record, the seconds from when it was produced until it was readable."""
     stamps, counts = zip(*readable, strict=True)
     seen = np.repeat(stamps, counts)
     assert len(seen) == len(sent)

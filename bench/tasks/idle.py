@@ -1,7 +1,7 @@
-"""What stages cost that have nothing to do: their requests, at S3's prices, of a runner that is on for a month.
+"""Monthly cost of idle stages at S3's prices: the requests that they and their runner make.
 
-`python -m bench.tasks.idle run BOOTSTRAP FOLDER TOPIC SECONDS` runs the app in a fresh process, leaves it idle for so
-long, and prints a JSON object: of each stage what it and its runner asked of the store meanwhile, for an hour.
+`python -m bench.tasks.idle run BOOTSTRAP FOLDER TOPIC SECONDS` runs the app in a fresh process, leaves it idle for that
+time, and prints a JSON object: by stage, the requests per hour that the stage and its runner made.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from .freshness import create, send
 
 IDLE_S = 180.0
 LIMIT = 1.0
-"""USD a month."""
+"""Maximum cost in USD per month."""
 _OTHERS = 120
-"""Listings an hour by which a runner looks for others, whatever its stages do: part of its signs of life."""
+"""Listings per hour by which a runner looks for other runners, as part of its heartbeats. They do not depend on its
+stages.
+"""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """What an idle stage of each kind costs a month."""
+    """Measure the monthly cost of an idle stage: one on a user's topic, one on a repartition topic."""
     from slackwater.store.objects.counting import Prices, Stats, monthly_cost
 
     idle_s = 30.0 if quick else IDLE_S

@@ -1,9 +1,11 @@
 """Joins of two streams, inner and left outer, beside Spark's own: the same sources, rows and machine.
 
-An hour of event time is six batches; a row meets those of the other side up to 20 minutes before and after it, and ten
-minutes late is what may be. `python -m bench.tasks.joins slackwater|spark inner|left BOOTSTRAP FOLDER ORDERS PAYMENTS`
-runs one side in a fresh process until it has read both topics, and prints JSON: the seconds from batch to batch, and of
-all rows that the join gave their number and the sums of what they say.
+One hour of event time is six batches. A row joins rows of the other side whose event times differ by at most 20
+minutes; the watermark delay is ten minutes.
+
+`python -m bench.tasks.joins slackwater|spark inner|left BOOTSTRAP FOLDER ORDERS PAYMENTS` runs one side in a fresh
+process until it has read both topics, and prints JSON: the seconds from batch to batch, the number of joined rows, and
+the sums of their values.
 """
 
 from __future__ import annotations
@@ -25,30 +27,30 @@ if TYPE_CHECKING:
     from slackwater.state.kinds.join import How
 
 BATCH = 200_000
-"""Records of each topic."""
+"""Records of each topic in a batch."""
 WARM_UP = 6
-"""Batches until rows are forgotten as fast as they come."""
+"""Batches after which as many rows are removed from the state as are added."""
 MEASURED = 5
 DELAY, WITHIN = "10 minutes", "20 minutes"
 _BEGIN_US = 1_356_998_400_000_000
-"""2013-01-01."""
+"""2013-01-01, in microseconds since 1970."""
 _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
-"""From record to record of a partition."""
+"""Event time between two records of a partition."""
 _SAID = ("order", "payment")
-"""A number of each side of a pair."""
+"""The column with a number of each side, summed over the pairs."""
 SIDES = ("slackwater", "spark")
 HOWS: dict[How, str] = {"inner": "joined", "left": "left outer joined"}
 
 
 class Found(NamedTuple):
-    """What one side gave."""
+    """Result of one side: seconds from batch to batch; number of rows and sums of their values."""
 
     seconds: list[float]
     sums: list[float]
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Joins of two streams, inner and left outer, beside Spark's on RocksDB."""
+    """Compare joins of two streams, inner and left outer, with Spark's on RocksDB."""
     warm_up, measured = (2, 3) if quick else (WARM_UP, MEASURED)
     topics = ("bench-orders", "bench-payments")
     for seed, topic in enumerate(topics):
@@ -76,7 +78,7 @@ def _row(bootstrap: str, folder: Path, how: How, topics: tuple[str, str], warm_u
 
 
 def app_of(orders: str, payments: str, how: How) -> sw.App:
-    """Pairs of flights of one leg, to a repartition topic."""
+    """Return an app that joins flights of the same leg and writes the pairs to a repartition topic."""
     import slackwater as sw
 
     app = sw.App("bench")
@@ -118,7 +120,7 @@ def _spark(how: How, bootstrap: str, folder: Path, *topics: str) -> Found:
 
 
 def _timed(flights: DataFrame, said: str) -> DataFrame:
-    """Legs and delays of flights; each of a partition is so much later than the one before."""
+    """Return legs, delays and event times; event time grows by a constant step from record to record of a partition."""
     from pyspark.sql import functions as F
 
     event = F.from_json(F.col("value").cast("string"), "arr_delay double")

@@ -1,9 +1,12 @@
-"""A table of 100 million keys: `init`, a batch, a restart and a cold key. Only by its name: it takes most of an hour.
+"""A table of 100 million keys: `init`, a batch, a restart and a look-up with an empty cache.
 
-The parts are those that `init`, `state_size` and `restart` measure with up to 10 million keys. Needs 20 GB of disk.
+This benchmark runs only if it is named, since it takes most of an hour, and needs 20 GB of disk. `init`, `state_size`
+and `restart` measure the same parts with up to 10 million keys.
 
-`python -m bench.tasks.large cold STORE KEYS` prints medians of what a cold look-up costs. `python -m bench.tasks.large
-restart STORE KEYS BOOTSTRAP BEGAN` prints seconds since BEGAN until Spark was up, and until the first commit.
+`python -m bench.tasks.large cold STORE KEYS` prints median requests and bytes of a look-up with an empty cache.
+
+`python -m bench.tasks.large restart STORE KEYS BOOTSTRAP BEGAN` prints seconds from BEGAN (a Unix time) until Spark was
+up, and until the first commit.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ TRIES = 20
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """100 million keys beside a million."""
+    """Measure a table of 100 million keys, beside one of a million."""
     few, many = (10_000, 1_000_000) if quick else KEYS
     yield _init(folder, many)
     found = side.run("state_size", bootstrap, folder, state_size.ROUNDS, few, many)
@@ -83,7 +86,7 @@ def _init(folder: Path, keys: int) -> Row:
 
 
 def _cold(store: ObjectStore, keys: int) -> dict[str, float]:
-    """Requests and bytes of a process that looks up one key and has read nothing before."""
+    """Return median requests and bytes of looking up one key without a cache."""
     import numpy as np
     import pyarrow as pa
     from slackwater.store.objects.counting import CountingStore
@@ -107,7 +110,7 @@ def _cold(store: ObjectStore, keys: int) -> dict[str, float]:
 
 
 def _restart(store: str, keys: int, bootstrap: str, began: float) -> tuple[float, float]:
-    """The first commit on another machine: no process has used this cache before."""
+    """Restart with an empty cache. Returns the seconds until Spark was up, and until the first commit."""
     from slackwater.pipeline.spark.session import spark_session
 
     with spark_session("bench", master="local[2]"):

@@ -1,8 +1,7 @@
-"""A changed program over a large table: the migration itself, look-ups over SSTs from before it, and the first batch.
+"""Migrating a large table: the migration itself, look-ups in SSTs written before it, and the first batch after it.
 
-`python -m bench.tasks.migrating BOOTSTRAP FOLDER SMALL LARGE` measures in a fresh process and prints JSON.
-
-One column is added, one renamed, one widened. Beside each figure stands the same app that was not migrated.
+`python -m bench.tasks.migrating BOOTSTRAP FOLDER SMALL LARGE` measures in a fresh process and prints JSON. One column
+is added, one renamed, one widened. Each figure is compared with the same app without a migration.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ BY = "bench@here"
 
 @dataclass
 class Measured:
-    """Of one size of table."""
+    """Figures for a table of one size."""
 
     seconds: float
-    """Of planning the migration and committing it, with Spark up."""
+    """Seconds to plan and commit the migration, once Spark is up."""
     requests: int
     moved: int
-    """Bytes read and written meanwhile: manifests and the like, and of SSTs none."""
+    """Bytes read and written meanwhile: of manifests and other small objects, and not of SSTs."""
     lookup_before: float
     lookup_after: float
     """Seconds of a look-up of `ASKED` keys."""
     batch_before: float
     batch_after: float
-    """Milliseconds of the first batch of a run."""
+    """Milliseconds of a run's first batch."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A migration of 10 million keys, beside one of 10,000, and beside the same table without one."""
+    """Compare a migration of 10 million keys with one of 10,000, and the table after it with one not migrated."""
     small, large = (SIZES[0], SIZES[1] // 20) if quick else SIZES
     found = side.run("tasks.migrating", bootstrap, folder, small, large)
     few, many = (Measured(**found[str(size)]) for size in (small, large))
@@ -96,7 +95,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _app(keys: int, *, changed: bool) -> sw.App:
-    """The program before and after."""
+    """Return the program before the change or after it."""
     import slackwater as sw
     from pyspark.sql import functions as F
 
@@ -154,7 +153,7 @@ def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Me
 
 
 def _write(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str, keys: int) -> None:
-    """The table with all its keys, as a compaction would leave it."""
+    """Write the table with all its keys, as a compaction would leave it."""
     from msgspec.structs import replace
     from slackwater.store.versions import commit
 
@@ -175,7 +174,7 @@ def _write(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str,
 
 
 def _look_ups(sides: list[tuple[ObjectStore, SstCache, Manifest]], keys: int) -> list[float]:
-    """Median seconds of each, in turns, warm."""
+    """Look up keys on all sides alternately. Returns the median seconds of each after warm-up."""
     from slackwater.store.read.multi_get import multi_get
     from slackwater.store.sst.hashing import hash_keys
 

@@ -28,11 +28,11 @@ SMALL = 2_000
 BATCHES = 16
 WARM_UP = 4
 LARGE = 5_000_000
-"""Records of a backlog that is read in one batch."""
+"""Records of a backlog that is read as one batch."""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A small batch, and the first commit, from 1,000 Kafka partitions beside 4."""
+    """Compare a small batch, and the first commit, on 1,000 Kafka partitions with those on 4."""
     folder.mkdir(parents=True, exist_ok=True)
     few, many = (_small(bootstrap, folder, partitions) for partitions in PARTITIONS)
     few_s, many_s = median(few["seconds"]), median(many["seconds"])

@@ -1,4 +1,4 @@
-"""Batches with poison records beside batches without: in expressions of Spark's, Python functions, a state's function.
+"""Batches with poison records beside batches without: in Spark expressions, Python functions and a state function.
 
 `python -m bench.tasks.rejecting BOOTSTRAP FOLDER WHERE BATCH COUNTS` measures in a fresh process and prints JSON.
 """
@@ -28,19 +28,24 @@ WARM_UP = 3
 CHUNK = 50_000
 SEVERAL = {10: 5.0, 100: 10.0, 1_000: 30.0}
 ASKED = {10_000: {1: 5.0, **SEVERAL}, 400_000: {1: 3.0, **SEVERAL}}
-"""By the size of a batch and the number of poison records in it, how many times as long it may take."""
+"""Maximum ratio of batch times with and without poison records, by the size of a batch and the number of these records.
+"""
 COUNTS = (1, *SEVERAL)
 EACH = 2
-"""Batches with each number of them, of which the first is not counted: the JVM compiles what it runs …"""
+"""Number of batches with each number of poison records. The first one is not counted, because the JVM compiles then."""
 FIRST = 2
-"""… and so many more of those with the first number: what searches for records has not run before."""
+"""Number of additional batches with one poison record at the start, because the code that searches for the records is
+new then.
+"""
 WHERE = ("json", "cast", "raise_error", "UDF", "mapInPandas", "state")
 IN_LARGE = ("json", "mapInPandas", "state")
-"""Expressions, functions over rows, and functions of states: one of each in the large batches."""
+"""Kinds of failures that are also measured in large batches: an expression, a function over rows, and a function of a
+state.
+"""
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """Batches with poison records, beside those without."""
+    """Compare batches with poison records to batches without."""
     counts = [COUNTS[0]] * FIRST + [count for count in COUNTS for _ in range(EACH)]
     for where in WHERE[-1:] if quick else WHERE:
         for batch, limits in [*ASKED.items()][: 2 if where in IN_LARGE and not quick else 1]:
@@ -60,7 +65,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def _fill(bootstrap: str, topic: str, where: str, batch: int, counts: Sequence[int]) -> None:
-    """Write the batches: after those that warm up, each other has this many poison records, each at its own place."""
+    """Write warm-up batches, then batches with these counts of poison records, each followed by a clean batch."""
     random = np.random.default_rng(3)
     bad = b'{"delay":' if where == "json" else b'{"delay":"none"}'
     for count in (*[0] * WARM_UP, *(more for each in counts for more in (each, 0))):

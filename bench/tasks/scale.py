@@ -1,10 +1,10 @@
-"""Cost of a batch by number of state partitions: time, puts, and bytes of the manifest.
+"""Cost of a batch by number of state partitions: time, puts, and size of the manifest.
 
-The state is the same table in 4 and in 512 state partitions, on two cores. A batch writes one SST for each of its
-tasks, so neither its puts nor its manifest may grow with the number of state partitions.
+The same table is stored in 4 and in 512 state partitions, and processed on two cores. A batch writes one SST per task,
+so neither its puts nor its manifest may grow with the number of state partitions.
 
-Small batches have fewer tasks than there are hash ranges. What that saves is counted without Spark: the puts and the
-bytes of batches and merges, with a task for each range and with the number that the runner chooses.
+Small batches have fewer tasks than there are hash ranges. The saving is counted without Spark: puts and bytes of
+batches and merges with one task per range, and with the number of tasks that the runner chooses.
 
 `python -m bench.tasks.scale BOOTSTRAP TOPIC FOLDER PARTITIONS BATCH` runs one side in a fresh process and prints a JSON
 object: seconds from commit to commit, puts by version, and bytes of the last manifest.
@@ -36,7 +36,7 @@ KEYS = 500_000
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A small batch over 512 state partitions beside the same batch over 4."""
+    """Compare a small batch over 512 state partitions with the same batch over 4."""
     folder.mkdir(parents=True, exist_ok=True)
     topic = f"{TOPIC}-scale"
     fill(bootstrap, SMALL * BATCHES, topic=topic)
@@ -98,9 +98,9 @@ def _small_batches(folder: Path) -> list[Row]:
 
 
 def _written(folder: Path, tasks: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Write small batches with so many tasks over a table of `KEYS` keys, each followed by the merges that are due.
+    """Write small batches with this many tasks to a table of `KEYS` keys; run the merges that are due after each.
 
-    Returns puts, then bytes, each of the batches and of the merges.
+    Returns puts and then bytes, each as a pair: of batches and of merges.
     """
     import numpy as np
     import pyarrow as pa

@@ -1,9 +1,11 @@
-"""Sessions with a watermark beside Spark's own `groupBy(session_window)`: the same source, sessions and machine.
+"""Session windows with a watermark beside Spark's `groupBy(session_window)`: same source, sessions and machine.
 
-An hour of event time is six batches; five minutes without an event of a leg end its session, and ten minutes late is
-what may be. `python -m bench.tasks.sessions slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process
-until it has read the topic, and prints JSON: the seconds from batch to batch, and of the sessions that have ended their
-number and the sums of what they say.
+One hour of event time is six batches. A leg's session ends after five minutes without an event; the watermark delay is
+ten minutes.
+
+`python -m bench.tasks.sessions slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process until it has
+read the topic, and prints JSON: the seconds from batch to batch, the number of closed sessions, and the sums of their
+values.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WARM_UP = 5
-"""Batches until as many sessions end as begin."""
+"""Batches after which as many sessions end as begin."""
 MEASURED = 6
 GAP = "5 minutes"
 _SAID = ("flights", "delay")
-"""What is kept of each session."""
+"""Columns that are summed for each session."""
 SIDES = ("slackwater", "spark")
 
 
 class Found(NamedTuple):
-    """What one side gave."""
+    """Result of one side: seconds from batch to batch; number of closed sessions and sums of their values."""
 
     seconds: list[float]
     sums: list[float]
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Session windows beside Spark's groupBy(session_window) on RocksDB."""
+    """Compare session windows with Spark's groupBy(session_window) on RocksDB."""
     warm_up, measured = (3, 2) if quick else (WARM_UP, MEASURED)
     topic = "bench-sessions"
     fill(bootstrap, (1 + warm_up + measured) * BATCH, topic=topic)
@@ -66,7 +68,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def app_of(topic: str) -> sw.App:
-    """Sessions of each leg, of a topic of flights: counts and sums, to a repartition topic when they have ended."""
+    """Return an app that counts and sums flights by leg and session; closed sessions go to a repartition topic."""
     import slackwater as sw
 
     app = sw.App("bench")

@@ -1,4 +1,4 @@
-"""Sinks: what publishing costs beside a plain producer, and what a batch costs with a sink beside one without.
+"""Cost of sinks: publishing beside a plain producer, and a batch with a sink beside one without.
 
 `python -m bench.tasks.sinks with|without BOOTSTRAP FOLDER TOPIC SINK` runs the app in a fresh process until it has read
 the topic, and prints a JSON list: seconds from batch to batch.
@@ -32,12 +32,12 @@ BATCH = 400_000
 WARM_UP = 3
 MEASURED = 6
 LATE = 60.0
-"""Minutes of delay in a batch from which on a leg is told of: a tenth of them."""
+"""Minutes of delay in a batch above which a leg is published. A tenth of the legs exceed it."""
 SIDES = ("with", "without")
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Publishing beside a plain producer; a batch with a sink beside one without."""
+    """Compare publishing with a plain producer, and a batch with a sink with one without."""
     records = RECORDS // 10 if quick else RECORDS
     ours, plain = publishing(bootstrap, folder, records, rounds=1 if quick else 3)
     seconds = batches(bootstrap, folder, rounds=1 if quick else 2)
@@ -61,7 +61,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def publishing(bootstrap: str, folder: Path, records: int, *, rounds: int) -> tuple[float, float]:
-    """Seconds of the publisher and of a plain producer for the same records; the best of some rounds of each."""
+    """Return the seconds of the publisher and of a plain producer for the same records; the best of several rounds."""
     values = [
         json.dumps({"leg": f"leg-{number % KEYS:07}", "flights": number, "delay": number % 90}).encode()
         for number in range(records)
@@ -76,7 +76,7 @@ def publishing(bootstrap: str, folder: Path, records: int, *, rounds: int) -> tu
 
 
 def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> float:
-    """Seconds from when the publisher hears of the records until all are published."""
+    """Return the seconds from when the publisher is notified of the records until all are published."""
     import slackwater as sw
     from msgspec.structs import replace
     from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
@@ -129,7 +129,7 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
 
 
 def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str) -> float:
-    """Seconds that a producer of the same properties takes, without transactions, from lists that are in memory."""
+    """Return the seconds of a plain idempotent producer, without transactions, for records that are in memory."""
     from slackwater.pipeline.kafka.open import open_kafka
 
     open_kafka(bootstrap).create_topics({topic: PARTITIONS})
@@ -154,7 +154,10 @@ def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str
 
 
 def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[float]]:
-    """Seconds from batch to batch, warm, with a sink and without; they take turns, since machines drift."""
+    """Return the seconds from batch to batch with a sink and without, without warm-up.
+
+    Runs alternate, since machines drift.
+    """
     from slackwater.pipeline.kafka.open import open_kafka
 
     topic, sink = "bench-flights-sink", "bench-late-legs"
@@ -169,7 +172,7 @@ def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[floa
 
 
 def add(rows: pa.Table, state: pa.Table, *, tells: bool) -> pa.Table | tuple[pa.Table, pa.Table]:
-    """Counts and sums by leg; tells of those that are late in this batch."""
+    """Add the rows to count and sum of each leg; with `tells`, also emit the legs that are late in this batch."""
     added = rows.group_by("_key", use_threads=False).aggregate([("arr_delay", "sum")])["arr_delay_sum"]
     flights = pc.add(pc.fill_null(state["flights"], 0), np.bincount(rows["_key"].to_numpy()))
     delay = pc.add(pc.fill_null(state["delay"], 0.0), added)
@@ -179,7 +182,7 @@ def add(rows: pa.Table, state: pa.Table, *, tells: bool) -> pa.Table | tuple[pa.
 
 
 def app_of(topic: str, sink: str) -> sw.App:
-    """Counts and sums by leg, of a topic of flights; with a sink, the late legs go there."""
+    """Return an app that counts and sums flights by leg; late legs go to the sink if there is one."""
     import slackwater as sw
 
     from ..throughput import _legs

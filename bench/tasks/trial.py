@@ -1,12 +1,13 @@
-"""A release tried on a million keys and a million records: what is named, and what a share of keys costs.
+"""Trial of a release on a million keys and a million records: rows reported, and the time of a trial of 1 % of keys.
 
-What a share costs is told beyond what the smallest trial takes, of one record of the same state: in its clone, its
-migration, its query's start and its first batch there is nothing that follows the records or the keys. All of it is
-measured twice: the records come from Kafka, and then from the app's input archive.
+Times are relative to the smallest trial: one record on the same state. Its clone, migration, query start and first
+batch do not depend on the number of records or keys.
 
-`python -m bench.tasks.trial BOOTSTRAP FOLDER TOPIC SHARE` tries it in a fresh process and prints JSON: the seconds of
-the trial once Spark's session is there, and how many keys differ, rightly and wrongly. SHARE is `100%` for all keys,
-and `least` for the smallest trial, of 1 % of them.
+Everything is measured twice: with the records read from Kafka, and from the app's input archive.
+
+`python -m bench.tasks.trial BOOTSTRAP FOLDER TOPIC SHARE` runs one trial in a fresh process and prints JSON: its
+seconds without Spark's start, and the numbers of keys rightly and wrongly reported. SHARE is `100%` for all keys, and
+`least` for the smallest trial, with 1 % of the keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..support.row import Row
 _TOPIC = "bench-trial"
 _CHANGED = 1_000
 _TURNS = 3
-"""Trials of each kind, in turn; what is told is their median, as one takes half a second more or less."""
+"""Number of trials of each kind, which alternate. The median is shown, because a trial varies by half a second."""
 _PROGRAM = """
 import slackwater as sw
 from pyspark.sql import functions as F
@@ -43,7 +44,7 @@ _OTHER = '(event["arr_delay"] + (F.substring(F.col("key").cast("string"), -7, 7)
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """A trial of a program that changes one column of 1,000 keys of as many as records; of all keys, and of 1 %."""
+    """Try a program that changes one column of 1,000 keys, on all keys and on 1 % of them."""
     yield from _of(bootstrap, folder, _TOPIC, 100_000 if quick else 1_000_000)
 
 

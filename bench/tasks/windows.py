@@ -1,7 +1,7 @@
-"""Windowed aggregation with a watermark beside Spark's own `groupBy(window)`: the same source, query and machine.
+"""Windowed aggregation with a watermark beside Spark's `groupBy(window)`: same source, query and machine.
 
-An hour of event time is six batches, so that batches open windows, and the watermark closes some. Ten minutes late is
-what may be. `python -m bench.tasks.windows slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process
+One hour of event time is six batches, so that batches open windows, and the watermark closes some. The watermark delay
+is ten minutes. `python -m bench.tasks.windows slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process
 until it has read the topic, and prints a JSON list: seconds from batch to batch.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 WARM_UP = 9
-"""Batches until each has windows of two hours in its state."""
+"""Batches after which each side has windows of two hours in its state."""
 MEASURED = 6
 SIDES = ("slackwater", "spark")
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Windowed aggregation beside Spark's groupBy(window) on RocksDB."""
+    """Compare windowed aggregation with Spark's groupBy(window) on RocksDB."""
     warm_up, measured = (2, 2) if quick else (WARM_UP, MEASURED)
     topic = "bench-windows"
     fill(bootstrap, (1 + warm_up + measured) * BATCH, topic=topic)
@@ -53,7 +53,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def app_of(topic: str) -> sw.App:
-    """Counts and sums by leg and hour, of a topic of flights."""
+    """Return an app that counts and sums flights by leg and hour."""
     import slackwater as sw
 
     app = sw.App("bench")

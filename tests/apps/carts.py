@@ -1,4 +1,4 @@
-"""A test app with a class written for Spark's `transformWithState`, unchanged.
+"""A test app that uses a StatefulProcessor written for Spark's `transformWithState`, unchanged.
 
 accounts  reads the topic, JSON: what each account books, and when it has rested
   | said

@@ -1,7 +1,7 @@
-"""A runner without Spark, for tests that kill it: it claims a stage, commits batches, and publishes them.
+"""A runner without Spark, for tests that kill it: claims a stage, commits batches, and publishes their rows.
 
-`python committing.py STORE BROKERS APP ROWS DELTA SQLITE` commits until the stage has sent so many rows, waits until
-all are published, and ends. Rows are numbered through, so that whoever reads them knows which are missing.
+`python committing.py STORE BROKERS APP ROWS DELTA SQLITE` commits until the stage has sent ROWS rows, waits until all
+are published, and exits. Rows are numbered consecutively, so that readers can tell which are missing.
 """
 
 import sqlite3

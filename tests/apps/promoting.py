@@ -1,7 +1,7 @@
-"""A runner process without Spark, for tests that promote an app over another one and kill one of the two.
+"""A runner without Spark, for tests that promote one app over another and kill a runner of either.
 
-`python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app of that name until it is ended. Claims and batches are
-as `tests.operations.staging.promote.runners` has them; publishers are a runner's.
+`python promoting.py STORE BROKERS NAME TOPIC OUT` runs the app NAME until the process is stopped. Claims and batches
+come from `tests.operations.staging.promote.runners`; publishers are the product's.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
         began = time.monotonic()
         try:
             if began > beat_due:
-                runner.give_sign_of_life()
+                runner.write_heartbeat()
                 beat_due = began + BEAT_S
             runner.look()
             publishers.set_prompt_storing(enabled=runner.held)

@@ -1,4 +1,4 @@
-"""A test app that publishes all that it reads; its topics come from the environment."""
+"""A test app that publishes every record that it reads; its topics come from the environment."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""Faults of a runner under test, set by the variable `SABOTAGE`.
+"""Faults that the variable `SABOTAGE` injects into a runner under test.
 
-Loaded by the app's own file, in the runner's process: production code has no hook for it.
+The app's own file imports this module in the runner's process: production code has no hook for it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A test app: stages whose outputs get different rows. Its topic comes from the environment.
+"""A test app whose stages send different rows to each of their outputs. Its topic comes from the environment.
 
 moves     reads the topic, JSON; one pass over it gives two DataFrames
   | debited    | credited: other columns, another key

@@ -1,4 +1,4 @@
-"""A test app with its own kind of state, by the recipe in CONTRIBUTING: the largest amounts of each account.
+"""A test app with a custom kind of state, written as CONTRIBUTING describes: the largest amounts of each account.
 
 tops    reads the topic, JSON
   | topped
@@ -29,7 +29,7 @@ app = sw.App("top-k")
 
 
 class TopK(Kind, frozen=True, tag="top_k"):
-    """The `k` largest values of a column, as a list, and the newest time of a row."""
+    """Keep the `k` largest values of a column as a list, and the newest time of a row."""
 
     by: str
     k: int

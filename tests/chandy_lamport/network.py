@@ -37,7 +37,7 @@ Records = tuple[tuple[Transfer, ...], ...]
 
 
 class Schedule:
-    """Choices from a string of bytes. When the bytes are used up, every choice is 0, which is always fair."""
+    """Choices read from a string of bytes. When the bytes are used up, every choice is 0, which is always fair."""
 
     def __init__(self, choices: bytes) -> None:
         self._choices = iter(choices)
@@ -213,7 +213,7 @@ class Network:
     # What happens to a stage.
 
     def zombie(self, name: str) -> None:
-        """Let a writer that lost its stage write transfers and markers, which no commit names."""
+        """Let a fenced writer write transfers and markers, which no commit names."""
         self.num_attempts += 1
         marker = Marker(self.any_snapshot())
         for channel in sorted(self.stages[name].outputs):
@@ -279,14 +279,14 @@ class Network:
             self.history[name].append(commit)
 
     def repeat(self, process: Process, events: list[Event]) -> None:
-        """Repeat requests and markers, which must change nothing."""
+        """Deliver requests and markers again, which must change nothing."""
         before = process.recorded
         for event in events:
             assert process.receive(event) == (), event
         assert process.recorded == before
 
     def obey(self, actions: tuple[Action, ...], draft: Commit, process: Process) -> Commit:
-        """Write the markers after the records, and put the rest into the commit."""
+        """Carry out the process's commands: write the markers after the records, and put the rest into the commit."""
         recorded, captures = dict(draft.recorded), []
         for action in actions:
             match action:
@@ -311,7 +311,7 @@ class Network:
     # What lies in a channel.
 
     def plan(self, channel: str, start: Offsets) -> tuple[Offsets, Marker | None]:
-        """Return the end of a batch, at most at a marker; and the marker, if every partition has reached it."""
+        """Return the end offset of a batch, at most at a marker; and the marker if every partition has reached it."""
         limits = self.head(self.bank.writer[channel]).ends[channel]
         end: list[int] = []
         markers: set[Marker | None] = set()

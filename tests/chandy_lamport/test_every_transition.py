@@ -1,6 +1,6 @@
-"""Mutations of the protocol's table: with any other step or phase in a row, some schedule breaks a law.
+"""Mutation test of the protocol's table: if any row has another step or phase, some schedule breaks a law.
 
-Tools of mutation testing change what functions do; the table is data, so its mutants are made here.
+Tools for mutation testing change functions; the table is data, so its mutants are created here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -69,14 +69,14 @@ def name_of(fault: tuple[Role, Phase, Signal, Row]) -> str:
     return "-".join((role.name, phase.name, signal.name, after.name, *(step.name for step in steps)))
 
 
-def test_the_table_as_it_is_breaks_no_law() -> None:
+def test_the_real_table_breaks_no_law() -> None:
     random = Random(1985)
     # Half as many: `test_laws.py` has more of them, on any network.
     assert not any(broken_by(random) for _ in range(NUM_SCHEDULES // 2))
 
 
 @pytest.mark.parametrize("fault", sorted(faults(), key=name_of), ids=name_of)
-def test_with_another_row_some_law_breaks(
+def test_every_mutated_table_breaks_some_law(
     fault: tuple[Role, Phase, Signal, Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     role, phase, signal, row = fault

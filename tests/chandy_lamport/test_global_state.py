@@ -17,7 +17,7 @@ def cut(sent: Counts, consumed: Counts, in_flight: Counts, lost: Counts = ()) ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=4))
-def test_what_was_sent_and_is_consumed_lost_or_in_flight_makes_a_consistent_cut(
+def test_a_cut_is_consistent_if_every_sent_record_is_consumed_lost_or_in_flight(
     parts: list[tuple[int, int, int]],
 ) -> None:
     consumed, in_flight, lost = (tuple(part[number] for part in parts) for number in range(3))
@@ -25,7 +25,9 @@ def test_what_was_sent_and_is_consumed_lost_or_in_flight_makes_a_consistent_cut(
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_only_then_is_a_channel_consistent(sent: int, consumed: int, in_flight: int, lost: int) -> None:
+def test_a_channel_is_consistent_only_if_sent_equals_consumed_plus_lost_plus_in_flight(
+    sent: int, consumed: int, in_flight: int, lost: int
+) -> None:
     found = find_violations(cut((sent,), (consumed,), (in_flight,), (lost,)))
     assert (found == ()) == (sent == consumed + lost + in_flight)
 
@@ -36,24 +38,24 @@ def test_nothing_is_consumed_that_was_not_sent() -> None:
     )
 
 
-def test_what_is_neither_consumed_nor_in_flight_is_lost() -> None:
+def test_a_record_neither_consumed_nor_in_flight_is_lost() -> None:
     assert find_violations(cut(sent=(4,), consumed=(1,), in_flight=(2,))) == (
         "sums[0]: total at version 5 sent 4 records, but alert at version 9 consumed 1 and 2 are in flight",
     )
 
 
-def test_what_was_lost_is_told_with_what_was_consumed() -> None:
+def test_messages_count_lost_records_beside_consumed_ones() -> None:
     assert find_violations(cut(sent=(4, 9), consumed=(4, 4), in_flight=(0, 1), lost=(1, 2))) == (
         "sums[0]: alert at version 9 consumed 4, lost 1 records, but total at version 5 had sent only 4",
         "sums[1]: total at version 5 sent 9 records, but alert at version 9 consumed 4, lost 2 and 1 are in flight",
     )
 
 
-def test_one_partition_does_not_hide_what_another_lacks() -> None:
+def test_violations_of_two_partitions_do_not_cancel_out() -> None:
     assert len(find_violations(cut(sent=(5, 5), consumed=(6, 4), in_flight=(0, 0)))) == 2
 
 
-def test_every_channel_is_looked_at() -> None:
+def test_every_channel_is_checked() -> None:
     good = ChannelCounts("good", "a", "b", sent=(1,), consumed=(1,), in_flight=(0,))
     bad = ChannelCounts("bad", "a", "b", sent=(1,), consumed=(0,), in_flight=(0,))
     assert len(find_violations(GlobalState({"a": 1, "b": 1}, (bad, good, bad)))) == 2

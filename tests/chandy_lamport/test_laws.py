@@ -1,6 +1,6 @@
-"""Laws of every snapshot of every network under every schedule.
+"""Laws for every snapshot of every network under every schedule.
 
-A failing case prints the network and the bytes of its schedule: as an `@example` of the law they replay it.
+A failing case prints the network and the bytes of its schedule; to replay it, add them as an `@example` of the law.
 """
 
 import os
@@ -43,7 +43,7 @@ TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1" if SEARCHES else "0.5")
 
 
 def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Callable[..., None]]:
-    """Return a decorator that runs a law with networks that have run."""
+    """Return a decorator that runs a law on networks that have finished."""
 
     def decorate(law: Law) -> Callable[..., None]:
         def check(choices: bytes, num_partitions: int, stages: dict[str, StageChannels]) -> None:
@@ -63,7 +63,7 @@ def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Cal
 
 
 @runs()
-def test_every_snapshot_that_is_not_cancelled_completes_once_and_is_forgotten(network: Network) -> None:
+def test_every_snapshot_that_is_not_cancelled_completes_once_and_is_then_forgotten(network: Network) -> None:
     complete = [recording.snapshot for recording in network.recordings]
     assert sorted(complete) == [snapshot for snapshot in network.taken if snapshot not in network.cancelled]
     assert not any(process.recorded for process in network.processes.values())
@@ -71,7 +71,7 @@ def test_every_snapshot_that_is_not_cancelled_completes_once_and_is_forgotten(ne
 
 
 @runs()
-def test_what_was_sent_before_the_cut_and_only_that_is_in_it(network: Network) -> None:
+def test_a_cut_has_exactly_the_transfers_sent_before_it(network: Network) -> None:
     for recording in network.recordings:
         for flow in recording.flows:
             for sent, consumed, captured in zip(flow.sent, flow.consumed, flow.captured, strict=True):
@@ -80,7 +80,7 @@ def test_what_was_sent_before_the_cut_and_only_that_is_in_it(network: Network) -
 
 
 @runs()
-def test_every_cut_holds_all_the_money(network: Network) -> None:
+def test_every_cut_preserves_the_sum_of_money(network: Network) -> None:
     in_the_end = sum(network.head(name).account.balance for name in network.names)
     assert in_the_end == DEPOSIT * sum(network.head(name).num_deposits for name in network.names)
     for recording in network.recordings:
@@ -91,7 +91,7 @@ def test_every_cut_holds_all_the_money(network: Network) -> None:
 
 
 @runs()
-def test_replaying_what_was_captured_ends_as_the_uninterrupted_run_does(network: Network) -> None:
+def test_replaying_the_captured_transfers_gives_the_result_of_the_uninterrupted_run(network: Network) -> None:
     uninterrupted = network.bank.settle(
         {name: Account() for name in network.names},
         chain.from_iterable(network.bank.deposits(name, 0, network.head(name).num_deposits) for name in network.names),
@@ -112,5 +112,5 @@ def replayed(network: Network, recording: Recording) -> dict[str, Account]:
 
 
 @runs(fan_in=False, num_examples=100)
-def test_where_every_stage_has_one_input_nothing_is_in_flight(network: Network) -> None:
+def test_a_cut_has_no_records_in_flight_if_every_stage_has_one_input(network: Network) -> None:
     assert all(recording.in_flight() == [] for recording in network.recordings)

@@ -12,7 +12,7 @@ def network(**stages: str) -> dict[str, StageChannels]:
 CHAIN = network(parse=" > by-key", total="by-key > sums", alert="sums > ")
 
 
-def test_a_snapshot_is_complete_when_every_stage_has_finished_whichever_was_last() -> None:
+def test_a_snapshot_completes_when_every_stage_has_finished_in_any_order() -> None:
     versions = {"parse": 7, "total": 5, "alert": 9}
     assert completed_cut(CHAIN, versions) == versions
     assert completed_cut(CHAIN, {}) is None
@@ -20,7 +20,7 @@ def test_a_snapshot_is_complete_when_every_stage_has_finished_whichever_was_last
         assert completed_cut(CHAIN, {stage: version for stage, version in versions.items() if stage != last}) is None
 
 
-def test_who_is_not_in_the_network_has_no_part_in_the_cut() -> None:
+def test_a_stage_outside_the_network_is_not_in_the_cut() -> None:
     assert completed_cut(network(only=" > "), {"only": 4, "retired": 2}) == {"only": 4}
 
 
@@ -36,7 +36,7 @@ def test_who_is_not_in_the_network_has_no_part_in_the_cut() -> None:
         ),
     ],
 )
-def test_a_network_that_no_marker_can_cover_is_refused(stages: dict[str, StageChannels], message: str) -> None:
+def test_a_network_that_markers_cannot_cover_is_refused(stages: dict[str, StageChannels], message: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         completed_cut(stages, dict.fromkeys(stages, 1))
     assert str(caught.value) == f"the network cannot be recorded: {message}"

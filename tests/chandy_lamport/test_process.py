@@ -1,4 +1,4 @@
-"""The protocol on small networks, and what a process refuses."""
+"""The protocol on small networks, and events that a process refuses."""
 
 import pickle
 
@@ -53,7 +53,7 @@ def test_a_diamond_records_at_the_first_marker_and_captures_the_other_channel_un
     assert join.receive(BatchArrived("slow", "8..9")) == (), "after both markers: nothing of it is in the cut"
 
 
-def test_of_three_inputs_each_is_captured_until_its_own_marker() -> None:
+def test_each_of_three_inputs_is_captured_until_its_own_marker() -> None:
     join = stage(reads="a b c")
     assert join.receive(MarkerArrived("s", "b")) == (RecordState("s"),)
     assert join.receive(MarkerArrived("s", "a")) == ()
@@ -63,14 +63,14 @@ def test_of_three_inputs_each_is_captured_until_its_own_marker() -> None:
     assert join.receive(MarkerArrived("s", "c")) == ()
 
 
-def test_markers_that_one_batch_reaches_on_every_input_leave_nothing_to_capture() -> None:
+def test_nothing_is_captured_if_one_batch_reaches_the_marker_of_every_input() -> None:
     join = stage(reads="left right")
     assert join.receive(MarkerArrived("s", "right")) == (RecordState("s"),)
     assert join.receive(MarkerArrived("s", "left")) == ()
     assert join.recorded == {"s": frozenset()}
 
 
-def test_snapshots_overlap_without_knowing_each_other() -> None:
+def test_overlapping_snapshots_are_independent() -> None:
     join = stage(reads="left right")
     assert join.receive(MarkerArrived("first", "left")) == (RecordState("first"),)
     assert join.receive(MarkerArrived("second", "left")) == (RecordState("second"),)
@@ -83,7 +83,7 @@ def test_snapshots_overlap_without_knowing_each_other() -> None:
     assert join.recorded == {"first": frozenset(), "second": frozenset({"right"})}
 
 
-def test_a_request_or_a_marker_that_comes_again_changes_nothing() -> None:
+def test_a_repeated_request_or_marker_changes_nothing() -> None:
     source, reader, join = stage(writes="c"), stage(reads="c"), stage(reads="left right")
     source.receive(SnapshotRequested("s"))
     reader.receive(MarkerArrived("s", "c"))
@@ -95,7 +95,7 @@ def test_a_request_or_a_marker_that_comes_again_changes_nothing() -> None:
     assert join.recorded == {"s": frozenset({"right"})}
 
 
-def test_a_forgotten_snapshot_is_captured_no_more() -> None:
+def test_a_forgotten_snapshot_captures_no_more_records() -> None:
     join = stage(reads="left right")
     join.receive(MarkerArrived("s", "left"))
     join.receive(MarkerArrived("wanted", "left"))
@@ -105,13 +105,13 @@ def test_a_forgotten_snapshot_is_captured_no_more() -> None:
 
 
 @pytest.mark.parametrize("reads", ["", "c"])
-def test_forgetting_what_was_never_known_is_no_error(reads: str) -> None:
+def test_forgetting_an_unknown_snapshot_is_no_error(reads: str) -> None:
     process = stage(reads=reads)
     assert process.receive(SnapshotEnded("s")) == ()
     assert process.recorded == {}
 
 
-def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_can_be_forgotten_again() -> None:
+def test_a_marker_of_a_forgotten_snapshot_restarts_it_and_it_can_be_forgotten_again() -> None:
     reader = stage(reads="c")
     reader.receive(MarkerArrived("s", "c"))
     reader.receive(SnapshotEnded("s"))
@@ -121,7 +121,7 @@ def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_ca
     assert reader.recorded == {}
 
 
-def test_a_restored_process_goes_on_where_its_last_commit_was() -> None:
+def test_a_restored_process_continues_from_its_last_commit() -> None:
     names = frozenset({"left", "right"}), frozenset({"out"})
     before = Process(*names)
     before.receive(MarkerArrived("done", "left"))
@@ -135,7 +135,7 @@ def test_a_restored_process_goes_on_where_its_last_commit_was() -> None:
     assert after.receive(MarkerArrived("open", "right")) == ()
 
 
-def test_what_recorded_returns_is_the_callers_own() -> None:
+def test_callers_may_change_the_returned_dict_of_recorded_snapshots() -> None:
     source = stage()
     source.receive(SnapshotRequested("s"))
     source.recorded.clear()
@@ -180,7 +180,7 @@ def test_an_illegal_event_says_what_was_expected_and_changes_nothing(reads: str,
 
 
 @pytest.mark.parametrize("event", [SnapshotRequested("s"), MarkerArrived("s", "other"), BatchArrived("other", "0..1")])
-def test_an_illegal_event_leaves_a_snapshot_under_way_as_it_was(event: Event) -> None:
+def test_an_illegal_event_does_not_change_a_running_snapshot(event: Event) -> None:
     join = stage(reads="left right")
     join.receive(MarkerArrived("s", "left"))
     with pytest.raises(ProtocolError):

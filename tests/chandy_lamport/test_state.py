@@ -1,11 +1,11 @@
-"""Tests of the protocol's table."""
+"""Completeness of the protocol's transition table."""
 
 import pytest
 from slackwater.chandy_lamport.events import ProtocolError
 from slackwater.chandy_lamport.state import TRANSITIONS, Effect, Phase, Role, Signal, transition
 
 
-def test_every_phase_that_a_row_leads_to_has_rows() -> None:
+def test_every_phase_that_a_row_leads_to_has_its_own_rows() -> None:
     for (role, _), rows in TRANSITIONS.items():
         for phase, _ in rows.values():
             assert (role, phase) in TRANSITIONS
@@ -17,12 +17,12 @@ def test_every_phase_signal_and_step_is_used() -> None:
     assert {step for rows in TRANSITIONS.values() for _, steps in rows.values() for step in steps} == set(Effect)
 
 
-def test_a_snapshot_can_be_given_up_in_every_phase() -> None:
+def test_a_snapshot_can_be_aborted_in_every_phase() -> None:
     for rows in TRANSITIONS.values():
         assert rows[Signal.END] == (Phase.UNKNOWN, ())
 
 
-def test_the_state_is_recorded_exactly_when_the_snapshot_becomes_known_and_before_its_markers() -> None:
+def test_the_state_is_recorded_when_the_snapshot_becomes_known_and_before_its_markers() -> None:
     for (_, phase), rows in TRANSITIONS.items():
         for after, steps in rows.values():
             if phase is Phase.UNKNOWN is not after:

@@ -1,4 +1,4 @@
-"""Flights for an app under chaos, and what its tables, snapshots and sink must then hold, as SQL over the raw input."""
+"""Input for an app under chaos, and checks of its tables, snapshots and sink against SQL over that input."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TABLES = {
 
 @dataclass
 class Flights(Ledger):
-    """The app of `examples/flights.py`, its feeder, and the judge of what it has made of the flights."""
+    """The app of `examples/flights.py`, its feeder, and access to a judge that checks its state."""
 
     garbage: int = 0
     """Number of messages sent that are no flights."""
@@ -78,7 +78,7 @@ class Flights(Ledger):
 
     @contextmanager
     def flowing(self, per_second: int, chance: Random) -> Iterator[None]:
-        """Send flights, and now and then a message that is none, until the block is left."""
+        """Send flights, and occasionally a malformed message, while the block runs."""
         stop, errors = threading.Event(), list[str]()
 
         def feed() -> None:
@@ -116,7 +116,7 @@ class Flights(Ledger):
         assert not errors, errors[:3]
 
     def judge(self) -> Judge:
-        """Read the whole input, and compare with it from now on."""
+        """Read the whole input, and return a judge that compares the app's state with it."""
         rows: list[dict[str, object]] = []
         garbage = 0
         for partition, end in enumerate(self.kafka.offset_bounds(self.topic)[1]):
@@ -133,7 +133,7 @@ class Flights(Ledger):
 
 @dataclass
 class Judge:
-    """Compares tables, snapshots and the sink with DuckDB over the raw input."""
+    """Compare tables, snapshots and the sink with DuckDB over the raw input."""
 
     flights: Flights
     raw: pa.Table
@@ -161,14 +161,14 @@ class Judge:
             self.problems.append(f"{place}: {lost.total()} lost, {doubled.total()} doubled; {example}")
 
     def check_tables(self, ref: str, offsets: tuple[int, ...] | None = None) -> None:
-        """Compare each table of a moment, row by row. A row that differs counts as one lost and one doubled."""
+        """Compare each table of a moment row by row. A row that differs counts as one lost and one duplicated."""
         connection = self._expected(offsets)
         for table, (expected_sql, found_sql) in TABLES.items():
             found = Counter(tuple(row.values()) for row in self.flights.sql(found_sql, ref).to_pylist())
             self._compare(f"{ref}/{table}", Counter(connection.execute(expected_sql).fetchall()), found)
 
     def check_rejected(self) -> None:
-        """Count the rejected records: each message that is no flight, once."""
+        """Check that each malformed message was rejected exactly once."""
         found = self.flights.sql("SELECT count(*) AS n FROM legs_rejected").to_pylist() if self.flights.garbage else []
         count = found[0]["n"] if found else 0
         self._compare("legs_rejected", Counter(rejected=self.flights.garbage), Counter(rejected=count))
@@ -186,7 +186,10 @@ class Judge:
         return len(told)
 
     def check_moment(self, ref: str) -> None:
-        """Compare a moment with the input that it has read: row by row, or in number if records are in flight."""
+        """Compare a moment with the input that it has read.
+
+        Rows are compared one by one, or only counted if records are in flight.
+        """
         store = open_store(self.flights.store)
         cut = resolve(store, ref, now_ms=0)
         offsets = cut.stages["legs"].inputs[self.flights.topic].offsets
@@ -199,7 +202,7 @@ class Judge:
         self._compare(ref, Counter(legs=legs), Counter(legs=counted["n"][0].as_py() + waiting))
 
     def check_verified(self, ref: str) -> None:
-        """Verify a moment: every byte, the whole history, and the records in Kafka."""
+        """Verify a moment: every byte, the whole history, and the in-flight records in Kafka."""
         store, reader = open_store(self.flights.store), KafkaChannels(self.flights.kafka)
         report = verify(store, ref, now_ms=time.time_ns() // 10**6, deep=True, reader=reader, topics=reader)
         self.problems += [f"{ref}: {difference.message}" for difference in report.differences]

@@ -1,4 +1,4 @@
-"""Programs that chaos kills: each is a process of its own with a log, and is started again when it has ended."""
+"""Processes for chaos tests to kill: each has its own log, and is restarted when it has exited."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Environment = dict[str, str]
 
 @dataclass
 class Program:
-    """A program that is started again whenever it has ended, as a service manager does.
+    """A program that is restarted whenever it exits, as a service manager does.
 
     Attributes:
         words: Returns the command of the next start, or None if the program must not be started again.
@@ -81,7 +81,7 @@ class Program:
         return self.start()
 
     def note_end(self) -> None:
-        """Note the exit code, and what the log says that it should not."""
+        """Note the exit code, and unexpected lines of the log."""
         if self.process is None:
             return
         code = self.process.poll_exit_code(30)
@@ -121,7 +121,7 @@ class Program:
 
 
 def kill_one(victims: list[psutil.Process], program: Program, chance: Random | None = None) -> bool:
-    """Send SIGKILL to one of the processes; returns False if there is none."""
+    """Send SIGKILL to a random one of these processes; returns False if there is none."""
     with suppress(psutil.NoSuchProcess):
         if victims:
             program.is_killed = True
@@ -143,7 +143,7 @@ class Driver(Program):
         return self.said().count(b'"version":')
 
     def victims(self, kind: str) -> list[psutil.Process]:
-        """Return the processes of a kind: driver, jvm, executor or worker (Python processes)."""
+        """Return the processes of one kind: driver, jvm, executor or worker (a Python process)."""
         own, *started = [*self.processes(), None]
         if own is None:
             return []
@@ -161,7 +161,7 @@ class Driver(Program):
 
 @dataclass
 class Verb:
-    """A verb that may be killed, and is then typed again until it succeeds."""
+    """A run of a verb that may be killed, and is then repeated until it succeeds."""
 
     words: tuple[str, ...]
     program: Program
@@ -174,7 +174,7 @@ class Verb:
         return " ".join(self.words[:2]) if self.words[0] == "snapshot" else self.words[0]
 
     def kill_if_due(self) -> bool:
-        """Kill the verb once its time has come; returns True if it was killed."""
+        """Kill the verb if its time of death has come; returns True if it was killed."""
         own = self.program.processes()[:1]
         if self.kill_at_s is None or not own:
             return False
@@ -195,7 +195,7 @@ def verb(words: tuple[str, ...], folder: Path, environment: Environment, kill_at
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """Yield the processes whose environment has the mark, except this one."""
+    """Yield the processes that have the mark in their environment, except this one."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get("SLACKWATER_CHAOS") == mark:

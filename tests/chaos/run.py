@@ -1,4 +1,4 @@
-"""`make chaos MINUTES=10 SEED=1`: a real app on real servers, whose processes are killed by chance; nothing is lost."""
+"""`make chaos MINUTES=10 SEED=1`: kill random processes of an app on real servers, and check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _PER_SECOND = 150
 
 
 def run(folder: Path, seed: int, seconds: float) -> tuple[dict[str, int], list[str]]:
-    """Let chaos reign for some time, and judge what is left; returns the figures, and everything that is wrong."""
+    """Kill processes for some time, then check all state.
+
+    Returns the figures and a list of everything that is wrong.
+    """
     with storm(folder, seed) as blowing:
         with blowing.flights.flowing(_PER_SECOND, Random(seed)):
             blowing.blow(seconds)
@@ -41,7 +44,7 @@ def run(folder: Path, seed: int, seconds: float) -> tuple[dict[str, int], list[s
 
 
 def judge(blowing: Storm) -> dict[str, int]:
-    """Compare all that the store and the sink hold with the raw input."""
+    """Compare everything in the store and the sink with the raw input."""
     flights, store = blowing.flights, open_store(blowing.flights.store)
     judged = flights.judge()
     judged.check_tables(flights.app)
@@ -65,7 +68,7 @@ def append(figures: dict[str, int], table: Path = RUNS) -> None:
 
 
 def main() -> int:
-    """Run once, print the figures, and append them to the table; the exit code is 1 if anything is wrong."""
+    """Run once, print the figures, and append them to the table. Returns 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=int(time.time()))

@@ -1,4 +1,4 @@
-"""Kills and verbs by a seed, against real programs: drivers, executors, broker, S3 server, proxy and `serve`."""
+"""Random kills and verbs, drawn from a seed, on real programs: runners, broker, S3 server, proxy, `serve`."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ KILLS = {
     "s3": 3,
     "server": 3,
 }
-"""Each kind of kill, and how often it comes. Verbs are killed besides."""
+"""Kinds of kills with their relative frequency. Verbs are killed in addition."""
 _OF_SPARK = ("driver", "jvm", "executor", "worker", "publisher")
 _MASTER = "local-cluster[2,1,1024]"
 _MEAN_PAUSE_S = 3.0
 _RATE = 0.02
-"""Share of the requests to S3 that meet an accident."""
+"""Share of the requests to S3 that fail."""
 _MOST_VERBS = 2
 _START_S = 900
 _STOP_S = 180
 _END_S = 90
-"""Time in which a JVM whose driver was killed must end: its shutdown hooks have thirty seconds, on an idle machine."""
+"""Seconds in which a JVM must exit after its driver was killed. Its shutdown hooks take thirty on an idle machine."""
 
 
 @dataclass
 class Storm:
-    """All programs of a run, and what was done to them."""
+    """All programs of a run, and a record of what was done to them."""
 
     folder: Path
     seed: int
@@ -80,15 +80,15 @@ class Storm:
     problems: list[str] = field(default_factory=list)
     answers: dict[str, object] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
-    """Snapshots that were taken, by their refs."""
+    """Refs of the snapshots that were taken."""
     clones: list[str] = field(default_factory=list)
     rate: float = _RATE
     number: int = 0
     promoting: str = ""
-    """The clone that is to take over; empty for none."""
+    """The clone that is being promoted, or empty."""
 
     def driver(self, folder: str) -> Driver:
-        """Return the runner of an app's folder, under the name that the folder has when it starts."""
+        """Return the runner of an app's folder; it runs under the name that the folder has when it starts."""
         words = ("--master", _MASTER, "--max-records", str(self.chance.choice((1_000, 3_000, 8_000))))
 
         def command() -> tuple[str, ...] | None:
@@ -104,7 +104,7 @@ class Storm:
         return started
 
     def keep_up(self) -> None:
-        """Start again what has ended, as service managers do, and go on with verbs."""
+        """Restart programs that have exited, as service managers do, and advance running verbs."""
         for server in (self.broker, self.bucket):
             server.launch()
         for program in (self.proxy, self.server):
@@ -148,14 +148,14 @@ class Storm:
             self.names.clear()  # which are another app's now
 
     def start_verb(self, *words: str, tries: int = 1) -> None:
-        """Start a verb, which is killed after a moment in half of the cases."""
+        """Start a verb; half of all verbs are killed after a moment."""
         kill_at_s = self.chance.uniform(0.5, 2) if self.chance.random() < 0.5 else None
         started = verb(words, self.folder, self.environment, kill_at_s)
         started.tries = tries
         self.verbs.append(started)
 
     def act(self) -> None:
-        """Kill something, or start a verb."""
+        """Kill a random process or start a random verb."""
         if len(self.verbs) < _MOST_VERBS and self.chance.random() < 0.4:
             self.start_verb(*self.choose_verb())
             return
@@ -165,7 +165,7 @@ class Storm:
             self.log(f"killed {kind}")
 
     def choose_verb(self) -> tuple[str, ...]:
-        """Choose the next verb. A clone is to take over as soon as it has committed."""
+        """Choose the next verb. A clone is promoted as soon as it has committed."""
         app = self.flights.app
         self.number += 1
         follower = next((driver for driver in self.drivers if driver.app_folder == self.promoting), None)
@@ -190,7 +190,7 @@ class Storm:
         return ("snapshot", "take", app, f"s{self.number}", *more)
 
     def kill(self, kind: str) -> bool:
-        """Kill a process of a kind; returns False if there is none, or Spark has not committed since its last kill."""
+        """Kill a process of a kind. Returns False if none runs, or if Spark has not committed since its last kill."""
         if kind in _OF_SPARK:
             return bool(self.drivers) and self._kill_of_spark(self.chance.choice(self.drivers), kind)
         if kind in ("broker", "s3"):
@@ -215,7 +215,7 @@ class Storm:
         return True
 
     def _is_publishing(self) -> bool:
-        """Wait a moment until a transaction of the sink is open; returns False if none was."""
+        """Wait up to five seconds until the sink has an open transaction; returns False if it opens none."""
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap, "log_level": 0})
         places = {TopicPartition(ALERTS, partition): OffsetSpec.latest() for partition in range(2)}
 
@@ -231,7 +231,7 @@ class Storm:
         return False
 
     def look(self) -> None:
-        """Ask the server for a snapshot's totals: it answers the same for ever, or says that it cannot."""
+        """Query a snapshot's totals from the server: it must always return the same, or an error."""
         if not self.names:
             return
         ref = self.chance.choice(self.names)
@@ -256,7 +256,7 @@ class Storm:
             log.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
     def blow(self, seconds: float) -> None:
-        """Kill and act for some time, from the first commit on."""
+        """Wait for the first commit, then kill processes and start verbs for some time."""
         deadline = time.monotonic() + _START_S
         while not any(driver.commits() for driver in self.drivers):
             assert time.monotonic() < deadline, f"no commit: {self.folder}"
@@ -294,14 +294,14 @@ class Storm:
         return ("promote", self.promoting, "--over", app, "--timeout", "120", "--yes-really", app)
 
     def has_caught_up(self) -> bool:
-        """Return whether every stage has read everything; False while the app is not there."""
+        """Return whether every stage has read all its input; False if the app does not exist."""
         try:
             return self.flights.has_caught_up()
         except SlackwaterError:
             return False
 
     def stop(self) -> None:
-        """Stop all programs in order, and note what does not end."""
+        """Stop all programs in order, and note those that do not exit."""
         for program in (*self.drivers, self.server):
             if not program.stop(_STOP_S):
                 self.problems.append(f"{program.name} does not end by SIGTERM")
@@ -312,7 +312,7 @@ class Storm:
 
 @contextmanager
 def storm(folder: Path, seed: int) -> Iterator[Storm]:
-    """Start broker, S3 server, proxy and server, and the first driver; nothing is left when the block is left."""
+    """Start broker, S3 server, proxy, server and the first driver; stop every process at the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))

@@ -1,4 +1,4 @@
-"""A minute of chaos."""
+"""One minute of chaos, in the normal test suite."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 @pytest.mark.ci
 @pytest.mark.timeout(2_400)
-def test_nothing_is_lost_or_doubled_in_a_minute_of_chaos(tmp_path: Path) -> None:
+def test_a_minute_of_random_kills_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     figures, wrong = run(tmp_path, 54, 60)
     assert wrong == []
     assert figures["records"] > 0

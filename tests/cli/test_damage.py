@@ -74,7 +74,7 @@ def test_a_damaged_sst_is_named_and_other_tables_are_read(app: FlightsApp, damag
 
 
 @pytest.mark.parametrize("damage", SST_DAMAGE)
-def test_verify_finds_a_damaged_sst_and_without_reading_it_where_its_size_tells(app: FlightsApp, damage: str) -> None:
+def test_verify_finds_a_damaged_sst_and_needs_deep_only_if_the_size_is_right(app: FlightsApp, damage: str) -> None:
     key = app.heads["aircraft"].ssts[0].object
     SST_DAMAGE[damage](app.store, key, app.heads["carriers"].ssts[0].object)
     deep = slackwater("verify", "flights", "--deep")
@@ -129,7 +129,7 @@ def test_a_damaged_manifest_is_named_and_other_stages_are_read(manifest_damage: 
     assert (before.exit_code, before.stderr) == (0, "")
 
 
-def test_status_shows_the_stages_that_can_be_read_and_names_the_others(manifest_damage: tuple[str, str]) -> None:
+def test_status_shows_the_readable_stages_and_names_the_damaged_ones(manifest_damage: tuple[str, str]) -> None:
     key, said = manifest_damage
     for words in (["status", "flights"], ["status"]):
         found = slackwater(*words)
@@ -147,7 +147,7 @@ def test_verify_names_the_damaged_manifest(manifest_damage: tuple[str, str]) -> 
         assert key in found.stdout
 
 
-def test_an_app_whose_identity_is_damaged_does_not_hide_the_others(app: FlightsApp) -> None:
+def test_an_app_with_a_damaged_identity_does_not_hide_other_apps(app: FlightsApp) -> None:
     FlightsApp(app.store, app.kafka, "other")
     app.store.put(keys.app_info("flights"), b"{")
     found = slackwater("status")

@@ -1,4 +1,4 @@
-"""Times of the year 55,840 (milliseconds read as seconds) on the command line."""
+"""Times in the year 55,840 (milliseconds that were read as seconds) on the command line."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def app(tmp_path: Path) -> None:
         commit(store, head)
 
 
-def test_query_shows_it_on_the_terminal_as_json_and_in_files(tmp_path: Path) -> None:
+def test_query_shows_far_times_on_the_terminal_in_json_and_in_files(tmp_path: Path) -> None:
     sql = "FROM stage ORDER BY seen"
     assert FAR in slackwater("query", "app", sql)
     rows = json.loads(slackwater("query", "app", sql, "--json"))["rows"]
@@ -54,7 +54,7 @@ def test_query_shows_it_on_the_terminal_as_json_and_in_files(tmp_path: Path) -> 
         assert FAR in (tmp_path / f"out.{ending}").read_text()
 
 
-def test_bisect_finds_the_commit_that_brought_it_and_tells_the_key() -> None:
+def test_bisect_finds_the_commit_with_a_far_time_and_prints_its_key() -> None:
     where = "SELECT seen FROM stage WHERE last > '3000-01-01'"
     said = slackwater("bisect", "app", "--where", where)
     assert "stage v3 is the first bad commit" in said

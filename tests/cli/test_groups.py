@@ -50,13 +50,13 @@ def test_the_help_groups_the_verbs_and_gives_each_one_line() -> None:
         assert " ".join(help_of(verb)).count(sentence) or sentence in re.sub(r"\s+", " ", " ".join(help_of(verb))), verb
 
 
-def test_a_group_lists_whole_sentences_also_on_a_narrow_terminal() -> None:
+def test_a_group_lists_whole_sentences_even_on_a_narrow_terminal() -> None:
     result = CliRunner().invoke(main.app, ["bisect", "--help"], env={"COLUMNS": "50"}, prog_name="slackwater")
     words = re.sub(r"\s+", " ", result.stdout)
     assert "explain Show the answer, duration and reason of each moment of the search." in words
 
 
-def test_an_example_that_is_too_long_goes_on_behind_a_backslash() -> None:
+def test_a_long_example_continues_after_a_backslash() -> None:
     """A shell must read the intended command from it."""
     line = "slackwater query flights \"SELECT a, 'b' FROM c\" --out " + "x" * 40 + ".csv --limit 3    # all of it"
     _, _, comment, *parts = examples(line).splitlines()
@@ -67,7 +67,7 @@ def test_an_example_that_is_too_long_goes_on_behind_a_backslash() -> None:
 
 
 @pytest.mark.parametrize("word", SYNONYMS)
-def test_a_synonym_is_no_verb_and_leads_to_commands_that_there_are(word: str) -> None:
+def test_a_synonym_is_no_verb_but_the_error_names_commands_that_exist(word: str) -> None:
     assert word not in VERBS
     for words in SYNONYMS[word]:
         command, root = get_command(app), get_command(app)
@@ -113,7 +113,7 @@ def test_a_synonym_is_no_verb_and_leads_to_commands_that_there_are(word: str) ->
         ("snapshot xyzzy", "`slackwater snapshot --help` lists them"),
     ],
 )
-def test_a_word_that_is_no_verb_leads_to_the_right_one(words: str, hint: str) -> None:
+def test_the_error_for_an_unknown_verb_names_the_right_one(words: str, hint: str) -> None:
     result = CliRunner().invoke(main.app, words.split(), prog_name="slackwater")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"hint: {hint}" in result.stderr
@@ -132,13 +132,13 @@ def test_a_word_that_is_no_verb_leads_to_the_right_one(words: str, hint: str) ->
         (("bisect", "abort"), "you may mean slackwater bisect reset: "),
     ],
 )
-def test_a_word_that_is_taken_for_an_app_may_be_meant_as_a_verb(words: tuple[str, ...], hint: str) -> None:
+def test_an_unknown_app_that_is_named_like_a_verb_gets_a_hint(words: tuple[str, ...], hint: str) -> None:
     result = slackwater(*words)
     assert result.exit_code in (1, 2)
     assert hint in result.stderr
 
 
 @pytest.mark.usefixtures("isolated")
-def test_an_app_may_be_called_as_a_verb_is_elsewhere() -> None:
+def test_an_existing_app_that_is_named_like_a_verb_gets_no_hint() -> None:
     result = slackwater("bisect", "flights", "--where", "delay > 1")
     assert "you may mean" not in result.stderr

@@ -1,4 +1,4 @@
-"""Almost correct input on the command line: the suggestions in its messages must work."""
+"""Nearly correct input on the command line: commands that messages suggest must work."""
 
 import json
 import shlex
@@ -53,7 +53,7 @@ def done(*words: str) -> str:
     return result.stdout
 
 
-def test_the_clone_that_bisect_proposes_can_be_made_again_and_again() -> None:
+def test_the_clone_command_that_bisect_suggests_always_has_a_free_name() -> None:
     for free in ("flights-staging", "flights-staging-2", "flights-staging-3"):
         proposed = done("bisect", "flights", "--where", BAD).splitlines()[-1]
         assert proposed.split()[-1] == free
@@ -61,7 +61,7 @@ def test_the_clone_that_bisect_proposes_can_be_made_again_and_again() -> None:
 
 
 @pytest.mark.parametrize("verb", ["query", "get", "verify", "clone"])
-def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: str) -> None:
+def test_a_future_time_is_refused_by_every_verb_that_takes_a_ref(verb: str) -> None:
     others = {"query": ["FROM carriers"], "get": ["C1"], "clone": ["copy", *KAFKA], "verify": []}[verb]
     of = "flights/carriers" if verb == "get" else "flights"
     result = slackwater(verb, f"{of}@9000-01-01", *others)
@@ -91,7 +91,7 @@ def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: st
         (("query", "flights", "FROM carriers", "--out", "nowhere/x.csv"), 1, "no folder nowhere\n"),
     ],
 )
-def test_an_error_says_what_was_nearly_right(words: tuple[str, ...], code: int, said: str) -> None:
+def test_an_error_for_a_typo_names_the_nearest_valid_input(words: tuple[str, ...], code: int, said: str) -> None:
     result = slackwater(*words)
     assert (result.exit_code, result.stdout) == (code, "")
     assert said in result.stderr
@@ -104,7 +104,7 @@ def test_a_misspelled_query_is_not_taken_for_a_condition() -> None:
         assert "condition" not in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_folder_names_it(tmp_path: Path) -> None:
     assert f"no folder {tmp_path}/nope;" in done("status", "--store", "nope")
     assert f"no folder {tmp_path}/nope;" in done("status", "--cost", "--store", "nope")
     (tmp_path / "empty").mkdir()
@@ -118,7 +118,7 @@ def test_dev_down_names_the_folder_without_servers(tmp_path: Path) -> None:
     )
 
 
-def test_log_tells_no_work_of_versions_that_read_nothing() -> None:
+def test_log_shows_no_row_count_for_compactions() -> None:
     lines = [line.split() for line in done("log", "flights", "--stage", "carriers").splitlines()]
     (compaction,) = [line for line in lines if "compaction" in line]
     at = compaction.index("compaction")
@@ -133,7 +133,7 @@ def test_status_of_a_clone_names_the_topic_that_it_reads(app: FlightsApp) -> Non
     assert "flights-corrected ?" in done("status", "copy").splitlines()[2]
 
 
-def test_gc_without_rules_does_not_speak_of_retention_as_a_rule() -> None:
+def test_gc_without_rules_does_not_list_retention_as_a_reason() -> None:
     said = done("gc", "flights", "--dry-run")
     assert "that no rule expires" in said
     assert " retention," not in said

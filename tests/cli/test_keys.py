@@ -65,7 +65,7 @@ def app(tmp_path: Path) -> None:
 
 
 def words_of(key: Any) -> list[str]:
-    """Return the arguments for a key's column: text with a leading dash that is no number follows `--`."""
+    """Return the arguments for a key's column; text that begins with a dash and is no number follows `--`."""
     text = format_value(key)
     return ["--", text] if text.startswith("-") and not text[1:2].isdigit() and text != "-inf" else [text]
 
@@ -75,7 +75,7 @@ def keys() -> list[tuple[str, int, Any]]:
 
 
 @pytest.mark.parametrize(("table", "number", "key"), keys())
-def test_get_and_history_read_the_same_text(table: str, number: int, key: Any) -> None:
+def test_get_and_history_accept_the_same_text_as_key(table: str, number: int, key: Any) -> None:
     words = words_of(key)
     got = json.loads(slackwater("get", f"app/{table}", "--json", *words))
     assert got["row"]["v"] == number
@@ -84,13 +84,13 @@ def test_get_and_history_read_the_same_text(table: str, number: int, key: Any) -
 
 
 @pytest.mark.parametrize("key", PAIRS)
-def test_keys_of_several_columns_follow_each_other(key: tuple[Any, ...]) -> None:
+def test_keys_of_several_columns_are_separate_arguments(key: tuple[Any, ...]) -> None:
     got = json.loads(slackwater("get", "app/pairs", *map(format_value, key), "--json"))
     assert got["row"]["v"] == PAIRS.index(key)
 
 
 @pytest.mark.parametrize(("table", "number", "key"), [one for one in keys() if one[2] != "\t"])
-def test_forget_takes_out_the_key_that_get_shows(table: str, number: int, key: Any, tmp_path: Path) -> None:
+def test_forget_removes_exactly_the_given_key(table: str, number: int, key: Any, tmp_path: Path) -> None:
     text = format_value(key)
     (tmp_path / "keys.txt").write_text(f"{table}={text}\n")
     slackwater("verify", "app", "--forgotten", "--key", f"{table}={text}", code=1)
@@ -100,14 +100,14 @@ def test_forget_takes_out_the_key_that_get_shows(table: str, number: int, key: A
     slackwater("verify", "app", "--forgotten", "--key", f"{table}={text}")
 
 
-def test_what_diff_prints_as_a_key_can_be_typed_as_one() -> None:
+def test_a_key_that_diff_prints_can_be_typed_as_argument() -> None:
     slackwater("edit", "app/texts", "--sql", "UPDATE texts SET v = v + 100 WHERE v < 5")
     lines = slackwater("diff", "app/texts@v2", "app/texts@v3", "--table", "texts", code=1).splitlines()
     printed = {line.split("  ")[1].strip() for line in lines if line.startswith("changed")}
     assert {r"\N", r"\\N", r"\\\N", "-5"} <= printed
 
 
-def test_a_misspelt_option_is_none_of_the_keys() -> None:
+def test_a_misspelt_option_is_not_taken_for_a_key() -> None:
     result = CliRunner().invoke(main.app, ["get", "app/numbers", "-5", "--jsn"])
     assert result.exit_code == 2
     assert "--jsn" in result.output

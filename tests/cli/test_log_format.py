@@ -35,7 +35,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_fails_is_one_line_of_json_by_option_and_by_environment() -> None:
+def test_an_error_is_one_json_line_if_set_by_option_or_environment() -> None:
     words = ["run", "no-such.py", "--store", "/nowhere", "--kafka", "memory://log"]
     secret = {"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "hushhush"}
     by_option = CliRunner().invoke(main.app, [*words, "--log-format", "json"], env=secret)
@@ -50,7 +50,7 @@ def test_what_fails_is_one_line_of_json_by_option_and_by_environment() -> None:
     assert text.stderr.splitlines()[-1].startswith("error: no Python file named 'no-such.py'")
 
 
-def test_the_verbs_that_go_on_have_it() -> None:
+def test_every_long_running_verb_has_the_option() -> None:
     group = get_command(main.app)
     verbs = {name: group.get_command(None, name) for name in group.list_commands(None)}  # type: ignore[attr-defined, arg-type]
     found = {name for name, verb in verbs.items() if any(each.name == "log_format" for each in verb.params)}
@@ -58,7 +58,7 @@ def test_the_verbs_that_go_on_have_it() -> None:
     assert LOG_FORMAT.envvar == "SLACKWATER_LOG_FORMAT"
 
 
-def test_a_commit_names_its_version_and_its_trace(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_commit_line_has_its_version_and_trace(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     tracing = Tracing(TracerProvider())
     commit = {"app": "shop", "stage": "countries", "version": 12, "rows_in": 3}
     with tracing.batch("shop", "countries") as batch, committing_version("shop", "countries", 12):
@@ -71,9 +71,7 @@ def test_a_commit_names_its_version_and_its_trace(as_json: None, capsys: pytest.
     assert told == {"level": "INFO", "message": "countries v12: 3 records", **at, **ids}
 
 
-def test_a_record_of_the_log_is_a_line_with_its_logger_and_its_stack(
-    as_json: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_record_is_one_line_with_its_logger_and_stack(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("slackwater.test_log_format")
     log.propagate = False
     handler = terminal.NoteHandler(print, quoting=True)
@@ -94,7 +92,9 @@ def test_a_record_of_the_log_is_a_line_with_its_logger_and_its_stack(
     assert "ValueError: no number" in second["stacktrace"]
 
 
-def test_what_a_run_notes_is_told_beside_json_of_commits(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_a_run_go_to_stderr_beside_json_commits_on_stdout(
+    as_json: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     with reporting(Printer(as_json=True)) as reporter:
         reporter.note("waiting for records")
         reporter.show({"app": "shop", "version": 1}, "shop v1")

@@ -27,7 +27,7 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_help_is_there_in_less_than_four_tenths_of_a_second() -> None:
+def test_help_takes_less_than_four_tenths_of_a_second() -> None:
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*MODULE, "--help"], check=True, capture_output=True)
@@ -59,7 +59,7 @@ def test_help_lists_every_verb() -> None:
     assert all(f"  {verb} " in result.stdout for verb in main.VERBS)
 
 
-def test_the_version_is_the_packages() -> None:
+def test_the_printed_version_is_the_packages() -> None:
     from slackwater import __version__
 
     assert CliRunner().invoke(main.app, ["--version"]).stdout == f"slackwater {__version__}\n"
@@ -77,7 +77,7 @@ def test_a_missing_setting_is_a_usage_error() -> None:
     assert "SLACKWATER_STORE" in result.stderr
 
 
-def test_an_unknown_app_is_a_failure_that_names_the_nearest(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_app_names_the_nearest(tmp_path: Path) -> None:
     result = CliRunner().invoke(main.app, ["status", "flights", "--store", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: no app named 'flights'")
@@ -133,14 +133,14 @@ def test_debug_shows_where_an_error_comes_from(
     assert "Traceback" in result.stderr
 
 
-def test_ctrl_c_exits_with_130_and_says_nothing(failing: Callable[[BaseException], None]) -> None:
+def test_ctrl_c_exits_with_130_and_prints_nothing(failing: Callable[[BaseException], None]) -> None:
     failing(KeyboardInterrupt())
     result = CliRunner().invoke(main.app, ["status"])
     assert (result.exit_code, result.output) == (130, "")
 
 
-def test_a_daemon_thread_amid_native_code_does_not_crash_the_end_of_a_verb(tmp_path: Path) -> None:
-    """As of a run that ends by an error while a sink's function writes to Delta; without the rule, it crashed."""
+def test_a_daemon_thread_in_native_code_does_not_crash_a_verb_at_exit(tmp_path: Path) -> None:
+    """A run that fails while a sink's function writes to Delta had such a thread; without the rule, it crashed."""
     script = (
         "import sys, threading\n"
         "from deltalake import DeltaTable, write_deltalake\n"

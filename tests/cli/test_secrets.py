@@ -89,7 +89,7 @@ def everything_said(error: SlackwaterError) -> str:
 
 
 @pytest.mark.parametrize("accident", [*ERRORS, "drop", "hang"])
-def test_no_secret_is_in_what_any_request_says_when_it_fails(
+def test_no_failing_request_reveals_a_secret(
     stores: tuple[S3Store, ...], proxy: S3Proxy, caplog: pytest.LogCaptureFixture, accident: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -103,7 +103,7 @@ def test_no_secret_is_in_what_any_request_says_when_it_fails(
         tells_nothing(store, store.url, pickle.dumps(store), vars(store), caplog.text)
 
 
-def test_no_secret_is_said_of_a_server_that_is_away(
+def test_no_error_about_an_unreachable_server_reveals_a_secret(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", with_password(f"http://127.0.0.1:{choose_port()}"))
@@ -122,7 +122,7 @@ def test_no_secret_is_said_of_a_server_that_is_away(
         f"http://{SECRETS[3]}:{SECRETS[4]}@[::1",
     ],
 )
-def test_no_secret_is_said_of_an_endpoint_that_is_none(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_about_an_invalid_endpoint_reveals_a_secret(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     for url in ("", endpoint):
         with pytest.raises(SlackwaterError) as caught:
@@ -140,7 +140,7 @@ def test_no_secret_is_said_of_an_endpoint_that_is_none(endpoint: str, monkeypatc
         f"https://{SECRETS[3]}:{SECRETS[4]}@host/bucket",
     ],
 )
-def test_no_secret_is_said_of_a_store_root_that_has_one(root: str) -> None:
+def test_no_error_about_a_store_root_with_credentials_reveals_them(root: str) -> None:
     with pytest.raises(SlackwaterError, match="has credentials before '@'") as caught:
         open_store(root)
     tells_nothing(everything_said(caught.value))

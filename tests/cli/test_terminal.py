@@ -50,12 +50,12 @@ HOSTILE = st.text(
 
 
 def unseen(text: str) -> list[str]:
-    """Return the characters that a terminal would obey or not show, without our own line breaks."""
+    """Return the characters that a terminal would interpret or not show, except our own line breaks."""
     return [c for c in text if c != "\n" and unicodedata.category(c) in HIDDEN and c != "\u200d"]
 
 
 @given(st.text(st.characters()) | HOSTILE)
-def test_what_is_printable_is_one_line_of_characters_that_are_seen(text: str) -> None:
+def test_printable_returns_one_line_of_visible_characters(text: str) -> None:
     shown = printable(text)
     assert unseen(shown) == []
     assert len(shown.splitlines()) <= 1
@@ -64,7 +64,7 @@ def test_what_is_printable_is_one_line_of_characters_that_are_seen(text: str) ->
         assert shown == text
 
 
-def test_every_character_that_unicode_calls_control_or_format_is_written_out() -> None:
+def test_every_control_and_format_character_of_unicode_is_escaped() -> None:
     hidden = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in HIDDEN]
     assert [c for c in hidden if not printable(c).startswith("\\")] == []
     # Fillers and variation selectors are letters and marks to Unicode, and nothing to the eye.
@@ -86,12 +86,12 @@ def test_every_character_that_unicode_calls_control_or_format_is_written_out() -
         ("👩‍🚒 👩🏽‍🚒 ❤️‍🔥 1️⃣ ✈️ é 日本 عربي", "👩‍🚒 👩🏽‍🚒 ❤️‍🔥 1️⃣ ✈️ é 日本 عربي"),
     ],
 )
-def test_what_is_written_out_and_what_stays(text: str, shown: str) -> None:
+def test_which_characters_are_escaped_and_which_stay(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
 @given(st.dictionaries(HOSTILE, st.lists(st.text(st.characters(exclude_categories=[])) | HOSTILE)))
-def test_json_keeps_the_values_and_steers_no_terminal(data: dict[str, list[str]]) -> None:
+def test_json_keeps_the_values_but_escapes_control_characters(data: dict[str, list[str]]) -> None:
     document = escaped_in_json(json.dumps(data, ensure_ascii=False))
     assert json.loads(document) == data
     assert unseen(document) == []
@@ -114,7 +114,7 @@ OURS = re.compile(r"\x1b\[[0-9;]*[mAKHJ]|\x1b\[\?25[lh]|\r|\x1b\[2K")
 @pytest.mark.parametrize("tty", [False, True])
 @scaled(40)
 @given(text=HOSTILE, json_too=st.booleans())
-def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too: bool) -> None:
+def test_no_renderer_prints_untrusted_text_unescaped(tty: bool, text: str, json_too: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         out, err = Terminal(tty=tty), Terminal(tty=tty)
         patch.setattr(sys, "stdout", out)
@@ -144,7 +144,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
             assert unseen(OURS.sub("", shown) if tty else shown) == []
 
 
-def test_a_quoted_text_cannot_pass_for_a_line_of_ours() -> None:
+def test_quoted_text_cannot_imitate_a_line_of_ours() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", err := Terminal(tty=False))
         terminal.Printer(as_json=False).show_error(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
@@ -162,7 +162,7 @@ def test_rich_finds_no_markup_in_data() -> None:
         assert markup in out.getvalue()
 
 
-def test_log_records_and_lines_of_spark_are_shown_like_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_records_and_spark_lines_are_escaped_too(capsys: pytest.CaptureFixture[str]) -> None:
     handler = terminal.NoteHandler(terminal.print_note, quoting=True)
     logger = logging.Logger("strangers")
     logger.addHandler(handler)
@@ -267,7 +267,7 @@ def check(words: tuple[str, ...], text: str) -> None:
 
 @pytest.mark.usefixtures("isolated")
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
-def test_no_verb_passes_on_what_strangers_say(
+def test_no_verb_prints_untrusted_text_unescaped(
     hostile: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "--store" not in words:
@@ -279,14 +279,14 @@ def test_no_verb_passes_on_what_strangers_say(
 @pytest.mark.usefixtures("isolated")
 @scaled(60)
 @given(words=st.sampled_from([words for words in VERBS if any("{}" in word for word in words)]), text=HOSTILE)
-def test_no_verb_passes_on_whatever_it_is_given(hostile: str, words: tuple[str, ...], text: str) -> None:
+def test_no_verb_prints_its_arguments_unescaped(hostile: str, words: tuple[str, ...], text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLACKWATER_STORE", hostile)
         # Never a name that is allowed: a clone would look for Kafka.
         check(words, "\x1b" + text.replace("\x00", "0"))
 
 
-def test_the_header_of_a_result_is_shown_as_what_it_is(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_column_names_of_a_result_are_escaped(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_STORE", hostile)
     sql = 'SELECT 1 AS "\x1b]0;owned\x07", 2 AS ">b", \'x\' AS ">c"'
     out, _ = run("query", "flights", sql)
@@ -307,7 +307,7 @@ ALLOWED = {
 }
 
 
-def test_nothing_prints_but_through_the_one_place() -> None:
+def test_only_the_terminal_module_prints() -> None:
     found = []
     for path, tree in modules(matching=rf"\b({'|'.join(PRINTS)})\b|\bstd(out|err)\b|__stderr__"):
         if str(path) in ALLOWED:

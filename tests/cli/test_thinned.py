@@ -1,4 +1,4 @@
-"""Times that garbage collection has thinned out: the moment used instead, and the notes about it."""
+"""Times that garbage collection has thinned out: which moment is used instead, and the notes about it."""
 
 import json
 from copy import copy
@@ -60,7 +60,7 @@ def boundary_of(app: FlightsApp) -> Boundary:
     return limit
 
 
-def test_a_time_that_was_thinned_out_is_answered_with_a_note_which_moment_it_is(thinned: FlightsApp) -> None:
+def test_a_query_at_a_thinned_out_time_notes_the_moment_used_instead(thinned: FlightsApp) -> None:
     limit = boundary_of(thinned)
     # In the middle of a busy hour; nothing of its commits is left but the last.
     moment = next(each for each in limit.moments if each.until_ms < each.time_ms + HOUR_MS)
@@ -82,7 +82,7 @@ def test_a_time_that_was_thinned_out_is_answered_with_a_note_which_moment_it_is(
         assert (found["source"] if verb == "clone" else found)["thinned_out"] == expected
 
 
-def test_a_time_of_which_the_very_moment_is_left_has_no_note(thinned: FlightsApp) -> None:
+def test_a_query_at_a_time_that_is_kept_has_no_note(thinned: FlightsApp) -> None:
     for moment in boundary_of(thinned).moments:
         for time_ms in {moment.time_ms, moment.until_ms}:
             said = slackwater("query", f"flights@{at(time_ms)}", "FROM carriers")
@@ -91,7 +91,7 @@ def test_a_time_of_which_the_very_moment_is_left_has_no_note(thinned: FlightsApp
     assert slackwater("query", "flights", "FROM carriers").stderr == ""
 
 
-def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> None:
+def test_bisect_notes_where_the_history_is_thinned_out(thinned: FlightsApp) -> None:
     where = ("--where", "SELECT 1 FROM carriers HAVING sum(flights) > 195")
     said = slackwater("bisect", "flights", *where)
     assert said.exit_code == 0, said.output
@@ -115,7 +115,7 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
     assert (found["candidates"], found["begins"]) == ([], begins)
 
 
-def test_the_log_shows_what_is_gone(thinned: FlightsApp) -> None:
+def test_the_log_shows_thinned_out_versions(thinned: FlightsApp) -> None:
     entries = from_json("log", "flights", "--stage", "carriers", "--limit", "0")
     left = [entry["version"] for entry in entries]
     gone = [

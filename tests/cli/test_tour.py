@@ -43,7 +43,7 @@ sys.addaudithook(offline)
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Return the environment of a machine with Python alone."""
+    """Return the environment of a machine with only Python."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(BARE)
     home = {
@@ -103,7 +103,7 @@ def rows(con: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
     return con.sql(sql).to_arrow_table().to_pylist()
 
 
-def test_it_answers_with_neither_java_spark_kafka_nor_network(told: Any, folder: Path) -> None:
+def test_the_tour_needs_no_java_spark_kafka_or_network(told: Any, folder: Path) -> None:
     assert [step["command"].split()[1] for step in told["steps"]] == [step.words[0] for step in STEPS]
     assert (Path(told["folder"]), sorted(path.name for path in folder.iterdir())) == (
         folder,
@@ -111,7 +111,7 @@ def test_it_answers_with_neither_java_spark_kafka_nor_network(told: Any, folder:
     )
 
 
-def test_the_totals_are_those_of_the_flights(told: Any, truth: duckdb.DuckDBPyConnection) -> None:
+def test_the_totals_equal_those_computed_from_the_flights(told: Any, truth: duckdb.DuckDBPyConnection) -> None:
     now, then, *_ = (step["result"] for step in told["steps"])
     sql = "SELECT carrier, flights, worst FROM sent ORDER BY worst DESC LIMIT 3"
     assert now["rows"] == [pytest.approx(row) for row in rows(truth, sql)]
@@ -122,7 +122,7 @@ def test_the_totals_are_those_of_the_flights(told: Any, truth: duckdb.DuckDBPyCo
         assert row["worst"] <= whole["worst"] < 24 * 60
 
 
-def test_the_clone_has_what_the_flights_say_and_the_app_differs_for_one_carrier(
+def test_the_clone_equals_the_raw_flights_and_the_app_differs_for_one_carrier(
     told: Any, truth: duckdb.DuckDBPyConnection
 ) -> None:
     diff, history = told["steps"][2]["result"], told["steps"][3]["result"]
@@ -138,7 +138,7 @@ def test_the_clone_has_what_the_flights_say_and_the_app_differs_for_one_carrier(
     assert (newest["flights"], newest["delay"]) == pytest.approx((sent["flights"], sent["delay"]))
 
 
-def test_the_records_are_the_first_bad_ones_of_all_that_were_sent(told: Any, feed: Any) -> None:
+def test_the_records_named_are_the_first_bad_ones_that_were_sent(told: Any, feed: Any) -> None:
     bad: dict[tuple[int, int], dict[str, Any]] = {}
     ends = [0] * feed.PARTITIONS
     for message in feed.flight_messages(feed.events(), "flights", 0, FLIGHTS, "UA", FAULT_FROM):
@@ -175,7 +175,9 @@ def test_a_terminal_gets_text_and_the_page_until_ctrl_c(bare: Mapping[str, str])
 
 
 @pytest.mark.usefixtures("told")
-def test_what_it_proposes_runs_and_this_version_finds_the_store_whole(bare: Mapping[str, str], folder: Path) -> None:
+def test_the_commands_that_the_tour_suggests_run_and_verify_finds_no_damage(
+    bare: Mapping[str, str], folder: Path
+) -> None:
     environment = {name: value for name, value in bare.items() if not name.startswith("SLACKWATER_")}
     proposed = (*recording.NEXT, f"slackwater verify {recording.STAGING} --deep")
     for _, *words in map(shlex.split, proposed):
@@ -193,7 +195,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../out", "/absolute", "link"])
-def test_an_archive_writes_nothing_outside_of_its_folder(tmp_path: Path, name: str) -> None:
+def test_an_archive_writes_nothing_outside_its_folder(tmp_path: Path, name: str) -> None:
     entry = tarfile.TarInfo(name)
     if name == "link":
         entry.type, entry.linkname = tarfile.SYMTYPE, os.devnull

@@ -24,7 +24,7 @@ METHODS: dict[str, tuple[type, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("question", METHODS)
-def test_a_declared_parameter_is_everywhere(question: str) -> None:
+def test_a_declared_parameter_exists_in_methods_routes_and_tools(question: str) -> None:
     declaration, methods = METHODS[question]
     names = get_type_hints(declaration).keys()
     for method in methods:
@@ -34,18 +34,18 @@ def test_a_declared_parameter_is_everywhere(question: str) -> None:
         assert names <= {*asked.__struct_fields__}
 
 
-def test_a_declared_parameter_is_an_option() -> None:
+def test_a_declared_parameter_is_an_option_of_the_verb() -> None:
     root: Any = get_command(app)
     for question, declaration in (("diff", DiffOptions), ("bisect", WrongOptions)):
         options = {name for param in root.get_command(None, question).params for name in param.opts}
         assert {f"--{name}" for name in get_type_hints(declaration)} <= options
 
 
-def test_another_parameter_is_pythons_own_error() -> None:
+def test_an_undeclared_parameter_raises_pythons_own_error() -> None:
     moment: Any = Moment.diff
     with pytest.raises(TypeError, match=r"diff\(\) got an unexpected keyword argument 'tabel'"):
         moment(object(), object(), tabel="carriers")
 
 
-def test_declared_parameters_come_before_a_functions_own_keywords() -> None:
+def test_declared_parameters_precede_a_methods_own_keywords() -> None:
     assert [each.name for each in all_parameters(inspect.unwrap(StoredApp.bisect))][1:4] == ["where", "check", "good"]

@@ -1,4 +1,4 @@
-"""`slackwater new`: its files, its refusals, and that the project runs."""
+"""`slackwater new`: its files and refusals, and that the new project runs."""
 
 import keyword
 import subprocess
@@ -60,7 +60,7 @@ def test_no_file_is_replaced(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unusable_path_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="'Shop' is not usable"):
         write_project("Shop")
     with pytest.raises(Refused, match="no folder"):
@@ -77,7 +77,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
 @given(
     st.one_of(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True), st.sampled_from(["json", "feed", "class"]))
 )
-def test_a_program_has_a_name_that_can_be_imported_and_hides_no_module(app: str) -> None:
+def test_the_program_gets_an_importable_name_that_shadows_no_module(app: str) -> None:
     module = module_of(app)
     assert module.isidentifier()
     assert not keyword.iskeyword(module)
@@ -94,7 +94,7 @@ def test_ruff_finds_nothing_wrong_with_a_project(app: str, tmp_path: Path) -> No
         assert found.returncode == 0, found.stdout
 
 
-def test_the_settings_of_a_project_are_understood(tmp_path: Path) -> None:
+def test_the_settings_of_a_project_are_valid(tmp_path: Path) -> None:
     write_project("my-orders", tmp_path / "orders")
     loaded = settings.load(environ={}, folder=tmp_path / "orders")
     assert (loaded.store, loaded.brokers) == (str(tmp_path / "orders" / "state"), "localhost:9092")
@@ -102,7 +102,7 @@ def test_the_settings_of_a_project_are_understood(tmp_path: Path) -> None:
     assert not loaded.retention_of("my-orders").keeps_everything
 
 
-def test_the_page_of_a_first_app_shows_the_program_that_is_written(tmp_path: Path) -> None:
+def test_the_first_app_page_shows_the_program_that_is_written(tmp_path: Path) -> None:
     write_project("shop", tmp_path / "shop")
     program = (tmp_path / "shop" / "shop.py").read_text()
     (shown,) = (block.code for block in blocks("python", "docs/first-app.md") if "@app.stage" in block.code)

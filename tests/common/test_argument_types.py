@@ -1,4 +1,4 @@
-"""Wrong argument types of public functions give a sentence before anything is done."""
+"""Arguments of a wrong type: public functions raise a readable error before anything is done."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,14 +110,14 @@ CALLS: dict[str, tuple[Callable[[StoredApp], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_type_is_a_sentence(app: StoredApp, name: str) -> None:
+def test_a_wrong_type_raises_a_readable_error(app: StoredApp, name: str) -> None:
     call, expected = CALLS[name]
     with pytest.raises(Usage) as caught:
         call(app)
     assert caught.value.message.startswith(expected)
 
 
-def test_a_decorator_without_parentheses_is_a_sentence() -> None:
+def test_a_decorator_without_parentheses_raises_a_readable_error() -> None:
     with pytest.raises(Usage, match=r"^@app\.stage is used without parentheses above 'rows'") as caught:
 
         @sw.App("a").stage  # type: ignore[call-arg,arg-type]
@@ -127,13 +127,13 @@ def test_a_decorator_without_parentheses_is_a_sentence() -> None:
     assert caught.value.hint == "write @app.stage(reads=…) above def rows"
 
 
-def test_one_text_where_several_are_meant_says_how_to_write_it(app: StoredApp) -> None:
+def test_a_string_in_place_of_a_list_gets_a_hint(app: StoredApp) -> None:
     with pytest.raises(Usage) as caught:
         app.compact("carriers")
     assert caught.value.hint == "write ['carriers'] for a single one"
 
 
-def test_a_wrong_word_is_still_pythons_own_error() -> None:
+def test_an_unknown_keyword_raises_pythons_own_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'read'"):
         sw.App("a").stage(read=sw.topic("t"))  # type: ignore[call-arg]
 
@@ -151,7 +151,7 @@ def public() -> Iterator[Any]:
                     yield value.__wrapped__
 
 
-def test_the_types_of_all_public_functions_are_known() -> None:
+def test_the_checker_knows_the_types_of_all_public_functions() -> None:
     functions = [*public()]
     assert len(functions) > 90
     for function in functions:
@@ -162,8 +162,8 @@ VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary()
 
 
 @given(value=VALUES)
-def test_what_a_type_says_is_what_is_taken(value: object) -> None:
-    """Compares each annotation with Python's `isinstance`."""
+def test_the_checker_accepts_what_the_annotations_allow(value: object) -> None:
+    """Compares the result for each annotation with Python's `isinstance`."""
 
     def of_text(value: str) -> None: ...
     def of_text_or_none(value: str | None = None) -> None: ...
@@ -187,7 +187,7 @@ def test_what_a_type_says_is_what_is_taken(value: object) -> None:
             check_arguments(function, declares=False)(value)
 
 
-def test_a_checked_method_keeps_its_name_its_words_and_its_signature() -> None:
+def test_a_checked_method_keeps_its_name_docstring_and_signature() -> None:
     @check_method_arguments
     class Example:
         def shown(self, name: str, *, limit: int = 3) -> str:
@@ -204,13 +204,13 @@ def test_a_checked_method_keeps_its_name_its_words_and_its_signature() -> None:
 
 
 @given(st.timedeltas(min_value=timedelta(milliseconds=1), max_value=timedelta(days=30_000)))
-def test_a_timedelta_is_so_long_ago_whatever_its_sign(span: timedelta) -> None:
+def test_a_timedelta_means_that_long_ago_whatever_its_sign(span: timedelta) -> None:
     expected = AtTime(NOW_MS - round(span / timedelta(milliseconds=1)))
     assert parse_ref(f"app@{moment_text(span)}", now_ms=NOW_MS).moment == expected
     assert parse_ref(f"app@{moment_text(-span)}", now_ms=NOW_MS).moment == expected
 
 
-def test_no_span_is_now_and_a_date_is_its_first_instant() -> None:
+def test_a_zero_timedelta_is_now_and_a_date_is_its_first_instant() -> None:
     assert parse_ref(f"app@{moment_text(timedelta(0))}", now_ms=NOW_MS).moment == Latest()
     midnight = datetime(2026, 11, 20).astimezone()
     assert parse_ref(f"app@{moment_text(date(2026, 11, 20))}", now_ms=NOW_MS).moment == AtTime(
@@ -220,7 +220,7 @@ def test_no_span_is_now_and_a_date_is_its_first_instant() -> None:
     assert parse_ref(f"app@{moment_text(noon)}", now_ms=NOW_MS).moment == AtTime(round(noon.timestamp() * 1_000))
 
 
-def test_moments_are_taken_as_python_says_them_everywhere(app: StoredApp, tmp_path: Path) -> None:
+def test_every_method_with_a_moment_takes_timedeltas_and_dates(app: StoredApp, tmp_path: Path) -> None:
     ago = timedelta(days=1)
     assert app.at(ago).versions == app.at("-1d").versions
     assert app.diff(date(2026, 1, 1), ago).equal

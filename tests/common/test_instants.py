@@ -24,19 +24,19 @@ def test_the_present_is_in_milliseconds() -> None:
         ("milliseconds", "2026-11-21T07:12:59.999Z"),
     ],
 )
-def test_a_time_is_cut_off_and_never_rounded_up(precision: str, words: str) -> None:
+def test_a_time_is_truncated_and_never_rounded_up(precision: str, words: str) -> None:
     assert instants.format_iso(1_795_245_179_999, precision) == words
 
 
 @given(st.integers(0, 4_000_000_000_000))
-def test_a_time_as_shown_is_a_ref_that_includes_it(time_ms: int) -> None:
+def test_a_displayed_time_is_a_ref_that_includes_the_time(time_ms: int) -> None:
     moment = parse_ref(f"flights@{instants.format_iso(time_ms)}", now_ms=time_ms).moment
     assert isinstance(moment, AtTime)
     assert time_ms <= moment.time_ms < time_ms + 1000
 
 
 @given(st.integers(0, 4_000_000_000_000))
-def test_a_time_to_the_millisecond_is_a_ref_to_it(time_ms: int) -> None:
+def test_a_time_in_milliseconds_is_a_ref_to_exactly_that_time(time_ms: int) -> None:
     exact = instants.format_iso(time_ms, "milliseconds")
     assert parse_ref(f"flights@{exact}", now_ms=time_ms).moment == AtTime(time_ms)
 
@@ -50,22 +50,22 @@ def test_ages(elapsed_ms: int, words: str) -> None:
     assert instants.format_age(1_000_000, 1_000_000 + elapsed_ms) == words
 
 
-def test_a_time_with_its_age_is_both() -> None:
+def test_a_time_can_be_shown_with_its_age() -> None:
     time_ms = instants.now_ms() - 90_000
     assert instants.format_with_age(time_ms) == f"{instants.format_iso(time_ms)} (1 min ago)"
 
 
 @given(st.integers(0, 4_102_444_800_000))
-def test_a_time_is_read_as_it_is_written(time_ms: int) -> None:
+def test_a_formatted_time_parses_to_the_same_time(time_ms: int) -> None:
     assert instants.parse_instant("--at", instants.format_iso(time_ms, "milliseconds")) == time_ms
 
 
-def test_a_span_back_counts_from_now() -> None:
+def test_a_negative_span_counts_back_from_now() -> None:
     assert abs(instants.now_ms() - 300_000 - instants.parse_instant("--at", "-5m")) < 60_000
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "-soon", "25:00", "99999-01-01"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(Usage, match="--at"):
         instants.parse_instant("--at", text)
 
@@ -97,7 +97,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("zone", "text"), [*TWICE, *NEVER])
-def test_an_hour_that_is_twice_or_never_is_said(local: Callable[[str], None], zone: str, text: str) -> None:
+def test_a_local_time_that_occurs_twice_or_never_is_refused(local: Callable[[str], None], zone: str, text: str) -> None:
     local(zone)
     expected = {
         datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold).astimezone(UTC) for fold in (0, 1)
@@ -119,7 +119,7 @@ def test_an_hour_that_is_twice_or_never_is_said(local: Callable[[str], None], zo
 
 
 @given(LOCAL, st.sampled_from(["Europe/Berlin", "America/New_York"]))
-def test_all_other_local_times_are_what_the_zone_says(at: datetime, zone: str) -> None:
+def test_all_other_local_times_follow_the_time_zone(at: datetime, zone: str) -> None:
     first, second = (at.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", zone)
@@ -135,7 +135,7 @@ def test_all_other_local_times_are_what_the_zone_says(at: datetime, zone: str) -
             time.tzset()
 
 
-def test_a_date_is_its_first_instant_also_where_midnight_is_twice_or_never(local: Callable[[str], None]) -> None:
+def test_a_date_is_its_first_instant_even_if_midnight_occurs_twice_or_never(local: Callable[[str], None]) -> None:
     local("America/Havana")
     for day in ("2026-11-01", "2026-03-08"):
         start = datetime.fromtimestamp(instants.parse_iso(day) / 1000, ZoneInfo("America/Havana"))

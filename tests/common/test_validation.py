@@ -1,4 +1,4 @@
-"""Numeric settings: each accepted value equals the value that is stored and read again; others are refused by name."""
+"""Numeric settings: every accepted value survives storing and reading; errors for other values name the setting."""
 
 import math
 
@@ -38,7 +38,7 @@ LEVELED = ("l0_trigger", "level_base_bytes", "fanout", "max_space_amplification"
     ),
     NUMBERS,
 )
-def test_a_policy_is_refused_or_read_again_as_it_was_declared(which: tuple[type[Policy], str], value: object) -> None:
+def test_a_policy_is_refused_or_reads_back_as_declared(which: tuple[type[Policy], str], value: object) -> None:
     declare, knob = which
     try:
         policy = declare(**{knob: value})  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_a_policy_is_refused_or_read_again_as_it_was_declared(which: tuple[type[
 
 
 @given(NUMBERS, st.integers(0, 3))
-def test_what_is_whole_is_what_counts_something(value: object, least: int) -> None:
+def test_only_integers_of_at_least_the_minimum_are_whole_numbers(value: object, least: int) -> None:
     is_count = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
     try:
         assert check_whole("n", value, least) == value
@@ -61,7 +61,7 @@ def test_what_is_whole_is_what_counts_something(value: object, least: int) -> No
         assert is_count
 
 
-def test_a_whole_number_that_is_written_as_a_fraction_is_refused_with_the_way_to_write_it() -> None:
+def test_a_whole_number_written_as_a_fraction_is_refused_with_a_hint() -> None:
     with pytest.raises(
         Usage, match=r"target_file_bytes is 64000000\.0; expected a whole number, 1048576 to 35184372088832"
     ) as told:
@@ -74,7 +74,7 @@ def test_a_whole_number_that_is_written_as_a_fraction_is_refused_with_the_way_to
         sw.universal(l0_trigger=True)
 
 
-def test_a_ratio_without_end_is_refused_with_what_to_write_instead() -> None:
+def test_an_infinite_ratio_is_refused_with_an_alternative() -> None:
     with pytest.raises(Usage, match="max_space_amplification is inf; expected a finite number, 0 to 1e") as told:
         sw.universal(max_space_amplification=math.inf)
     assert "1e9" in told.value.hint
@@ -85,7 +85,7 @@ def test_a_ratio_without_end_is_refused_with_what_to_write_instead() -> None:
         sw.leveled(fanout=math.inf)
 
 
-def test_a_ratio_that_no_float_can_hold_is_refused() -> None:
+def test_a_ratio_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(Usage, match="expected a finite number"):
         check_finite("ratio", 10**400, 0)
 
@@ -103,13 +103,13 @@ def test_a_ratio_that_no_float_can_hold_is_refused() -> None:
         ("patience_s", math.inf),
     ],
 )
-def test_how_to_run_an_app_is_said_in_numbers_that_could_work(option: str, value: float) -> None:
+def test_run_options_out_of_range_are_refused(option: str, value: float) -> None:
     with pytest.raises(Usage, match=f"{option} is {value}; expected a"):
         Options(store="s", kafka={}, **{option: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", ["all_ms", "versions", "hourly_ms", "daily_ms"])
-def test_a_rule_of_retention_is_a_whole_number(rule: str) -> None:
+def test_a_retention_rule_must_be_a_whole_number(rule: str) -> None:
     for value in (2.5, True, -1, math.nan):
         said = rule.removesuffix("_ms")
         with pytest.raises(Usage, match=f"retention: {said} is {value}; expected a whole number"):

@@ -1,7 +1,7 @@
-"""A store with objects of every kind, ways to corrupt them, and readers that must stay right or name the object.
+"""Objects of every kind, ways to corrupt them, and readers that must stay correct or name the corrupt object.
 
-The world is an app `flights` with all that the census knows, its clone `staging`, and its replica under another root.
-Notes of unfinished operations, which keep verbs from beginning, are in worlds of their own.
+The world is an app `flights` with every kind of object that the census lists, its clone `staging`, and its replica
+under another root. Notes of unfinished operations, which keep verbs from starting, are in separate worlds.
 """
 
 import re
@@ -57,7 +57,7 @@ from tests.support.manifests import SMALL_LEAVES, claim
 
 BY = "ada@host"
 NOW_MS = 2_000_000_000_000
-"""When readers ask."""
+"""Present time of the readers."""
 UNREAD = {
     "<app>/channels.json",  # for people: what recovery needs of it is in manifests
     "<app>/gc.json",  # its time and size are all that it says
@@ -67,14 +67,14 @@ UNREAD = {
     "<app>/snapshots.json",
     "<app>/stages/<stage>/pages/<span>.json",
 }
-"""Kinds that none of the readers reads, in a history as short as this."""
+"""Kinds of objects that no reader needs, with a history as short as this."""
 DAMAGES = ("bit", "byte", "cut", "zeros", "empty", "swapped", "older", "foreign")
 _REPLICA = "/srv/replica"
 
 
 @dataclass
 class World:
-    """Stores of an app and its replica, the broker, and what was in an object before it was overwritten."""
+    """Stores of an app and its replica, the broker, and the content of overwritten objects before the overwrite."""
 
     app: FlightsApp
     replica: AgingStore
@@ -92,7 +92,7 @@ class World:
 
 
 def _made(more: int) -> World:
-    """An app with an object of every kind that lets verbs begin; `more` flights than other apps of the name."""
+    """Return an app with an object of every kind that does not keep verbs from starting, with `more` extra flights."""
     with patch.multiple(fold, **SMALL_LEAVES):
         app = whole_app()
         return _completed(app, more)
@@ -134,7 +134,7 @@ def _completed(app: FlightsApp, more: int) -> World:
 
 @cache
 def world(note: str = "") -> World:
-    """The world, once; with one more note in the folder of `flights`."""
+    """Return the world; with `note`, a copy of it that has this note in the folder of `flights`."""
     if not note:
         return _made(0)
     noted = world().copied()
@@ -149,7 +149,7 @@ def world(note: str = "") -> World:
 
 @cache
 def twin() -> World:
-    """Another app of the same name, in another store."""
+    """Return another app with the same name, in another store."""
     return _made(5)
 
 
@@ -185,7 +185,10 @@ _CLI = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Output of a reader: `said` is compared, `errors` must name a damaged object if `said` is another one."""
+    """Output of a reader.
+
+    `said` is compared with the undisturbed output; if it differs, `errors` must name the damaged object.
+    """
 
     said: str
     errors: str = ""
@@ -209,7 +212,7 @@ def _typed(world: World, words: tuple[str, ...]) -> Answer:
 
 
 def _rows(store: Any, app: str) -> str:
-    """The rows of an app's tables, by a query."""
+    """Return the rows of an app's tables by a query."""
     with TemporaryDirectory() as folder:
         con = connect(store, SstCache(Path(folder), 1 << 30), resolve(store, app, now_ms=NOW_MS))
         try:
@@ -234,7 +237,7 @@ def _recovered(world: World) -> Answer:
 
 
 def _restarted(world: World) -> Answer:
-    """Each stage is claimed, and commits a batch without records."""
+    """Claim each stage, and commit a batch without records."""
     store = store_of(world.app)
     check_exclusion(store, "flights", Intent.RUN)
     for stage in STAGES:
@@ -245,7 +248,7 @@ def _restarted(world: World) -> Answer:
 
 
 def _notes(world: World) -> Answer:
-    """What verbs and runners ask about notes beside the history."""
+    """Return what verbs and runners read besides the history: protection, heartbeats, requests, journals."""
     store = store_of(world.app)
     said: list[object] = [protection_of(store, "flights"), removal_of(store, "flights"), find_hold(store, "flights")]
     said += [folder.all(store, "flights") for folder in (HEARTBEATS, RETRIES, EDITS)]
@@ -266,12 +269,12 @@ READERS: Mapping[str, Callable[[World], Answer]] = {
 ROW_READERS = ("get", *(name for name in _CLI if name.startswith(("query", "diff", "history"))), *_CHANGING)
 """Readers whose answers are rows."""
 NOTE_READERS = ("notes", "status", "restart", "clone", "clone list", "app rm", "snapshot list", "recover")
-"""Readers that are asked in the worlds of notes."""
+"""Readers to run in the worlds that have a note."""
 
 
 @contextmanager
 def _read_keys(stores: tuple[AgingStore, ...]) -> Iterator[dict[int, set[str]]]:
-    """Keys that are read inside, by the number of the store; a listing reads its prefix."""
+    """Collect the keys that are read in the block, by number of the store; a listing counts as a read of its prefix."""
     read: dict[int, set[str]] = {number: set() for number in range(len(stores))}
     for number, store in enumerate(stores):
         store.before = lambda verb, key, number=number: read[number].add(key if verb == "get" else f"{verb} {key}")
@@ -280,7 +283,7 @@ def _read_keys(stores: tuple[AgingStore, ...]) -> Iterator[dict[int, set[str]]]:
 
 @cache
 def undisturbed(note: str, reader: str) -> tuple[Answer, dict[int, set[str]]]:
-    """A reader's answer in a world, and the keys that it read."""
+    """Return a reader's answer in an undamaged world, and the keys that it read."""
     copy = world(note).copied()
     with _read_keys(copy.stores()) as read:
         answer = answered(copy, reader)
@@ -296,7 +299,7 @@ def answered(world: World, reader: str) -> Answer:
 
 @dataclass(frozen=True)
 class Corruption:
-    """One object that is not what was written."""
+    """An object whose content differs from what was written."""
 
     note: str
     """The world's note."""
@@ -309,7 +312,7 @@ class Corruption:
         return self.key in undisturbed(self.note, reader)[1][self.store]
 
     def bytes(self) -> bytes:
-        """The object's new bytes."""
+        """Return the object's damaged content."""
         world_, chance = world(self.note), Random(self.seed)
         store = world_.stores()[self.store]
         old = MemoryStore.get(store, self.key)
@@ -340,7 +343,7 @@ class Corruption:
 
 
 def _of_staging(note: str) -> bytes:
-    """The same note in the folder of another app."""
+    """Return the same note, written for another app."""
     value = (NOTES | UNFINISHED | REQUESTED).get(note)
     return codec.encode(replace(value, app="staging")) if hasattr(value, "app") else b"{}"
 
@@ -352,7 +355,7 @@ def kind_of(key: str) -> str:
 
 @cache
 def places() -> dict[str, list[tuple[str, int, str]]]:
-    """Objects of each kind: the note of their world, the number of their store, and their key."""
+    """Return the objects of each kind as (note of the world, number of the store, key)."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     for note in worlds():
         for number, store in enumerate(world(note).stores()):
@@ -362,9 +365,9 @@ def places() -> dict[str, list[tuple[str, int, str]]]:
 
 
 def corruptions(count: int, seed: str) -> Iterator[tuple[Corruption, Iterator[str]]]:
-    """Yield corruptions by chance, each with the readers of the object, in an order by chance.
+    """Yield random corruptions, each with the readers of the object in random order.
 
-    Kinds of objects come in turns, so that rare ones are damaged as often.
+    Kinds of objects take turns, so that rare kinds are damaged as often.
     """
     chance = Random(seed)
     kinds = sorted(places().keys() - UNREAD)
@@ -381,7 +384,7 @@ def corruptions(count: int, seed: str) -> Iterator[tuple[Corruption, Iterator[st
 
 
 def wrong(corruption: Corruption, reader: str) -> str | None:
-    """Say how a reader of a corrupt object goes wrong; None if it answers as before, or names the object."""
+    """Describe how a reader of a corrupt object fails; None if it answers as before, or names the object."""
     note, key = corruption.note, corruption.key
     expected, new = undisturbed(note, reader)[0], corruption.bytes()
     copy = world(note).copied()

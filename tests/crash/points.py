@@ -1,7 +1,7 @@
-"""Numbered calls of a process to its stores and its broker, and the end of the process at any of them.
+"""Numbered calls of a process to its stores and its broker, and crashes of the process at any of these calls.
 
-Every test that kills something uses this: `killed_at_each_call` yields worlds, `Calls` does the killing.
-`--crash-points` prints the share of points that a session hit.
+Every test that simulates a kill uses this module: `killed_at_each_call` yields worlds, `Calls` kills. `--crash-points`
+prints the share of crash points that a session hit.
 """
 
 import os
@@ -20,26 +20,25 @@ from tests.models.profiles import SEARCHES
 T = TypeVar("T")
 World = TypeVar("World")
 SEED = os.environ.get("SEED", "1")
-"""Seed of the points that a profile without search tries."""
+"""Seed of the crash points that are tried in profiles without a search."""
 _SAMPLE = 3
-"""Points that such a profile tries of one verb."""
+"""Number of crash points per verb in these profiles."""
 _TRIES = 20
-"""Times that a verb is begun for one point: where threads make calls, their number varies by a few."""
+"""Maximum number of attempts to hit a crash point, because with threads the number of calls varies a little."""
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulated end of the process."""
 
 
 class Point(NamedTuple):
-    """Call at which a process ends, or loses an answer.
+    """A call at which a process is killed or loses an answer.
 
     - before: the process is killed before the call;
-    - after: it is killed after the call, and does not learn of the answer;
-    - away: from this call on, the service does not answer: `Unavailable` for each call;
-    - lost: the call is done, but its answer is lost: `Unavailable`, and the process goes on with a sound service;
-    - echoed: the call is done, its answer is lost, and the store's own repetition finds the key taken: `ObjectExists`
-      for the caller's own put_if_absent.
+    - after: the process is killed after the call, and never sees the answer;
+    - away: from this call on, the service does not answer: each call raises `Unavailable`;
+    - lost: the call succeeds, but its answer is lost: `Unavailable`; later calls work normally;
+    - echoed: as lost, and the store's own retry finds the key taken: put_if_absent raises `ObjectExists`.
     """
 
     number: int
@@ -82,14 +81,14 @@ class Calls:
 
 
 class Numbered(Protocol):
-    """Store, or double of a broker, whose calls can be numbered."""
+    """A store, or a test double of a broker, whose calls can be numbered."""
 
     calls: Calls | None
 
 
 @contextmanager
 def numbered(*services: Numbered, point: Point | None = None) -> Iterator[Calls]:
-    """Number the calls that are made inside to all of these services; the process ends at the point."""
+    """Number the calls to all of these services in the block; the process is killed at the point."""
     calls = Calls(point)
     for service in services:
         service.calls = calls
@@ -101,7 +100,7 @@ def numbered(*services: Numbered, point: Point | None = None) -> Iterator[Calls]
 
 
 class NumberedStore(StoreWrapper):
-    """Store whose calls can be numbered: those of one process, where others use the store inside."""
+    """A store that numbers the calls of one process; other processes use the store inside it."""
 
     calls: Calls | None = None
 
@@ -110,7 +109,7 @@ class NumberedStore(StoreWrapper):
 
 
 class NumberedBroker:
-    """Broker whose calls are numbered with those of a store. What it does inside of a call is not numbered."""
+    """A broker whose calls are numbered together with those of a store; calls that it makes itself are not."""
 
     def __init__(self, inner: Any, store: Numbered) -> None:
         self._inner, self._store = inner, store
@@ -133,7 +132,7 @@ class NumberedBroker:
 
 
 def points_of(verb: str, made: Sequence[str]) -> tuple[list[Point], list[Point]]:
-    """Return the points that a verb with these calls has, and those to try: all, or some that the seed chooses."""
+    """Return all crash points of a verb with these calls, and those to try: all, or a sample drawn by the seed."""
     existing = [
         Point(number, how)
         for number, call in enumerate(made)
@@ -150,9 +149,9 @@ def killed_at_each_call(
     work: Callable[[World], object],
     services: Callable[[World], Numbered | Sequence[Numbered]],
 ) -> Iterator[tuple[World, bool]]:
-    """Yield worlds that `build` made, and whether `work` ended there: first one that nothing disturbed.
+    """Yield worlds from `build` after `work` ran in them, and whether `work` was killed.
 
-    In each of the others it was killed, or lost an answer, at one call to the services of the world.
+    In the first world nothing happens. In each other world, one call to its services kills `work` or loses the answer.
     """
 
     def of(world: World) -> Sequence[Numbered]:
@@ -185,7 +184,7 @@ def killed_at_each_call(
 
 @contextmanager
 def explained(note: str) -> Iterator[None]:
-    """Add a note to whatever fails inside."""
+    """Add a note to any exception of the block."""
     try:
         yield
     except Exception as error:
@@ -194,19 +193,21 @@ def explained(note: str) -> Iterator[None]:
 
 
 class Tally:
-    """Points that exist and points that were hit, by verb; as a pytest plugin, it prints them after a session."""
+    """Crash points that exist and that were hit, by verb; as a pytest plugin, it prints them after the session."""
 
     def __init__(self) -> None:
         self._new: list[tuple[str, object]] = []
         self._calls: dict[tuple[str, str], tuple[int, int]] = {}
-        """Calls and points of a verb in a test: a test with parameters is several, and several may try a verb."""
+        """Numbers of calls and of crash points, by verb and test. Each parameter set is a test, and tests may share a
+        verb.
+        """
         self._hits: dict[tuple[str, str], set[tuple[object, ...]]] = {}
 
     def hit(self, verb: str, calls: int, existing: Sequence[Point], point: Point) -> None:
         self._new.append(("crash point", (verb, calls, len(existing), *point)))
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """Give the test's points to its report, which comes to the process that prints, from whichever worker."""
+        """Attach the test's crash points to its report, which reaches the printing process from any worker."""
         item.user_properties += self._new
         self._new = []
 

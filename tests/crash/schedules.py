@@ -1,7 +1,7 @@
-"""Pieces that threads share, under every schedule of their threads that differs (frontrun's DPOR).
+"""Thread-safe pieces of the product, under every distinct schedule of their threads (frontrun's DPOR).
 
-`python -m tests.crash.schedules SCHEDULES SECONDS [PIECE]` explores them in a process of its own, whose locks frontrun
-replaces, and prints a line for each: how many schedules were tried, and whether these were all.
+`python -m tests.crash.schedules SCHEDULES SECONDS [PIECE]` explores them in its own process, whose locks frontrun
+replaces. It prints a line for each piece: the number of schedules tried, and whether these were all.
 """
 
 import os
@@ -37,7 +37,7 @@ from tests.support.state_rows import ROUTES, manifest_of, write_version
 
 @dataclass(frozen=True)
 class Piece:
-    """State that threads share, what each thread does with it, and what must hold once all are done."""
+    """State that threads share, the action of each thread, and a condition that must hold in the end."""
 
     setup: Callable[[], Any]
     threads: tuple[Callable[[Any], object], ...]
@@ -47,7 +47,7 @@ class Piece:
 
 
 class State(types.SimpleNamespace):
-    """What the threads of a piece share."""
+    """State that the threads of a piece share."""
 
 
 def _budget() -> State:
@@ -72,7 +72,7 @@ def _send(state: State) -> None:
 
 
 def _queue() -> State:
-    """A commit queue whose thread is one of those below."""
+    """Return a commit queue; one of the piece's threads works it off."""
     store = MemoryStore()
     committer = Committer(store, claimed(store))
     committer._max_unflushed = 1
@@ -80,7 +80,7 @@ def _queue() -> State:
 
 
 class _Told(list[Any]):
-    """Committed versions, of which the second is the last one."""
+    """List of committed versions that closes the committer at the second one."""
 
     def __init__(self, committer: Committer) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def _places() -> Iterator[tuple[types.ModuleType, str, str]]:
-    """Modules of the product with each of their names that is a lock (""), or a kind of lock."""
+    """Yield the product's modules with the name of each of their locks ("" as kind) and lock classes."""
     kinds = {id(getattr(threading, kind)): kind for kind in _KINDS}
     for name, module in list(sys.modules.items()):
         for attribute, value in vars(module).items() if name.startswith("slackwater.") else ():
@@ -211,13 +211,13 @@ _PLACES = tuple(_places())
 
 
 def _replace_locks() -> None:
-    """Give the product's modules the locks that the explorer has put into `threading`."""
+    """Replace the locks of the product's modules by those of the explorer."""
     for module, attribute, kind in _PLACES:
         setattr(module, attribute, getattr(threading, kind) if kind else threading.Lock())
 
 
 def explore(names: Iterable[str], executions: int, seconds: float) -> bool:
-    """Explore pieces, and print a line for each. Returns True if all hold."""
+    """Explore pieces, and print a line for each. Returns True if all conditions hold."""
     all_hold = True
     for name in names:
         piece = PIECES[name]

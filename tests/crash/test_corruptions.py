@@ -12,7 +12,7 @@ from tests.models.profiles import SEARCHES
 
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("part", range(10 if SEARCHES else 1))
-def test_whatever_object_is_corrupt_a_reader_answers_as_before_or_names_it(part: int) -> None:
+def test_with_any_corrupt_object_a_reader_answers_as_before_or_names_it(part: int) -> None:
     kinds = set()
     for corruption, readers in corruptions(500 if SEARCHES else 200, f"{SEED}.{part}"):
         for reader in readers if SEARCHES else islice(readers, 1):
@@ -32,7 +32,7 @@ def test_whatever_object_is_corrupt_a_reader_answers_as_before_or_names_it(part:
     # The id is another one in each process, and pytest's workers must find equal names.
     ids=["protected", "removed", "removal", "app", "edit"],
 )
-def test_what_once_was_not_named_is(key: str, damage: str, reader: str) -> None:
+def test_a_corruption_that_an_earlier_version_did_not_name_is_named(key: str, damage: str, reader: str) -> None:
     note = "" if key == keys.app_info("flights") else key
     corruption = Corruption(note, 0, key, damage, 1)
     assert corruption.is_read_by(reader)

@@ -1,4 +1,4 @@
-"""Pieces that threads share hold under each schedule that differs (`tests.crash.schedules`, a process of its own)."""
+"""Thread-safe pieces hold under every distinct schedule (`tests.crash.schedules`, in its own process)."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.models.profiles import SEARCHES
 
 
 @pytest.mark.ci  # frontrun gives up where threads wait for a busy machine, and calls that a failure
-def test_pieces_that_threads_share_hold_under_each_schedule() -> None:
+def test_thread_safe_pieces_hold_under_every_schedule() -> None:
     command = [sys.executable, "-m", "tests.crash.schedules", *(("500", "600") if SEARCHES else ("20", "5"))]
     environment = os.environ | {"FRONTRUN_ACTIVE": "1"}
     root = Path(__file__).parents[2]

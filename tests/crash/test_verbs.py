@@ -1,7 +1,7 @@
-"""Verbs that are killed at any call to the store and to Kafka, and typed again: they finish, and say "done already".
+"""Verbs killed at any call to the store or to Kafka, and repeated: they finish, and then say "done already".
 
-Each verb is killed at some of its points, in `make crashpoints` at each. After the repeat the app is as if nobody had
-been killed; nothing is left but what gc takes.
+Each verb is killed at a sample of its crash points; `make crashpoints` tries all. After the repetition the app is as if
+nothing had been killed; all that is left over is garbage that gc collects.
 """
 
 import re
@@ -25,19 +25,19 @@ from tests.support.histories import FlightsApp
 pytestmark = pytest.mark.usefixtures("isolated")
 
 
-def test_each_verb_that_changes_something_is_killed_here_or_by_a_test_of_its_own() -> None:
+def test_each_verb_that_changes_something_is_killed_in_some_test() -> None:
     texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")]
     elsewhere = {verb for text in texts for verb in re.findall(r'killed_at_each_call\(\s*"([a-z -]+)', text)}
     assert CHANGES.keys() | CHANGES_ELSEWHERE.keys() <= elsewhere | {verb.split(" -")[0] for verb in CASES} | _NAMED
 
 
 _NAMED = {"replicate", "recover", "reset", "export"}
-"""Verbs whose tests name several cases of them."""
+"""Verbs whose tests use several case names instead of the verb's name."""
 
 
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("verb", CASES)
-def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
+def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_repeated(
     verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[verb]
@@ -68,7 +68,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
 
 
 def running(app: FlightsApp) -> Callable[[str, str], None]:
-    """The app's stages, at work while a verb waits: at each look for requests every stage makes a batch."""
+    """Return a hook that lets every stage commit a batch whenever the waiting verb lists the requests."""
     busy = False
 
     def before(verb: str, key: str) -> None:
@@ -86,7 +86,9 @@ def running(app: FlightsApp) -> Callable[[str, str], None]:
 
 
 @pytest.mark.timeout(3_600)
-def test_a_take_that_is_killed_while_the_app_answers_is_joined_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_take_that_is_killed_during_the_answers_is_joined_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     words = ("snapshot", "take", "flights", "live", "--timeout", "20")
 
     def take(app: FlightsApp) -> str:
@@ -105,7 +107,7 @@ def test_a_take_that_is_killed_while_the_app_answers_is_joined_by_the_next(monke
         check_consistent(app)
 
 
-def test_a_misspelled_name_is_not_taken_for_one_that_was_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelled_snapshot_name_is_not_taken_for_a_removed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of()
     with command_line(app, monkeypatch):
         assert slackwater("snapshot", "rm", "flights", "good").exit_code == 0
@@ -115,7 +117,7 @@ def test_a_misspelled_name_is_not_taken_for_one_that_was_removed(monkeypatch: py
         assert "no snapshot of app 'flights' named 'goood'" in wrong.stderr
 
 
-def test_a_name_that_was_taken_long_ago_or_by_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_an_older_snapshot_of_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of()
     with command_line(app, monkeypatch):
         taken = slackwater("snapshot", "take", "flights", "good", "--instant")
@@ -127,8 +129,8 @@ def test_a_name_that_was_taken_long_ago_or_by_somebody_else_is_refused(monkeypat
     assert "exists already" in others.stderr
 
 
-def test_pins_of_clones_that_never_came_to_be_go_with_the_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call died behind its pin, and the app went on: the next call pins another moment."""
+def test_pins_of_failed_clone_calls_are_removed_by_the_successful_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call dies after its pin, and the app commits: the next call pins another moment."""
     app = app_of()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     app.step_all()

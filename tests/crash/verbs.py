@@ -1,4 +1,4 @@
-"""Apps on which verbs are killed, the verbs as they are typed there, and all that a store says once they are done."""
+"""Apps on which verbs are killed, the verbs' command lines, and a description of all that a store holds afterwards."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from tests.support.histories import FlightsApp, flights, rows_of
 
 
 def app_of() -> FlightsApp:
-    """An app with a snapshot, records in flight, and SSTs that can be merged."""
+    """Return an app with a snapshot, records in flight, and SSTs that can be merged."""
     app = aging_app()
     app.run(flights(30))
     app.send(*flights(6))
@@ -39,14 +39,14 @@ def app_of() -> FlightsApp:
 
 
 def gone_on() -> FlightsApp:
-    """The same, which has gone on since its snapshot."""
+    """Return the app of `app_of` after more commits."""
     app = app_of()
     app.run(flights(20, delay=9))
     return app
 
 
 def with_old_history() -> FlightsApp:
-    """The same, whose history is old enough to go."""
+    """Return the app of `app_of` with history old enough to be collected."""
     app = app_of()
     wait(app)
     app.run(flights(40))
@@ -55,7 +55,7 @@ def with_old_history() -> FlightsApp:
 
 
 def with_clone() -> FlightsApp:
-    """An app that has gone on since it was cloned, as `staging`, long ago."""
+    """Return an app that was cloned as `staging` long ago, and has committed since."""
     app = app_of()
     clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
     app.run(flights(20, delay=9))
@@ -65,7 +65,7 @@ def with_clone() -> FlightsApp:
 
 
 def with_rejected() -> FlightsApp:
-    """The same, with two records that were rejected."""
+    """Return the app of `gone_on` with two rejected records."""
     app = gone_on()
     reject(app, "carriers", [3, 4], Path(mkdtemp()))
     return app
@@ -80,7 +80,7 @@ def with_token() -> FlightsApp:
 
 @contextmanager
 def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The verbs find the app's store and its Kafka."""
+    """Let verbs in the block use the app's store and its Kafka."""
     kafka = NumberedBroker(app.kafka, store_of(app))
     patch.setattr("slackwater.store.objects.open.open_store", lambda _root, **_settings: app.store)
     patch.setattr(channels, "KafkaChannels", lambda _properties: kafka)
@@ -102,18 +102,18 @@ def slackwater(*words: str) -> Result:
 
 @dataclass(frozen=True)
 class Case:
-    """Verb as it is typed, the app that it is typed for, and what it says when it is typed once more."""
+    """Command line of a verb, the app for it, and the verb's output when it is repeated."""
 
     build: Callable[[], FlightsApp]
     words: tuple[str, ...]
     done_already: str
-    """Part of what it says then; it succeeds, unless this begins with "error"."""
+    """Part of the output when the verb is repeated. The verb succeeds then, unless this begins with "error"."""
     varies: tuple[str, ...] = ()
-    """Parts of `described` that differ where the work is done by several calls."""
+    """Parts of `described` that differ if several calls share the work."""
 
 
 _MERGES = ("operations", "versions")
-"""The log tells what each call did, and each did another part. How many merges are one version is a matter of time."""
+"""The log shows that each call did a part of the work, and the number of merges per version depends on timing."""
 CASES: dict[str, Case] = {
     "clone": Case(app_of, ("clone", "flights", "staging"), "done already: staging in"),
     "clone of a snapshot": Case(app_of, ("clone", "flights@good", "staging"), "done already: staging in"),
@@ -162,7 +162,7 @@ CASES: dict[str, Case] = {
 
 
 def described(app: FlightsApp, varies: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Everything of the store that is not an id, a time or an offset, but for what varies."""
+    """Describe everything in the store except ids, times, offsets, and the parts named in `varies`."""
     store = app.store
     found: dict[str, Any] = {}
     for name in apps.list_apps(store):
@@ -201,7 +201,7 @@ def check_consistent(app: FlightsApp) -> None:
 
 
 def check_no_litter(app: FlightsApp) -> None:
-    """What is left over goes with the next collection, and nothing after it."""
+    """Check that the next collection removes all leftovers, and that nothing remains to collect after it."""
     store = store_of(app)
     wait(app, 3 * HOUR_MS)
     for name in apps.list_apps(store):

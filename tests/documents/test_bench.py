@@ -1,4 +1,4 @@
-"""The benchmark's table: verdicts about figures, and the processes whose memory counts."""
+"""The benchmark's table: comparison of figures with limits, and which processes' memory counts."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ RATIOS = st.floats(0.01, 100)
 
 
 @given(RATIOS, RATIOS)
-def test_a_figure_is_reached_when_it_is_as_good_as_asked(ratio: float, limit: float) -> None:
+def test_a_figure_is_reached_exactly_if_it_is_better_than_the_limit(ratio: float, limit: float) -> None:
     for row in (Row.at_least("", "", "", ratio, limit), Row.at_most("", "", "", ratio, limit)):
         assert row.against_asked is not None
         # Limits are shown with six digits.
@@ -25,15 +25,15 @@ def test_a_figure_is_reached_when_it_is_as_good_as_asked(ratio: float, limit: fl
 
 
 @pytest.mark.parametrize(("asked", "against"), [(">= 2", 2), ("> 8", 0.5), ("<= 2", 0.5), ("< 8", 2), ("= 4", 1)])
-def test_twice_as_good_as_asked_is_two(asked: str, against: float) -> None:
+def test_a_figure_twice_as_good_as_asked_scores_two(asked: str, against: float) -> None:
     assert Row("", "", "", 4, asked, True).against_asked == against
 
 
-def test_what_is_asked_in_words_is_not_compared() -> None:
+def test_a_limit_in_words_is_not_compared() -> None:
     assert Row("", "", "", 4, "at most the optimum", True).against_asked is None
 
 
-def test_memory_is_counted_of_executors_workers_and_of_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_counts_executor_workers_and_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     def process(size: int, module: str) -> "subprocess.Popen[bytes]":
         code = f"import sys; kept = bytearray({size}); print(flush=True); sys.stdin.read()"
         command = [sys.executable, "-c", code, module]

@@ -30,12 +30,12 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("chosen", "told"),
     [("", list(range(1, 12))), ("10", [1, 10]), ("5", [1, 2, 3, 4, 5]), ("8, 6", [1, 2, 3, 4, 6, 8])],
 )
-def test_a_chosen_act_brings_those_that_it_needs(demo: ModuleType, chosen: str, told: list[int]) -> None:
+def test_choosing_an_act_adds_the_acts_that_it_needs(demo: ModuleType, chosen: str, told: list[int]) -> None:
     assert demo.choose(chosen) == told
 
 
 @pytest.mark.parametrize("wrong", ["12", "x", "3 5"])
-def test_a_wrong_act_is_refused_with_a_list_of_the_acts(demo: ModuleType, wrong: str) -> None:
+def test_an_unknown_act_is_refused_with_a_list_of_the_acts(demo: ModuleType, wrong: str) -> None:
     with pytest.raises(SystemExit, match=r"is no act; the acts are 1 \(servers\), 2 \(app\)"):
         demo.choose(wrong)
 
@@ -53,7 +53,7 @@ demo.main("1")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
-def test_programs_in_the_background_end_with_the_demo(ending: signal.Signals, tmp_path: Path) -> None:
+def test_background_programs_stop_with_the_demo(ending: signal.Signals, tmp_path: Path) -> None:
     how = {"PYTHONPATH": str(ROOT / "examples")} | {name: os.environ[name] for name in ("HOME", "PATH")}
     command = [sys.executable, "-c", _WAITING]
     with subprocess.Popen(command, cwd=tmp_path, env=how, stdout=subprocess.PIPE, text=True) as demo:

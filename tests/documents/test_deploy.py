@@ -1,4 +1,4 @@
-"""Files in deploy/ agree with the program, as far as that can be tested without a container engine."""
+"""Files in deploy/ agree with the program, as far as can be tested without a container engine."""
 
 import configparser
 import json
@@ -52,7 +52,7 @@ _COUNT, _TEXT = {"type": "integer", "minimum": 0}, {"type": "string"}
 
 
 def _fields(required: str, **types: Any) -> dict[str, Any]:
-    """The JSON schema of an object that has no other fields."""
+    """Return the JSON schema of an object that allows no other fields."""
     return {"type": "object", "properties": types, "required": required.split(), "additionalProperties": False}
 
 
@@ -96,7 +96,7 @@ def tool(name: str) -> str:
 
 
 def understood(words: list[str]) -> dict[str, Any]:
-    """Return the options of a `slackwater …` command line."""
+    """Parse a `slackwater …` command line, and return its options."""
     verb = get_command(app).get_command(None, words[0])  # type: ignore[attr-defined, arg-type]
     return dict(verb.make_context(words[0], words[1:]).params)
 
@@ -112,7 +112,7 @@ def seconds(words: object) -> int:
     return int(str(words).removesuffix("s"))
 
 
-def test_the_unit_runs_words_that_the_command_line_takes() -> None:
+def test_the_systemd_unit_runs_a_valid_command() -> None:
     service = unit()["Service"]
     said = dict(each.split("=", 1) for each in service["Environment"].split())
     command, *words = shlex.split(service["ExecStart"].replace("%i", "shop").replace("${METRICS}", said["METRICS"]))
@@ -154,7 +154,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def test_the_image_that_serves_has_neither_spark_nor_java() -> None:
+def test_the_serving_image_has_neither_spark_nor_java() -> None:
     assert [*stages()][-2:] == ["serve", "run"]
     assert [rest for name, rest in stages()["serve"] if name in ("FROM", "COPY")] == [
         "system",
@@ -165,7 +165,7 @@ def test_the_image_that_serves_has_neither_spark_nor_java() -> None:
     assert ("USER", "10001") in stages()["run"][-2:]
 
 
-def test_the_image_runs_as_nobody_special_and_hears_signals() -> None:
+def test_the_image_runs_as_an_unprivileged_user_and_forwards_signals() -> None:
     last = dict(stages()["system"])
     assert json.loads(last["ENTRYPOINT"]) == ["tini", "--", "slackwater"]
     assert re.fullmatch(r"[1-9]\d+", last["USER"])
@@ -174,7 +174,7 @@ def test_the_image_runs_as_nobody_special_and_hears_signals() -> None:
     assert f"--uid {last['USER']} " in last["RUN"]
 
 
-def test_the_image_has_a_python_and_a_java_that_slackwater_takes() -> None:
+def test_the_image_has_supported_versions_of_python_and_java() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     least = tuple(map(int, project["requires-python"].removeprefix(">=").split(".")))
     bases = [rest.partition(" AS ")[0] for name, rest in instructions() if name == "FROM"]
@@ -186,7 +186,7 @@ def test_the_image_has_a_python_and_a_java_that_slackwater_takes() -> None:
     assert f"slackwater:{project['version']}" in DOCKERFILE.read_text(encoding="utf-8")
 
 
-def test_what_goes_into_the_image_is_the_package() -> None:
+def test_the_image_contains_the_whole_package() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
     folders = {*PARTS, "pyspark_slackwater"}
@@ -199,7 +199,7 @@ def test_hadolint_finds_nothing_wrong_with_the_dockerfile() -> None:
     assert (done.stdout, done.returncode) == ("", 0)
 
 
-def test_every_value_that_a_template_names_is_there() -> None:
+def test_every_value_that_a_template_names_exists() -> None:
     for template in TEMPLATES:
         for path in re.findall(r"\.Values\.([\w.]+)", template.read_text(encoding="utf-8")):
             found = VALUES
@@ -208,7 +208,7 @@ def test_every_value_that_a_template_names_is_there() -> None:
                 found = found[part]
 
 
-def test_every_value_is_in_a_template_and_the_schema_says_what_it_is() -> None:
+def test_every_value_is_used_in_a_template_and_known_to_the_schema() -> None:
     text = "".join(template.read_text(encoding="utf-8") for template in TEMPLATES)
     assert [name for name in VALUES if f".Values.{name}" not in text] == []
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -216,7 +216,7 @@ def test_every_value_is_in_a_template_and_the_schema_says_what_it_is() -> None:
     assert set(schema["required"]) <= schema["properties"].keys()
 
 
-def test_the_chart_asks_the_probes_that_a_runner_answers() -> None:
+def test_the_chart_uses_the_probes_that_a_runner_answers() -> None:
     text = (CHART / "templates" / "runners.yaml").read_text(encoding="utf-8")
     assert tuple(re.findall(r"path: (/\w+)", text)) == PROBES
     assert tuple(Metrics().probes) == PROBES
@@ -224,7 +224,7 @@ def test_the_chart_asks_the_probes_that_a_runner_answers() -> None:
     assert patience_s >= LONGEST_END_S
 
 
-def test_the_settings_of_the_chart_are_understood(tmp_path: Path) -> None:
+def test_the_settings_of_the_chart_are_valid(tmp_path: Path) -> None:
     (tmp_path / settings.FILE_NAME).write_text(VALUES["settings"], encoding="utf-8")
     found = settings.load(environ={}, folder=tmp_path)
     assert (found.store, found.brokers) == ("s3://bucket/prefix", "broker:9092")
@@ -251,7 +251,7 @@ def test_helm_finds_nothing_wrong_with_the_chart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", ["", OWN], ids=["default", "two runners"])
-def test_the_chart_makes_a_deployment_a_runner_with_words_that_are_understood(tmp_path: Path, values: str) -> None:
+def test_the_chart_creates_one_deployment_per_runner_with_valid_commands(tmp_path: Path, values: str) -> None:
     done = rendered(tmp_path, values)
     assert done.returncode == 0, done.stderr
     made = [each for each in yaml.safe_load_all(done.stdout) if each]
@@ -284,7 +284,7 @@ def test_the_chart_makes_a_deployment_a_runner_with_words_that_are_understood(tm
 
 @pytest.mark.parametrize("kubernetes", ["1.30", "1.37"])
 @pytest.mark.parametrize("values", ["", OWN], ids=["default", "two runners"])
-def test_kubernetes_knows_every_field_of_the_chart(tmp_path: Path, values: str, kubernetes: str) -> None:
+def test_kubernetes_schemas_know_every_field_of_the_chart(tmp_path: Path, values: str, kubernetes: str) -> None:
     done = rendered(tmp_path, values)
     assert done.returncode == 0, done.stderr
     made = [each for each in yaml.safe_load_all(done.stdout) if each]
@@ -293,14 +293,14 @@ def test_kubernetes_knows_every_field_of_the_chart(tmp_path: Path, values: str, 
         kubernetes_validate.validate(each, kubernetes, strict=True)
 
 
-def test_the_spark_operator_knows_every_field_of_the_application() -> None:
+def test_the_spark_operators_schema_knows_every_field_of_the_application() -> None:
     said = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text(encoding="utf-8"))
     known = SparkV1beta2SparkApplication.from_dict(said)
     assert known is not None
     assert known.to_dict() == said
 
 
-def test_the_application_is_run_by_words_and_settings_that_are_understood() -> None:
+def test_the_spark_application_has_valid_arguments_and_settings() -> None:
     spec = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text(encoding="utf-8"))["spec"]
     said = understood(spec["arguments"])
     assert said["metrics"] == spec["driver"]["ports"][0]["containerPort"]
@@ -311,7 +311,7 @@ def test_the_application_is_run_by_words_and_settings_that_are_understood() -> N
     assert "envFrom" not in spec["executor"]
 
 
-def test_keda_knows_every_field_of_the_scaled_object_and_wakes_at_most_one_runner() -> None:
+def test_the_keda_scaled_object_is_valid_and_starts_at_most_one_runner() -> None:
     said = yaml.safe_load((KUBERNETES / "scaled-object.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(said, SCALED_OBJECT)
     spec = said["spec"]
@@ -322,7 +322,7 @@ def test_keda_knows_every_field_of_the_scaled_object_and_wakes_at_most_one_runne
 
 
 @pytest.mark.parametrize("wrong", ["program: shop", "runners: []", "runners: [{name: A_B}]", "app: Shop"])
-def test_values_that_cannot_work_are_refused(tmp_path: Path, wrong: str) -> None:
+def test_the_chart_refuses_invalid_values(tmp_path: Path, wrong: str) -> None:
     done = rendered(tmp_path, wrong)
     assert done.returncode != 0
     assert "schema" in done.stderr

@@ -76,7 +76,7 @@ def check_tables(flights: Ledger, weather: Ledger) -> None:
 
 
 @pytest.mark.ci
-def test_departures_meet_their_weather_whichever_comes_first(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_departures_are_joined_with_their_weather_in_either_order(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     feed = load_feed()
     feed.main(kafka=kafka.bootstrap, end=1_200, weather_topic="weather")
     feed.main(kafka=kafka.bootstrap, start=1_200, end=2_400)

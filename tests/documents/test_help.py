@@ -12,7 +12,7 @@ from docs.cli_page import MADE, NOTES, PAGE, written
 
 
 def verbs(group: Any, path: str = "slackwater") -> Iterator[tuple[str, Any]]:
-    """Yield every command below a group with the words that call it, and groups that work alone."""
+    """Yield every command below a group with its full name, and groups that work as commands."""
     for name in group.list_commands(None):
         command = group.get_command(None, name)
         if hasattr(command, "list_commands"):
@@ -33,13 +33,13 @@ def section(words: str) -> str:
     return found[1] if found else ""
 
 
-def test_all_the_verbs_are_looked_at() -> None:
+def test_the_list_of_verbs_is_not_empty_by_mistake() -> None:
     expected = {"run", "status", "log", "snapshot take", "query", "get", "bisect", "clone", "rescale", "dev up"}
     assert {f"slackwater {verb}" for verb in expected} <= VERBS.keys()
 
 
 @pytest.mark.parametrize("words", VERBS)
-def test_a_verb_has_help_that_is_a_sentence(words: str) -> None:
+def test_the_help_of_a_verb_is_a_sentence(words: str) -> None:
     first = (VERBS[words].help or "").strip().partition("\n\n")[0]
     assert first.endswith("."), f"{words}: {first!r}"
 
@@ -61,12 +61,12 @@ def test_every_verb_prints_json(words: str) -> None:
     assert any("--json" in parameter.opts for parameter in VERBS[words].params)
 
 
-def test_the_page_is_what_its_generator_writes() -> None:
+def test_the_cli_page_equals_its_generators_output() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert written(page) == page, "run: python -m docs.cli_page"
 
 
-def test_notes_of_a_verb_are_kept_and_those_of_none_are_refused() -> None:
+def test_notes_of_a_verb_are_kept_and_notes_of_an_unknown_verb_are_refused() -> None:
     page = f"# Top\n\n{MADE}\n\n### slackwater run\n\n{NOTES}\nBy hand.\n"
     made = written(page)
     assert made.startswith("# Top\n")
@@ -94,6 +94,6 @@ def test_the_documentation_of_a_verb_names_its_own_options(words: str) -> None:
     assert missing == []
 
 
-def test_the_documentation_has_no_section_for_a_verb_that_is_gone() -> None:
+def test_the_documentation_has_no_section_for_a_removed_verb() -> None:
     headings = re.findall(r"^##+ `?(slackwater [a-z ]+)`?$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(headings) <= VERBS.keys()

@@ -59,7 +59,7 @@ EVERYWHERE = {"--help", "--debug", "--version"}
 
 
 class Text(NamedTuple):
-    """A text of the program."""
+    """A text in the program's source."""
 
     file: str
     line: int
@@ -93,7 +93,7 @@ def texts() -> Iterator[Text]:
 
 
 def spoken(node: ast.AST) -> str:
-    """Return a string with `X` for inserted values; empty for other nodes."""
+    """Return a string literal, with `X` for inserted values; empty for other nodes."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -159,11 +159,11 @@ def wrong(text: Text) -> Iterator[str]:
         ("operations/staging/promote_plan.py", "run both with --accept-loss, then again", []),
     ],
 )  # fmt: skip
-def test_it_finds_what_there_is_not(file: str, words: str, expected: list[str]) -> None:
+def test_the_check_finds_names_that_do_not_exist(file: str, words: str, expected: list[str]) -> None:
     assert list(wrong(Text(file, 1, words, is_hint=True))) == expected
 
 
-def test_whatever_a_message_says_to_type_exists() -> None:
+def test_every_command_in_a_message_exists() -> None:
     every = list(texts())
     assert sum(each.is_hint for each in every) > 500
     assert sum("slackwater " in each.words for each in every) > 200

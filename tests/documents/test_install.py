@@ -1,4 +1,4 @@
-"""The place to install from is defined once, in `common/install.py`, and all texts agree with it."""
+"""Where to install from is defined once, in `common/install.py`, and all texts agree with it."""
 
 import os
 import re
@@ -21,13 +21,13 @@ every_text = pytest.mark.parametrize("path", TEXTS, ids=page_id)
 
 
 @every_text
-def test_every_text_is_what_the_generator_writes(path: Path) -> None:
+def test_every_text_equals_its_generators_output(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert written(text) == text, "run: python -m docs.install"
 
 
 @every_text
-def test_a_release_rewrites_every_text_and_nothing_is_lost(path: Path) -> None:
+def test_setting_a_repository_rewrites_every_text_and_can_be_undone(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     released = written(text, REPOSITORY)
     assert written(released, "") == written(text, "")
@@ -35,7 +35,7 @@ def test_a_release_rewrites_every_text_and_nothing_is_lost(path: Path) -> None:
     assert not re.findall(r"pip install [^`\n]*constraints\.txt", released)
 
 
-def test_no_other_text_or_message_says_how_to_install() -> None:
+def test_no_other_text_or_message_has_installation_commands() -> None:
     folders = (*PARTS, "deploy", ".github")
     sources = (path for part in folders for path in (ROOT / part).rglob("*") if path.is_file())
     sources = (path for path in (*PAGES, *sources) if "__pycache__" not in path.parts and path not in TEXTS)
@@ -45,7 +45,7 @@ def test_no_other_text_or_message_says_how_to_install() -> None:
     assert {path for path, match in found.items() if match} == {"common/install.py", "deploy/Dockerfile"}
 
 
-def test_the_addresses_of_the_project_are_those_of_the_repository() -> None:
+def test_the_urls_of_the_project_are_those_of_the_repository() -> None:
     text = PROJECT.read_text(encoding="utf-8")
     assert with_urls(text) == text, "run: python -m docs.install"
     released = tomllib.loads(with_urls(text, REPOSITORY))["project"]
@@ -53,14 +53,14 @@ def test_the_addresses_of_the_project_are_those_of_the_repository() -> None:
     assert with_urls(with_urls(text, REPOSITORY), "") == with_urls(text, "")
 
 
-def test_one_version_stands_everywhere() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
     chart = yaml.safe_load((ROOT / "deploy" / "helm" / "slackwater" / "Chart.yaml").read_text(encoding="utf-8"))
     assert {slackwater.__version__, chart["version"], chart["appVersion"]} == {version}
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_a_project_requires_the_release_that_wrote_it() -> None:
+def test_a_new_project_requires_the_release_that_created_it() -> None:
     assert install.requirement("0.1.0", REPOSITORY) == "slackwater[local]==0.1.0"
     assert install.action("0.1.0", REPOSITORY) == f"{REPOSITORY}@v0.1.0"
     assert install.requirement("0.1.0", "").startswith("./vendor/slackwater[local] ")
@@ -82,7 +82,7 @@ def release_version(tag: str, repository: str) -> subprocess.CompletedProcess[st
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_tag_or_a_repository_that_does_not_fit_is_not_released() -> None:
+def test_a_tag_or_repository_that_does_not_match_is_not_released() -> None:
     done = release_version("v9.9.9", install.REPOSITORY)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"the tag is v9.9.9, pyproject.toml has {slackwater.__version__}" in done.stderr

@@ -1,4 +1,4 @@
-"""The tree: small folders and files, each with a docstring, and all of them packaged."""
+"""The source tree: small folders and files, each with a docstring, and all of them packaged."""
 
 import ast
 import os
@@ -37,13 +37,13 @@ def said(path: Path) -> tuple[str, tuple[str, ...]]:
     return ast.get_docstring(tree) or "", tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
 
 
-def test_no_folder_has_more_modules_than_one_looks_through() -> None:
+def test_no_folder_has_too_many_modules() -> None:
     counts = Counter(path.parent for path in PACKAGE + TESTS + BENCH if path.name not in AROUND)
     many = {folder.relative_to(ROOT): count for folder, count in counts.items() if count > MOST_MODULES}
     assert {folder: count for folder, count in many.items() if folder != ONE_A_VERB} == {}
 
 
-def test_no_file_is_longer_than_one_idea() -> None:
+def test_no_file_has_too_many_lines() -> None:
     lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE + TESTS + BENCH}
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
 
@@ -58,13 +58,13 @@ def test_every_folder_of_the_package_is_packaged() -> None:
     assert [name(folder) for folder in PACKAGE_FOLDERS if not (folder / "__init__.py").exists()] == []
 
 
-def test_the_first_line_of_every_module_is_a_sentence_that_says_what_it_does() -> None:
+def test_the_first_line_of_every_module_is_a_sentence() -> None:
     first = {name(path): said(path)[0].partition("\n")[0] for path in PACKAGE}
     assert {path: line for path, line in first.items() if not line.endswith((".", ":", ")"))} == {}
     assert {path: line for path, line in first.items() if re.match("todo|fixme|xxx", line, re.IGNORECASE)} == {}
 
 
-def test_one_name_is_one_class() -> None:
+def test_class_names_are_unique() -> None:
     classes = Counter(one for path in PACKAGE for one in said(path)[1] if not one.startswith("_"))
     # A program's `App` is the declared one, which can be run besides.
     assert [one for one, count in classes.items() if count > 1 and one != "App"] == []
@@ -81,7 +81,7 @@ def clone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("clone", NAMES, indirect=True)
-def test_lint_says_the_same_in_a_clone_of_any_name(clone: Path) -> None:
+def test_lint_passes_in_a_clone_of_any_name(clone: Path) -> None:
     """In a folder of the package's name, ruff would treat the package as first party without a setting."""
     words = [sys.executable, "-m", "ruff", "check", "--no-cache", "."]
     done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)

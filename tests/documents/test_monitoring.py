@@ -27,7 +27,7 @@ SCRAPED = {"instance", "job"}
 
 
 def declared(*registries: CollectorRegistry) -> dict[str, set[str]]:
-    """Return the labels of each series by name."""
+    """Return the labels of each metric by name."""
     found: dict[str, set[str]] = {}
     for registry in registries:
         for collector in registry._collector_to_names:
@@ -78,7 +78,7 @@ def selectors(expression: str) -> list[promql.VectorSelector]:
 
 
 def grouped(expression: str) -> Iterator[tuple[set[str], set[str]]]:
-    """Yield the labels of each aggregation and of its series."""
+    """Yield, for each aggregation in an expression, its labels and the labels of its series."""
     found: list[promql.AggregateExpr] = []
     promql.walk(
         promql.parse(expression), lambda node: found.append(node) if isinstance(node, promql.AggregateExpr) else None
@@ -93,7 +93,7 @@ EXPRESSIONS = dict(enumerate(expressions()))
 
 
 @pytest.mark.parametrize("number", EXPRESSIONS, ids=lambda number: EXPRESSIONS[number][0])
-def test_an_expression_is_of_metrics_and_labels_that_there_are(number: int) -> None:
+def test_every_expression_uses_existing_metrics_and_labels(number: int) -> None:
     _, expression = EXPRESSIONS[number]
     found = selectors(expression)
     assert found
@@ -111,7 +111,7 @@ def test_every_metric_is_on_a_dashboard_or_in_an_alert() -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
-def test_a_dashboard_is_one_that_grafana_lays_out(path: Path) -> None:
+def test_grafana_can_lay_out_every_dashboard(path: Path) -> None:
     board = dashboard(path)
     assert board["uid"] == path.stem
     panels = board["panels"]
@@ -129,7 +129,7 @@ def test_a_dashboard_is_one_that_grafana_lays_out(path: Path) -> None:
         assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
 
 
-def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
+def test_every_alert_has_a_severity_and_a_runbook_page() -> None:
     for rule in alerts():
         assert rule["labels"]["severity"] in ("critical", "warning")
         page, _, heading = rule["annotations"]["runbook"].partition("#")

@@ -1,4 +1,4 @@
-"""Workflows of the project and of new projects, and the action for trials, as far as no runner is needed."""
+"""Workflows of this repository and of new projects, and the action for trials: checks that need no CI runner."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_every_action_is_pinned_to_one_commit() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_job_has_no_right_that_it_does_not_need(path: Path) -> None:
+def test_a_job_has_only_the_permissions_that_it_needs(path: Path) -> None:
     workflow = loaded(path)
     assert workflow["permissions"] == {"contents": "read"}
     for name, job in workflow["jobs"].items():
@@ -84,7 +84,7 @@ def test_a_job_has_no_right_that_it_does_not_need(path: Path) -> None:
         assert rights == (MAY_WRITE.get(name, set()) if path.name == "release.yml" else set()), name
 
 
-def test_nothing_is_published_before_the_gate_passed() -> None:
+def test_publishing_jobs_depend_on_the_gate() -> None:
     jobs = loaded(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
     needs = {
         name: {*([job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", []))}
@@ -99,7 +99,7 @@ def test_nothing_is_published_before_the_gate_passed() -> None:
     assert jobs["pypi"]["environment"] == "pypi"
 
 
-def test_the_packages_are_tried_on_each_python() -> None:
+def test_the_packages_are_tried_on_each_python_version() -> None:
     packages = loaded(ROOT / ".github" / "workflows" / "gate.yml")["jobs"]["packages"]
     assert packages["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
     for step in packages["steps"]:
@@ -108,7 +108,7 @@ def test_the_packages_are_tried_on_each_python() -> None:
 
 
 @pytest.mark.parametrize("form", ["bug", "feature"])
-def test_a_form_of_an_issue_asks_something(form: str) -> None:
+def test_every_issue_form_has_questions(form: str) -> None:
     issue = loaded(ROOT / ".github" / "ISSUE_TEMPLATE" / f"{form}.yml")
     assert {"name", "description", "body"} <= issue.keys()
     assert [part["attributes"]["label"] for part in issue["body"]]
@@ -143,7 +143,7 @@ def pull_request(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_a_trial_that_fails_says_so_in_the_comment(project: Path, pull_request: dict[str, str], tmp_path: Path) -> None:
+def test_a_failed_trial_is_reported_in_the_comment(project: Path, pull_request: dict[str, str], tmp_path: Path) -> None:
     commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "Begin"]
     subprocess.run(["git", "add", "shop.py"], cwd=project, check=True)
     subprocess.run(commit, cwd=project, check=True)

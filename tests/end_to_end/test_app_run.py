@@ -1,4 +1,4 @@
-"""`App.run()`: a script's app in the script's process, on a real broker and Spark."""
+"""`App.run()` in a script: the app runs in the script's process, on a real broker and Spark."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def newest(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """Function of this module, which workers do not have."""
+    """Keep the largest `seq`; workers cannot import this module."""
     last = rows.group_by("_key", use_threads=False).aggregate([("seq", "max")])["seq_max"]
     return pa.table({"seq": pc.max_element_wise(state["seq"], last)})
 
@@ -39,7 +39,7 @@ def declared(ledger: Ledger) -> sw.App:
     return app
 
 
-def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_in(
+def test_until_caught_up_ends_after_the_records_that_existed_at_the_start_are_flushed(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))

@@ -39,7 +39,7 @@ def test_entries_that_are_not_json_do_not_stop_the_app(booked: Ledger) -> None:
     booked.check_tables()
 
 
-def test_a_version_costs_one_put_for_each_changed_partition_and_one_for_its_manifest(booked: Ledger) -> None:
+def test_a_version_costs_one_put_per_changed_partition_and_one_for_its_manifest(booked: Ledger) -> None:
     store = open_store(booked.store)
     for stage in history.list_stages(store, booked.app):
         versions = list(history.iter_after(store, booked.app, stage, 0))
@@ -63,7 +63,7 @@ def test_kafkas_own_tools_see_how_far_each_stage_has_read(booked: Ledger) -> Non
 
 
 @pytest.mark.soak
-def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
+def test_each_stage_can_run_in_its_own_spark_application(ledger: Ledger) -> None:
     ledger.send(3_000)
     for stage in ("entries", "accounts", "latest", "branches"):
         ledger.catch_up(stage)
@@ -72,14 +72,14 @@ def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
 
 @pytest.mark.ci  # the law is store/read/test_read_stats.py
 @pytest.mark.s3
-def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
+def test_manifests_report_as_many_requests_as_s3_receives(
     kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of driver, workers and planners, compared with those that arrive at S3."""
+    """Sums the requests of driver, workers and planners, and compares them with those that arrive at S3."""
     meters: list[StageMeter] = []
 
     class Kept(StageMeter):
-        """Counters that outlive the run."""
+        """A meter whose counters are kept after the run."""
 
         def __init__(self, folder: Path, *stores: CountingStore) -> None:
             super().__init__(tmp_path / "counts" / folder.name, *stores)
@@ -135,9 +135,7 @@ def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
         ("two uses of the stream", "2 times"),
     ],
 )
-def test_a_program_that_does_not_fit_is_refused_before_anything_is_written(
-    booked: Ledger, variant: str, said: str
-) -> None:
+def test_an_incompatible_program_is_refused_before_anything_is_written(booked: Ledger, variant: str, said: str) -> None:
     store = open_store(booked.store)
     # The same program as an app that there is not yet leaves neither app nor topics.
     for ledger in (booked, replace(booked, app=f"{booked.app}-new")):
@@ -150,7 +148,7 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_written(
         assert ([info.key for info in store.list("")], sorted(booked.kafka.partition_counts())) == before
 
 
-def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_first_run_without_its_topic_creates_no_app(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.topic = f"not-{ledger.topic}"
     with pytest.raises(NotFound, match=f"no Kafka topic named '{ledger.topic}'") as caught:
@@ -160,7 +158,7 @@ def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_p
     assert not [name for name in ledger.kafka.partition_counts() if ledger.app in name]
 
 
-def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> None:
+def test_a_failing_function_ends_the_run_with_its_error(booked: Ledger) -> None:
     booked.send(10)
     with pytest.raises(Refused, match="the branch is closed"):
         booked.catch_up(variant="fails on a row")

@@ -91,7 +91,7 @@ def versions(store: ObjectStore) -> list[Manifest]:
 
 @dataclass
 class Runner:
-    """A stage whose batches read one record each and write one SST that identifies the record."""
+    """A stage whose batches each read one record and write one SST that identifies the record."""
 
     store: ObjectStore
     head: Manifest
@@ -127,7 +127,7 @@ class Runner:
 
 
 def assert_whole(store: ObjectStore) -> None:
-    """Check that the history has no gaps, and that its last version names one existing SST for every record."""
+    """Check that the history has no gaps, and that its last version names an existing SST for every record."""
     found = versions(store)
     assert [one.version for one in found] == list(range(1, len(found) + 1))
     records = sorted(int(store.get(sst.object)) for sst in found[-1].ssts)
@@ -162,7 +162,7 @@ def in_thread(do: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_batches_are_acknowledged_before_the_store_has_anything_of_them(runner: Runner, gate: GatedStore) -> None:
+def test_batches_are_acknowledged_before_anything_is_in_the_store(runner: Runner, gate: GatedStore) -> None:
     for _ in range(3):
         runner.batch()
     assert runner.behind() == 3
@@ -188,7 +188,7 @@ def test_each_version_is_uploaded_and_committed_before_the_next(
     assert not list(runner.folder.rglob("*.parquet")), "what the store has does not wait any more"
 
 
-def test_a_batch_waits_while_as_many_versions_are_unflushed_as_may_be(runner: Runner, gate: GatedStore) -> None:
+def test_a_batch_waits_while_max_unflushed_versions_are_unflushed(runner: Runner, gate: GatedStore) -> None:
     for _ in range(3):
         runner.batch()
     fourth = in_thread(runner.batch)
@@ -202,7 +202,7 @@ def test_a_batch_waits_while_as_many_versions_are_unflushed_as_may_be(runner: Ru
     assert (len(runner.told), runner.behind()) == (1, 3)
 
 
-def test_a_compaction_that_takes_a_number_is_followed_by_all_that_wait(
+def test_waiting_versions_are_renumbered_after_a_compaction_that_takes_their_number(
     runner: Runner, gate: GatedStore, store: MemoryStore
 ) -> None:
     runner.batch()
@@ -219,7 +219,9 @@ def test_a_compaction_that_takes_a_number_is_followed_by_all_that_wait(
     assert_whole(store)
 
 
-def test_a_compaction_is_adopted_while_versions_wait(runner: Runner, gate: GatedStore, store: MemoryStore) -> None:
+def test_a_compaction_is_adopted_while_versions_are_unflushed(
+    runner: Runner, gate: GatedStore, store: MemoryStore
+) -> None:
     runner.batch()
     compaction = following(runner.head, "compaction")
     commit(store, compaction)
@@ -234,7 +236,7 @@ def test_a_compaction_is_adopted_while_versions_wait(runner: Runner, gate: Gated
     assert_whole(store)
 
 
-def test_a_take_over_stops_what_runs_ahead(runner: Runner, gate: GatedStore, store: MemoryStore) -> None:
+def test_a_takeover_fences_the_unflushed_versions(runner: Runner, gate: GatedStore, store: MemoryStore) -> None:
     runner.batch()
     gate.open()
     assert runner.committer.drain(10)
@@ -248,7 +250,7 @@ def test_a_take_over_stops_what_runs_ahead(runner: Runner, gate: GatedStore, sto
     assert versions(store)[-1].writer == "other"
 
 
-def test_a_store_that_is_away_for_too_long_stops_the_batches_and_loses_nothing(
+def test_a_store_outage_beyond_the_patience_stops_the_batches_and_loses_nothing(
     store: MemoryStore, tmp_path: Path
 ) -> None:
     away = FaultyStore(store, 1, refused=1.0, lost=0, late=0, echoed=0)
@@ -265,7 +267,7 @@ def test_a_store_that_is_away_for_too_long_stops_the_batches_and_loses_nothing(
     next_one.committer.close()
 
 
-def test_what_waits_when_the_app_is_stopped_for_good_is_dropped_whole(runner: Runner, store: MemoryStore) -> None:
+def test_unflushed_versions_are_dropped_completely_when_the_app_is_aborted(runner: Runner, store: MemoryStore) -> None:
     for _ in range(3):
         runner.batch()
     refused: list[Refused] = []
@@ -284,7 +286,7 @@ def test_what_waits_when_the_app_is_stopped_for_good_is_dropped_whole(runner: Ru
     assert len(versions(store)) == 1
 
 
-def test_whoever_hears_of_commits_and_fails_stops_the_batches(runner: Runner, gate: GatedStore) -> None:
+def test_a_failing_commit_callback_stops_the_batches(runner: Runner, gate: GatedStore) -> None:
     def broken(_done: CommittedVersion) -> None:
         raise BrokenPipeError
 
@@ -302,7 +304,7 @@ def test_whoever_hears_of_commits_and_fails_stops_the_batches(runner: Runner, ga
     max_unflushed=st.integers(1, 4),
     steps=st.lists(st.sampled_from(["batch", "batch", "batch", "compact", "drain", "look", "kill"]), max_size=25),
 )
-def test_whenever_a_runner_is_killed_every_record_is_read_once(seed: int, max_unflushed: int, steps: list[str]) -> None:
+def test_every_record_is_read_once_whenever_a_runner_is_killed(seed: int, max_unflushed: int, steps: list[str]) -> None:
     inner = MemoryStore()
     with tempfile.TemporaryDirectory() as name:
         number = 0
@@ -343,7 +345,7 @@ ROUTE_KEYS = [("JFK", str(number)) for number in range(6)]
 
 @dataclass
 class Stateful(Runner):
-    """A stage whose batches read one record that puts or deletes keys, with merges beside them."""
+    """A stage whose batches read one record that puts or deletes keys; merges run concurrently."""
 
     merges: tuple[CompactionResult, ...] = ()
 
@@ -376,7 +378,7 @@ def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[
         max_size=20,
     ),
 )
-def test_whatever_is_merged_and_where_every_version_holds_what_its_batches_wrote(
+def test_every_version_has_the_rows_of_its_batches_with_any_merges_at_any_time(
     max_unflushed: int, steps: list[dict[Key, bool] | str]
 ) -> None:
     inner = MemoryStore()
@@ -420,7 +422,7 @@ def test_whatever_is_merged_and_where_every_version_holds_what_its_batches_wrote
             assert {key: value for key, there, value in found if there} == expected[version.inputs["t"].offsets[0]]
 
 
-def test_look_ups_find_what_waits_also_without_a_cache(tmp_path: Path) -> None:
+def test_look_ups_find_unflushed_rows_even_without_a_cache(tmp_path: Path) -> None:
     inner = MemoryStore()
     store = SpooledStore(inner, tmp_path / "spool")
     keys = {("JFK", str(n)): (n, None, None) for n in range(50)}
@@ -439,7 +441,7 @@ def test_look_ups_find_what_waits_also_without_a_cache(tmp_path: Path) -> None:
         assert values["flights"].to_pylist() == list(range(50))
 
 
-def test_only_puts_wait(tmp_path: Path) -> None:
+def test_the_spooled_store_delays_only_ssts_that_are_put(tmp_path: Path) -> None:
     inner = MemoryStore()
     store = SpooledStore(inner, tmp_path)
     store.put_if_absent("a/manifest", b"m")

@@ -1,4 +1,4 @@
-"""The protocol on a real broker under random schedules: snapshots agree with the sent records."""
+"""The snapshot protocol on a real broker under random schedules: snapshots agree with the sent records."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ operations = st.integers(0, 5).flatmap(lambda kind: batches if kind else others)
 
 
 def numbers(diamond: Diamond, snapshot: Snapshot, channel: str) -> Iterator[int]:
-    """Yield a snapshot's in-flight records of a channel, after a check of their positions."""
+    """Check the positions of a snapshot's in-flight records of a channel, and yield the records."""
     for kept in snapshot.channels:
         if kept.channel != channel:
             continue

@@ -13,7 +13,9 @@ from tests.support.running import TWO_STAGES, Ledger
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
-def test_a_runner_edits_between_two_batches_and_goes_on_from_that(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_runner_applies_an_edit_between_two_batches_and_continues_from_it(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.send(1_000)
     table = f"{ledger.app}/accounts"

@@ -1,7 +1,7 @@
-"""Exits of command-line processes: the verb's exit code, despite threads of Arrow, DuckDB and librdkafka.
+"""Exit codes of command-line processes, despite background threads of Arrow, DuckDB and librdkafka.
 
-Arrow's threads used to let go of Python's memory while the interpreter ended, and the process aborted after the right
-output, one time in thirty on a machine that had much to do.
+Arrow's threads used to release Python memory while the interpreter was shutting down; on a busy machine, one process in
+thirty then aborted after printing the right output.
 """
 
 import os
@@ -32,7 +32,7 @@ AT_ONCE = 4
 
 @pytest.fixture(scope="module")
 def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return an app with sixty records in flight, in Kafka and in the snapshot `kept`."""
+    """Return an app with sixty in-flight records, in Kafka and in the snapshot `kept`."""
     store = open_store(str(tmp_path_factory.mktemp("endings")))
     # Topics are told apart by their ids: those of the broker stand in the history.
     name, memory, broker = f"endings-{uuid4().hex[:8]}", Kafka(), open_kafka(kafka.bootstrap)
@@ -50,7 +50,7 @@ def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Fligh
 
 
 def _mirror(app: FlightsApp, kafka: protocol.Kafka) -> None:
-    """Copy the repartition topics to the broker, each message at its offset."""
+    """Copy the repartition topics to the broker, each message to its original offset."""
     columns = CAPTURED.names[:3]
     for topic, partitions in app.kafka.topics.items():
         for number, messages in enumerate(partitions):
@@ -78,7 +78,7 @@ LONG = (pytest.mark.soak, pytest.mark.timeout(3600))
     ],
 )
 @pytest.mark.parametrize("verb", ["verify", "query"])
-def test_a_verb_ends_with_its_own_code(
+def test_a_verb_exits_with_its_own_code(
     app: FlightsApp, kafka: EmbeddedKafka, tmp_path: Path, verb: str, moment: str, runs: int
 ) -> None:
     asked = {

@@ -43,7 +43,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def ledger(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Return an app in its own store, and its topic of readings with one partition, for a fixed order."""
+    """Return an app in its own store, and its topic of readings: it has one partition, so that the order is fixed."""
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     app, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
     open_kafka(kafka.bootstrap).create_topics({topic: 1})
@@ -87,7 +87,7 @@ def rain(name: str, topic: str) -> sw.App:
 
 @pytest.mark.ci  # the laws are state/event_time/test_progress.py and test_due.py
 @pytest.mark.kafka
-def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(ledger: Ledger) -> None:
+def test_a_watermark_is_in_the_manifests_of_all_stages_and_survives_a_restart(ledger: Ledger) -> None:
     name, store = ledger.app, open_store(ledger.store)
     reports: list[BatchReport] = []
 
@@ -121,7 +121,7 @@ def showers(rows: DataFrame) -> DataFrame:
 
 @pytest.mark.ci  # the laws are state/event_time/test_late.py and test_sessions.py, over the raw input
 @pytest.mark.kafka
-def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
+def test_windows_sessions_and_late_rows_equal_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     batches = [
         [
@@ -188,7 +188,7 @@ def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledg
 
 
 def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """Count a station's hours, and mark it half an hour after its last one."""
+    """Count a station's hours, and mark it as silent half an hour after its last one."""
     if not rows.num_rows:
         return state.set_column(state.schema.get_field_index("silent"), "silent", pa.array([True] * state.num_rows))
     each = rows.append_column("end", pc.struct_field(rows["hour"], "end")).group_by("_key")
@@ -199,7 +199,7 @@ def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
 
 
 @pytest.mark.kafka
-def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(ledger: Ledger, tmp_path: Path) -> None:
+def test_windows_are_emitted_once_and_rows_fall_due_even_if_no_record_arrives(ledger: Ledger, tmp_path: Path) -> None:
     name, missed = ledger.app, f"missed-{uuid4().hex[:8]}"
     ledger.kafka.create_topics({missed: 1})
     app, closed = sw.App(name), sw.repartition("closed", "station", partitions=1)
@@ -253,7 +253,7 @@ def by_window(rows: list[dict[str, Any]], column: str) -> dict[Window, tuple[int
 def sparks_own(
     batches: list[list[dict[str, object]]], folder: Path
 ) -> tuple[dict[Window, tuple[int, int]], dict[Window, tuple[int, int]]]:
-    """Return the results of Spark's `groupBy` for these batches: windows, and ended sessions."""
+    """Return the results of Spark's `groupBy` for these batches: windows, and closed sessions."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     (folder / "in").mkdir()
@@ -312,7 +312,7 @@ def one_stage(function: object, **declared: object) -> sw.App:
         (lambda t: t, "lacks a watermark"),
     ],
 )
-def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: object, said: str) -> None:
+def test_a_watermark_that_cannot_be_tracked_is_refused_with_one_sentence(function: object, said: str) -> None:
     late = {"event_time": sw.event_time(late=sw.repartition("late", "key"))} if "lacks" in said else {}
     spark = SparkSession.getActiveSession()
     assert spark is not None
@@ -330,7 +330,7 @@ def visits(raw: DataFrame) -> DataFrame:
 FINAL = sw.event_time(emits="final", late="table")
 
 
-def test_a_session_is_no_part_of_the_tables_key_and_a_window_where_it_was_emitted_or_is_late() -> None:
+def test_sessions_are_not_in_the_tables_key_and_windows_only_if_emitted_or_late() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     app, by_visit = sw.App("app"), sw.repartition("by-visit", ["s", "key"])
@@ -370,7 +370,9 @@ TWO_DAYS = sw.table(ttl="2 days")
         ({"event_time": sw.event_time(emits="final"), "key": ["key", "s", "s2"]}, "'s' in its key, and also 's2'"),
     ],
 )
-def test_sessions_that_could_not_be_final_are_refused_in_a_sentence(declared: dict[str, Any], said: str) -> None:
+def test_sessions_that_could_not_become_final_are_refused_with_one_sentence(
+    declared: dict[str, Any], said: str
+) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
 
@@ -383,7 +385,7 @@ def test_sessions_that_could_not_be_final_are_refused_in_a_sentence(declared: di
         derive_schemas(app, spark)
 
 
-def test_sessions_without_a_watermark_are_refused_in_a_sentence() -> None:
+def test_sessions_without_a_watermark_are_refused_with_one_sentence() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     app = one_stage(
@@ -396,7 +398,7 @@ def test_sessions_without_a_watermark_are_refused_in_a_sentence() -> None:
         derive_schemas(app, spark)
 
 
-def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
+def test_watermarks_of_several_inputs_are_tracked_separately_if_possible() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
 

@@ -33,7 +33,7 @@ def diamond(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
         ("other key", Usage, r"keyed differently: 'debited' by \(branch\), 'credited' by \(account\)"),
     ],
 )
-def test_inputs_that_do_not_come_together_are_refused(
+def test_inputs_that_do_not_fit_together_are_refused(
     diamond: Ledger, variant: str, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
@@ -42,7 +42,9 @@ def test_inputs_that_do_not_come_together_are_refused(
 
 
 @pytest.mark.ci  # the law is operations/staging/clone/test_fan_out.py
-def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
+def test_a_clone_of_a_diamond_continues_with_the_records_that_its_snapshot_kept(
+    diamond: Ledger, tmp_path: Path
+) -> None:
     diamond.send(2_000)
     diamond.catch_up(max_records=700)
     diamond.send(1_500)
@@ -68,7 +70,7 @@ def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledge
 
 
 @pytest.mark.ci  # the law is chandy_lamport/test_laws.py
-def test_markers_alone_make_the_snapshots_of_a_stage_that_reads_a_topic_beside_a_channel(diamond: Ledger) -> None:
+def test_a_stage_that_reads_a_topic_and_a_channel_takes_snapshots_by_markers_only(diamond: Ledger) -> None:
     # The topic's source of such a stage must not bring the request before the marker comes.
     diamond.variant = "topic beside channel"
     with diamond.fed(), diamond.running("--max-records", "400") as app:
@@ -84,7 +86,7 @@ def test_markers_alone_make_the_snapshots_of_a_stage_that_reads_a_topic_beside_a
     assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str)
 
 
-def test_the_order_of_the_frames_is_the_functions_own(diamond: Ledger) -> None:
+def test_a_function_may_return_its_frames_in_another_order(diamond: Ledger) -> None:
     diamond.send(500)
     diamond.catch_up(variant="swapped")
     found = diamond.table("branches")

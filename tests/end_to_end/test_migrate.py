@@ -1,4 +1,4 @@
-"""A changed program continues stored state, or runs from the beginning and takes over, on a real broker and Spark."""
+"""A changed program keeps its stored state, or starts from the beginning and is promoted; on real servers and Spark."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def migrate(
     )
 
 
-def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
+def test_a_changed_program_keeps_its_state_and_in_flight_records(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
@@ -122,7 +122,7 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
     assert max(accounts["newest"].to_pylist()) == ledger.sent - 1
 
 
-def test_run_from_the_beginning_and_promoted_new_columns_have_the_past(
+def test_new_columns_cover_the_past_if_the_program_starts_from_the_beginning_and_is_promoted(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Covers columns that only a function can compute; each row is published once."""

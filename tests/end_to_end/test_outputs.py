@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 class Reads(StreamingQueryListener):
-    """Records that Spark has read in each batch of a topic, and records between the batch's offsets.
+    """For each batch of a query, the number of records that Spark read and the number between the batch's offsets.
 
     A query that is stopped after its last batch does not report that batch.
     """
@@ -57,7 +57,7 @@ def reads(spark: SparkSession) -> Iterator[Reads]:
 
 
 @pytest.mark.kafka
-def test_each_receiver_gets_its_own_rows_and_the_input_is_read_once(
+def test_each_output_gets_its_own_rows_and_the_input_is_read_once(
     kafka: EmbeddedKafka, reads: Reads, tmp_path: Path
 ) -> None:
     split = Ledger(kafka.bootstrap, tmp_path, program=SPLIT)
@@ -101,7 +101,7 @@ def test_each_receiver_gets_its_own_rows_and_the_input_is_read_once(
     assert rejected["value"] == b"no entry"
 
 
-def test_frames_that_part_at_different_places_read_each_stream_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_frames_that_fork_at_different_operators_read_each_stream_once(spark: SparkSession, tmp_path: Path) -> None:
     def stream() -> DataFrame:
         rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).option("numPartitions", 2)
         return rate.load().selectExpr("value % 100 n", "timestamp at", "map('n', value) m")
@@ -202,7 +202,7 @@ def test_rows_that_fit_no_output_are_refused(
     assert len(refused.value.message.splitlines()) == 1
 
 
-def test_each_output_has_columns_of_its_own_and_one_dataframe_is_for_all(spark: SparkSession) -> None:
+def test_each_output_has_its_own_columns_and_a_single_frame_goes_to_all(spark: SparkSession) -> None:
     (shape,) = derive_schemas(app_of(lambda t: (t.select("key", "offset"), t.select("value"))), spark).values()
     assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "offset"], "b": ["value"]}
     assert [rows.names for rows in shape.output_schemas] == [["key", "offset"], ["value"]]

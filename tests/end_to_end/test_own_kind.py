@@ -1,4 +1,4 @@
-"""A program's own kind of state, and a class for Spark, behave like built-in kinds on a real broker and Spark."""
+"""A custom kind of state, and a StatefulProcessor, behave like built-in kinds on a real broker and Spark."""
 
 import heapq
 import json
@@ -42,7 +42,7 @@ class Tops(Ledger):
         return {account: heapq.nlargest(k, amounts) for account, amounts in every.items()}
 
 
-def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisects(
+def test_a_custom_kind_runs_rejects_replays_migrates_clones_and_bisects(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = Tops(kafka.bootstrap, tmp_path, program=APPS / "top_k.py")
@@ -90,9 +90,7 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
     assert app.tops() != of_now
 
 
-def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
-    kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
+def test_a_stateful_processor_runs_rejects_replays_and_bisects(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     app = Ledger(kafka.bootstrap, tmp_path, program=APPS / "carts.py")
     store = open_store(app.store)
     bad = json.dumps({"seq": 602, "account": "a1", "branch": 1, "amount": None}).encode()
@@ -165,7 +163,7 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
 
 
 @pytest.mark.ci
-def test_rows_of_a_kind_of_the_users_own_expire(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_rows_of_a_custom_kind_expire(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     app = Tops(kafka.bootstrap, tmp_path, program=APPS / "top_k.py")
     producer = Producer(app.kafka.properties)
     now, day = int(time.time() * 1000), 86_400_000

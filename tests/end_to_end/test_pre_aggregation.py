@@ -1,4 +1,4 @@
-"""A stage whose batches have few keys, many, and few again, with one failing record."""
+"""A stage whose batches have few keys, then many, then few again, with one failing record."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ def sums(raw: DataFrame) -> DataFrame:
     return raw.select(F.col("key").cast("string").alias("k"), F.col("value").cast("string").cast("long").alias("v"))
 
 
-def test_batches_are_added_up_while_they_have_few_keys_and_the_table_does_not_show_it(
+def test_batches_with_few_keys_are_pre_aggregated_and_the_table_is_the_same(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""A clone takes over from a running app on Spark while records arrive: each row is published once."""
+"""A clone takes over from a running app on Spark while records arrive, and each row is published once."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def batches_s(store: ObjectStore, *apps_: str) -> float:
 
 
 @pytest.mark.usefixtures("one_spark")
-def test_the_clone_publishes_what_comes_after_without_a_restart(
+def test_the_clone_publishes_later_rows_without_a_restart(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alerts = f"alerts-{uuid4().hex[:6]}"

@@ -146,7 +146,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
 
 
 def linked(exported: InMemorySpanExporter, app: str, stage: str) -> set[int]:
-    """Return the traces to which a stage's batches link, after a check that each batch has a commit."""
+    """Check that each batch of a stage has a commit, and return the traces to which the batches link."""
     spans = exported.get_finished_spans()
     batches = [span for span in spans if span.name == f"process {app}/{stage}"]
     commits = {span.parent.span_id for span in spans if span.name == f"commit {app}/{stage}" and span.parent}

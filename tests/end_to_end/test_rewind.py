@@ -1,4 +1,4 @@
-"""A rewound app continues from that moment: each record counts once, on a real broker and Spark."""
+"""An app continues after a rewind, and each record counts once, on a real broker and Spark."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.support.running import Ledger
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
-def test_what_is_undone_is_read_again_and_what_was_published_of_it_is_named_before(
+def test_undone_records_are_read_again_and_the_rewind_first_lists_their_published_rows(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, alerts = Ledger(kafka.bootstrap, tmp_path), f"alerts-{uuid4().hex[:6]}"

@@ -1,4 +1,4 @@
-"""Generated test programs for planted faults, each defined by a number: hops, partitions, tables, opaque stages.
+"""Generated test programs for planted faults. A number determines the stages, partitions, tables and opaque stages.
 
 orders    a topic; with hops, `parse`, then `enrich` (with or without state) send rows on
 tables    totals (aggregate, may reject), ids (of each order), win (windows, late rows kept), recent (with a time to
@@ -20,7 +20,7 @@ BUG = "d"
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a program, independent of its release."""
+    """The structure of a program, which is the same in all of its releases."""
 
     number: int
     hops: int
@@ -44,7 +44,7 @@ class Shape:
 
 
 def shape(number: int, tables: tuple[str, ...], hops: int | None = None) -> Shape:
-    """Return the shape of a number, with these tables."""
+    """Derive a program's structure from a number, with these tables."""
     chosen = Random(f"shape {number}")
     drawn = chosen.choice((1, 2, 2, 3, 3))
     hops = hops or drawn
@@ -211,7 +211,7 @@ _MAKE_OPAQUE = "rows = opaque(rows)"
 
 
 def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
-    """Write a program of a shape: release 1; release 2, which computes some fees wrong; or `NEVER_RAN`."""
+    """Write the program of a release: 1; 2, which computes some fees wrong; or `NEVER_RAN`."""
     amount = "try_cast(amount as long)"
     right = f"{amount} div 100"
     fee = {1: right, 2: f"case when k like '{BUG}%' then {amount} else {right} end", NEVER_RAN: f"{amount} div 10"}

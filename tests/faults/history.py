@@ -1,4 +1,4 @@
-"""An app that has processed records with faults: the sent records, and the app's commits."""
+"""An app that has processed records with faults: the records sent, and the app's commits."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class History:
         self.wrong_by_ms = [self.random.choice((0, 0, 0, 40)) for _ in range(partitions)]
 
     def send(self, records: Iterable[Record]) -> None:
-        """Send records in this order; records of one key go to one partition, as with a keyed producer."""
+        """Send records in this order; records of one key go to one partition, as a keyed producer sends them."""
         producer = Producer(self.kafka.properties)
         for record in records:
             record.fields.setdefault("seq", self.seq)
@@ -162,7 +162,7 @@ class History:
         return run_statement(self.store, self.cache, cut, where, later=later_stages(self.store, cut))
 
     def turns(self, stage: str, where: str, after: int = 0) -> list[int]:
-        """Return the stage's versions at which a query over its tables begins to return rows."""
+        """Return the versions of a stage at which a query over its tables begins to return rows."""
         found, was = [], False
         for manifest in self.versions(stage):
             if manifest.version <= after:
@@ -174,17 +174,17 @@ class History:
         return found
 
     def read_up_to(self, stage: str, version: int, records: Sequence[Record]) -> list[Record]:
-        """Return those of the records that the stage had read by this version."""
+        """Return the given records that the stage had read by this version."""
         ends, nothing = self._ends(stage, version), (0,) * self.shape.partitions[0]
         return [record for record in records if record.offset < ends.get(record.topic, nothing)[record.partition]]
 
     def read_by(self, stage: str, version: int, records: Sequence[Record]) -> list[Record]:
-        """Return those of the records that the stage first had read at this version."""
+        """Return the given records that the stage read with this version."""
         before = self.read_up_to(stage, version - 1, records)
         return [record for record in self.read_up_to(stage, version, records) if record not in before]
 
     def _ends(self, stage: str, version: int) -> dict[str, tuple[int, ...]]:
-        """Return the offsets of users' topics that a version reflects."""
+        """Return the offsets of users' topics up to which a version has read."""
         ends: dict[str, tuple[int, ...]] = {}
         if version < 1:
             return ends

@@ -1,4 +1,4 @@
-"""The truth about a planted fault, derived from the sent records, and the errors of a verdict."""
+"""The truth about a planted fault, computed from the records sent, and the errors of a verdict about it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Truth:
 def truth(history: History, plant: Plant) -> Truth | None:
     """Return the truth about a plant after its history has run.
 
-    None if it never was bad, because a wrong row was corrected in its own batch.
+    None if no commit was bad, because a wrong row was corrected in its own batch.
     """
     after = 0
     if plant.good:
@@ -93,14 +93,14 @@ def truth(history: History, plant: Plant) -> Truth | None:
 
 
 def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
-    """Yield the first of the records: among those of the topic reader's earliest version, the `earliest`."""
+    """Yield the addresses of the records read first: in the earliest version with any of them, the `earliest`."""
     source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
     by_version = (history.read_by(source, manifest.version, records) for manifest in history.versions(source))
     return (record.address for record in earliest(next(filter(None, by_version), [])))
 
 
 def earliest(records: Iterable[Record]) -> list[Record]:
-    """Return the first of a batch's records: by offset in a partition, by time between partitions, all of one time."""
+    """Return the first of a batch's records: by offset within a partition, by time across partitions, with all ties."""
     heads: dict[tuple[str, int], Record] = {}
     for record in sorted(records, key=lambda each: each.offset):
         heads.setdefault((record.topic, record.partition), record)
@@ -128,7 +128,7 @@ def _movers(history: History, plant: Plant, version: int, late: list[Record]) ->
 
 
 def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *, whole: bool) -> Iterator[str]:
-    """Yield errors of a verdict, in the JSON of `bisect` and in its title.
+    """Yield errors of a verdict, both in the JSON of `bisect` and in its printed title.
 
     With `whole` False, programs were missing, so the verdict may leave the cause open, but must not name a healthy
     record.
@@ -160,7 +160,7 @@ def wrong(verdict: Mapping[str, Any], shown: str, plant: Plant, truth: Truth, *,
 
 
 def _names(verdict: Mapping[str, Any], cause: Mapping[str, Any], truth: Truth) -> Iterator[str]:
-    """Yield healthy records that the verdict names."""
+    """Yield healthy records that the verdict blames."""
     evidence = dict(cause["evidence"])
     moved_by, late = evidence.pop("moved_by", None), evidence.pop("late", None)
     evidence.pop("read_to", None)

@@ -1,7 +1,8 @@
-"""Faults of each class, planted among healthy records by a number, with the right answers in plain Python.
+"""Faults of each class, planted among healthy records, with the right answers in plain Python.
 
 A history has three phases: two under the first release, with operations and some seconds between them, and one under
-the second. A plant puts records of its own keys into some of them; what it expects follows from those alone.
+the second release. A plant adds records with keys of its own to some of the phases; the expected verdict follows from
+these records alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DELAY_MS = MINUTE_MS
 
 @dataclass
 class Plant:
-    """One fault."""
+    """One planted fault."""
 
     name: str
     """Name of the class."""
@@ -56,7 +57,7 @@ def order(key: str, amount: object, **more: object) -> dict[str, object]:
 
 
 class Planter:
-    """Factory of records with its own key and ids, derived from a number."""
+    """Creates the records of one plant, whose key and ids are derived from its number."""
 
     def __init__(self, random: Random, number: int) -> None:
         self.random, self.number = random, number
@@ -74,13 +75,13 @@ class Planter:
         return f"{letter}{self.number}"
 
     def phases(self, how_many: int, *, last: int = PHASES - 1) -> list[int]:
-        """Return random phases in order; often the same one, so that batches have several of the records."""
+        """Return random phases in order, half of the time all the same, so that a batch has several of the records."""
         if self.random.random() < 0.5:
             return [self.random.randint(0, last)] * how_many
         return sorted(self.random.randint(0, last) for _ in range(how_many))
 
     def query(self, table: str, condition: str, key: str) -> str:
-        """Return a predicate in one of the forms that people use."""
+        """Return a predicate, in one of the forms that people write."""
         own = f"{condition} AND (k = '{key}' OR k LIKE '{key}-%')"
         return self.random.choice(
             (
@@ -304,6 +305,6 @@ CLASSES: dict[str, tuple[Callable[[Planter], Plant], tuple[str, ...]]] = {
 
 
 def fault_of(name: str, seed: int) -> Plant:
-    """Return the fault of a class for a seed, independent of other plants."""
+    """Return the fault of a class for a seed; it does not depend on other plants."""
     number = [*CLASSES].index(name) + 1
     return CLASSES[name][0](Planter(Random(f"{name} {seed}"), number))

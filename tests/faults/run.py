@@ -1,4 +1,4 @@
-"""`make faults`: plants faults of each class by seed and counts the right verdicts of bisect."""
+"""`make faults`: plant faults of each class, by seed, and count the right verdicts of bisect."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return a table of right answers by class and by the given programs."""
+    """Return a table of right answers by class and by the programs that bisect was given."""
     counts = Counter(
         (outcome.name, outcome.asked == ALL, bool(outcome.wrong)) for outcome in outcomes if outcome.repeat
     )

@@ -1,4 +1,4 @@
-"""Verdicts on planted faults: right class, right record, and never a healthy record."""
+"""Verdicts on planted faults: the right class, the right record, and never a healthy record."""
 
 from pathlib import Path
 
@@ -20,18 +20,18 @@ def check(kafka: EmbeddedKafka, folder: Path, seed: int, *names: str) -> None:
     assert {outcome.name for outcome in outcomes if outcome.asked == ALL} == set(names), table(outcomes)
 
 
-def test_a_record_that_waited_in_a_join_is_named(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    """Of rejected records, operations/debugging/replay/test_several_records.py holds it in each gate."""
+def test_a_record_that_waited_in_a_join_is_blamed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """The same for rejected records is in operations/debugging/replay/test_several_records.py."""
     check(kafka, tmp_path, 3, "join")
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", range(5))
-def test_a_fault_of_each_class_is_told_for_what_it_is(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+def test_a_fault_of_each_class_gets_the_right_verdict(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
     check(kafka, tmp_path, seed, *CLASSES)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_so_it_is_of_many_more(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+def test_faults_of_many_more_seeds_get_the_right_verdict(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
     check(kafka, tmp_path, seed, *CLASSES)

@@ -39,7 +39,7 @@ def said(verdict: dict[str, Any], plant: Plant, truth: Truth, *, whole: bool = T
 RECORDS = a_plant("several records", "record", "records")
 
 
-def test_the_first_record_and_those_after_it_are_right() -> None:
+def test_the_first_bad_record_and_later_ones_are_accepted() -> None:
     assert said(a_verdict("records", record=BAD, records=[BAD, LATER]), RECORDS, the_truth()) == ""
 
 
@@ -58,22 +58,22 @@ def test_the_first_record_and_those_after_it_are_right() -> None:
         ({**a_verdict("records"), "cause": None}, "no cause"),
     ],
 )
-def test_what_is_not_so_of_records_is_wrong(verdict: dict[str, Any], what: str) -> None:
+def test_wrong_statements_about_records_are_errors(verdict: dict[str, Any], what: str) -> None:
     assert what in said(verdict, RECORDS, the_truth())
 
 
-def test_records_that_have_no_order_are_one_of_so_many() -> None:
+def test_any_of_several_unordered_records_may_be_named_together_with_their_number() -> None:
     truth = the_truth(first={4: frozenset({BAD, LATER})})
     assert said(a_verdict("records", record=LATER, one_of=2), RECORDS, truth) == ""
     assert "are as early" in said(a_verdict("records", record=LATER), RECORDS, truth)
 
 
-def test_a_row_between_two_stages_is_no_record_of_a_user() -> None:
+def test_a_row_between_two_stages_is_not_accepted_as_a_users_record() -> None:
     verdict = a_verdict("records", record=BAD, evidence={"alone": "app-by-key-repartition[0]@3+1"})
     assert said(verdict, RECORDS, the_truth()) == ""
 
 
-def test_with_less_it_may_leave_open_what_it_is_and_names_no_healthy_record() -> None:
+def test_with_fewer_programs_the_cause_may_stay_open_but_no_healthy_record_may_be_named() -> None:
     assert said(a_verdict("unknown"), RECORDS, the_truth(), whole=False) == ""
     assert said(a_verdict("deploy", proved=False), RECORDS, the_truth(), whole=False) == ""
     assert "the class" in said(a_verdict("deploy"), RECORDS, the_truth(), whole=False)
@@ -81,20 +81,20 @@ def test_with_less_it_may_leave_open_what_it_is_and_names_no_healthy_record() ->
     assert "a healthy record" in said(unknown, RECORDS, the_truth(), whole=False)
 
 
-def test_a_fault_without_a_record_has_none() -> None:
+def test_a_fault_without_a_record_must_name_none() -> None:
     plant, truth = a_plant("absence", "absence"), the_truth(guilty=frozenset(), first={}, in_batch={})
     assert said(a_verdict("absence", evidence={"keys": [{"k": "p1"}]}), plant, truth) == ""
     assert "absent is" in said(a_verdict("absence", evidence={"keys": [{"k": "a3"}]}), plant, truth)
     assert "a healthy record" in said(a_verdict("record", record=HEALTHY), plant, truth)
 
 
-def test_both_records_of_a_duplicate_are_named() -> None:
+def test_both_records_of_a_duplicate_must_be_named() -> None:
     plant = a_plant("duplicate", "duplicate")
     assert said(a_verdict("duplicate", record=BAD, records=[BAD, LATER]), plant, the_truth()) == ""
     assert "the records" in said(a_verdict("duplicate", record=BAD), plant, the_truth())
 
 
-def test_a_watermark_is_moved_by_a_record_that_did_and_makes_those_late_that_were() -> None:
+def test_a_watermark_verdict_must_name_the_late_record_and_the_one_that_moved_the_watermark() -> None:
     plant = a_plant("watermark", "watermark")
     known = {"movers": frozenset({BAD}), "moved_version": "parse@v2", "late": frozenset({LATER})}
     truth = the_truth(guilty=frozenset({BAD}), **known)
@@ -107,7 +107,7 @@ def test_a_watermark_is_moved_by_a_record_that_did_and_makes_those_late_that_wer
     assert "it was parse@v2" in said(a_verdict("watermark", evidence=other), plant, truth)
 
 
-def test_a_deploy_an_operation_and_a_time_have_their_versions() -> None:
+def test_verdicts_on_deploys_operations_and_expiries_must_name_the_right_version() -> None:
     none = {"guilty": frozenset(), "first": {}, "in_batch": {}}
     deploy, truth = a_plant("deploy", "deploy"), the_truth(changed=3, **none)
     ran = {"from": {"path": "/x/release1.py"}, "to": {"path": "/x/release2.py"}, "stage": "totals", "version": 3}
@@ -124,14 +124,14 @@ def test_a_deploy_an_operation_and_a_time_have_their_versions() -> None:
     assert "time at v5" in said(a_verdict("time", evidence={"version": 5}), time, the_truth(**none))
 
 
-def test_what_is_called_the_first_bad_commit_is_the_first() -> None:
+def test_only_the_first_bad_commit_may_be_called_first() -> None:
     truth = the_truth(turns=(2, 4))
     verdict = a_verdict("records", record=BAD, records=[BAD, LATER])
     assert "was bad before" in said(verdict, RECORDS, truth, shown="totals v4 is the first bad commit of x")
     assert said(verdict, RECORDS, truth, shown="totals v4 is one of the commits") == ""
 
 
-def test_the_first_of_a_batch_is_by_offset_and_between_partitions_by_time() -> None:
+def test_records_of_a_batch_are_ordered_by_offset_and_across_partitions_by_time() -> None:
     def at(partition: int, offset: int, time_ms: int) -> Record:
         return Record({}, topic="t", partition=partition, offset=offset, time_ms=time_ms)
 

@@ -1,4 +1,4 @@
-"""One seed: a random app, a history with a fault of each chosen class, and the verdicts of bisect."""
+"""One seed: a random app, a history with one fault of each chosen class, and the verdicts of bisect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def trial(bootstrap: str, folder: Path, seed: int, names: Sequence[str], *, partial: bool = True) -> Iterator[Outcome]:
-    """Plant a fault of each class, and judge the verdicts, with all programs and with fewer."""
+    """Plant a fault of each class, and judge the verdicts, with all programs and with a random subset."""
     plants = [fault_of(name, seed) for name in names]
     shared = [one for one in plants if not one.is_alone]
     if shape(seed, ()).hops < 3:
@@ -57,7 +57,7 @@ def trial(bootstrap: str, folder: Path, seed: int, names: Sequence[str], *, part
 
 
 def ran(bootstrap: str, folder: Path, seed: int, plants: Sequence[Plant], hops: int | None = None) -> History:
-    """Return a history that has run, with these faults."""
+    """Run a history with these faults, and return it."""
     tables = sorted({table for one in plants for table in CLASSES[one.name][1]} | {"totals"})
     history = History(bootstrap, folder, shape(seed, tuple(tables), hops), Random(f"history {seed}"))
     order = Random(f"order {seed}")
@@ -84,7 +84,7 @@ def _is_past(time_ms: int) -> bool:
 
 
 def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int) -> list[Record]:
-    """Return the records of a phase: each plant's in order, at random places among the healthy ones."""
+    """Return the records of a phase: healthy ones, and between them, at random places, each plant's in order."""
     sent: list[list[Record]] = [[healthy.ordinary()] for _ in range(HEALTHY)]
     last: list[Record] = []
     for plant in plants:
@@ -126,7 +126,7 @@ def judged(history: History, plant: Plant, seed: int, *, partial: bool) -> Itera
 def ask(
     history: History, plant: Plant, truth: Truth, words: Sequence[str], *, whole: bool
 ) -> tuple[tuple[str, ...], str]:
-    """Return the errors in one search's answer, and the command that repeats it."""
+    """Run one search. Returns the errors in its answer, and the command that repeats it."""
     good = ("--good", f"{history.app}@{plant.good}") if plant.good else ()
     command = ["bisect", history.app, "--where", plant.where, *good, *words]
     repeat = f"{history.folder}: {' '.join(command)}"

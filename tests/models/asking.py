@@ -1,7 +1,7 @@
 """A process that runs command lines on request, to measure their time and memory.
 
-`python -m tests.models.asking` reads one question a line and writes one answer a line. It asks the command line in
-its own process, since starting one for each question would take most of the time. `python -m tests.models.asking 2`
+`python -m tests.models.asking` reads one command line per line of input, and writes one answer per line. It runs them
+all in one process, since starting a process for each would take most of the time. `python -m tests.models.asking 2`
 answers as a later release would, whose objects have format 2.
 """
 
@@ -27,7 +27,7 @@ _GIVE_UP_MIB = 1024
 
 
 class Answer(NamedTuple):
-    """An answer, with its time and memory."""
+    """An answer, with its duration and memory."""
 
     exit: int
     stdout: str
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Asking:
-    """A process that answers; it is replaced when it ends or does not answer."""
+    """Runs command lines in such a process, and replaces the process if it ends or does not answer."""
 
     def __init__(self, cache: Path, stored_format: int = codec.FORMAT) -> None:
         self._cache, self._format = cache, stored_format

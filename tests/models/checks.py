@@ -1,4 +1,4 @@
-"""Checks of versions and collections for the store's model, computed independently of the product."""
+"""Checks of versions and of garbage collection for the store's model, computed independently of the product."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -54,7 +54,7 @@ def check_reads(
     assert actual == sorted(repr(same_form((*form, *values))) for form, values in shown.items())
 
 
-def check_what_stays(
+def check_kept_versions(
     store: AgingStore,
     app: str,
     retention: Retention,
@@ -62,10 +62,10 @@ def check_what_stays(
     whole: int,
     pinned: set[int],
 ) -> None:
-    """Check the kept versions for the rules that a few lines can express.
+    """Check which versions were kept, for the rules that a few lines can express.
 
-    `before` has what was there, by version, and when each was committed and written. Before `whole`, that is only
-    what snapshots pin, or pinned until they were removed: no part of what retention counts back in.
+    `before` has the versions that existed, with the times of commit and of writing. Of the versions before `whole` only
+    those remain that snapshots pin, or pinned until they were removed; retention does not count them.
     """
     head, clock_ms = max(before), store.clock_ms
     wanted = {head, *history.read(fresh(store), app, STAGE, head).recorded.values()}
@@ -83,7 +83,7 @@ def check_what_stays(
 
 
 def check_grace(store: AgingStore, app: str) -> None:
-    """Check that no unnamed object older than the margin is left."""
+    """Check that no unreferenced object older than the margin is left."""
     versions = history.list_versions(fresh(store), app, STAGE)
     written = {info.key: info.modified_ms for info in store.list(keys.manifests(app, STAGE))}
     assert written.keys() == {keys.manifest(app, STAGE, version) for version in versions}
@@ -96,7 +96,7 @@ def check_grace(store: AgingStore, app: str) -> None:
 
 
 def expired_objects(store: AgingStore, app: str, clock_ms: int) -> set[str]:
-    """Return the SSTs in storage that contain a row which is expired at this clock."""
+    """Return the stored SSTs that contain a row which has expired at this clock."""
     found = set()
     for key in keys_of(store, keys.ssts(app, STAGE)):
         rows = pq.read_table(pa.BufferReader(store.get(key)))

@@ -1,4 +1,4 @@
-"""A table whose columns change between batches, with a dictionary of its expected rows."""
+"""A table whose columns change between batches, and a dictionary of the expected rows."""
 
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -60,7 +60,7 @@ DEFAULTS = {
 
 
 def wider(value: Any, kind: str) -> Any:
-    """Return a value as stored in a column of a larger type."""
+    """Return a value as it reads from the column after the column's type was widened."""
     if isinstance(value, dict) and kind.startswith("struct"):
         names = {"struct<x: int32>": ("x",), "struct<x: int64, `new one`: string>": ("x", "new one")}.get(
             kind, ("y", "x")
@@ -73,7 +73,7 @@ def wider(value: Any, kind: str) -> Any:
 
 @dataclass
 class Evolving:
-    """A table whose columns change between batches, with a dictionary of its expected rows."""
+    """A table whose columns change between batches, and a dictionary of the expected rows."""
 
     store: ObjectStore
     cache: SstCache
@@ -204,7 +204,7 @@ class Evolving:
         return [row if is_there else None for row, is_there in zip(rows, there.tolist(), strict=True)]
 
     def check_several(self) -> None:
-        """Check that versions queried together have the newest columns."""
+        """Check that a query over several versions shows the newest columns."""
         manifests = [manifest for manifest, _ in self.manifests]
         if not any(manifest.ssts for manifest in manifests) or (last := manifests[-1].table) is None:
             return

@@ -17,9 +17,9 @@ _USUAL = 100
 
 
 def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
-    """Return settings with this many examples in a profile of a hundred, and proportionally in others.
+    """Return settings that scale the number of examples: `examples` in the profile that has a hundred.
 
-    `in_ci` is the minimum in the profiles that search.
+    `in_ci` is the minimum in the profiles `ci` and `nightly`.
     """
     wanted = examples * settings.default.max_examples // _USUAL
     least = in_ci if SEARCHES else 1
@@ -27,9 +27,9 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
 
 
 def crash_points(requests: int, least: int = 0) -> list[int]:
-    """Return after how many requests to kill, from `least` to `requests`, at which all of them pass.
+    """Return the numbers of requests after which to kill: from `least` to `requests`, where nothing is killed.
 
-    Profiles that search get every point, others both ends and a fixed middle.
+    The profiles `ci` and `nightly` get every point, the default profile both ends and a fixed one between.
     """
     between = range(least + 1, requests)
     if not SEARCHES and len(between) > 1:

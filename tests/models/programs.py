@@ -1,4 +1,4 @@
-"""Changed programs whose declared table differs from the stored one, and the effect on rows."""
+"""Changed programs whose declared table differs from the stored one, and their effect on rows."""
 
 from collections.abc import Callable
 

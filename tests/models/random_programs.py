@@ -1,7 +1,7 @@
 """Random programs of one stage, some nondeterministic, with versions.
 
-Which program it is, follows from a number: a kind of state, what the function does with the records, and what is
-planted. Every other program has nothing planted. No batch of Spark's streaming is run, and no broker is asked.
+A number determines the program: the kind of state, what the function does with the records, and a planted dependence in
+every other program. No batch of Spark's streaming runs, and no broker is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Change = Callable[[DataFrame], DataFrame]
 
 @dataclass(frozen=True)
 class Plant:
-    """A nondeterministic dependence, and the reason that a check must give."""
+    """A planted nondeterministic dependence, and the reason that `check` must report for it."""
 
     name: str
     reason: Reason
@@ -71,7 +71,7 @@ class Plant:
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """A program, and why it is nondeterministic; None if it is deterministic."""
+    """A program, with its planted dependence; None if it is deterministic."""
 
     app: sw.App
     words: str
@@ -171,7 +171,7 @@ KINDS = ("aggregate", "upsert", "update", "window", "session", "join", "stateles
 
 
 def random_program(number: int) -> RandomProgram:
-    """Return the program of a number; even numbers have a plant."""
+    """Return the program of a number; even numbers have a planted dependence."""
     chosen = Random(number)
     plant = None if number % 2 else PLANTS[number // 2 % len(PLANTS)]
     kind = (plant.kind if plant else "") or (KINDS[number // 2 % len(KINDS)] if plant is None else chosen.choice(KINDS))
@@ -260,7 +260,7 @@ def _declare(app: sw.App, kind: str, function: Change, plant: Plant | None) -> N
 def versions_of(
     made: RandomProgram, spark: SparkSession, folder: LocalStore, count: int, seed: int
 ) -> tuple[LoadedProgram, list[Manifest]]:
-    """Return the program and this many versions of its stage, as its batches would commit them."""
+    """Return the program, and this many versions of its stage, as its batches would commit them."""
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     stage = made.app.stages["s"]
     shape = derive_schemas(made.app, spark)["s"]
@@ -280,7 +280,7 @@ def versions_of(
 
 
 def _records(numbers: Random, topic: str, batch: int) -> Iterator[Record]:
-    """Yield records of one batch; each key has some in each partition."""
+    """Yield the records of one batch; each key has records in each partition."""
     for at in range(RECORDS):
         seq = batch * RECORDS + at
         second = BEGAN_MS // 1000 + batch * 1800 + numbers.randrange(1800)

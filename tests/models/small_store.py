@@ -1,8 +1,8 @@
 """A store of small apps with fixed bytes, whose objects tests damage.
 
-`flights` has tombstones, a rescale, compactions, snapshots with and without markers, records in flight with a snapshot
-and without one, a request under way, a thinned history with its boundary, a clone (`staging`) and a log of operations;
-`types` a table with every type that a column can have.
+`flights` has tombstones, a rescale, compactions, snapshots with and without markers, in-flight records inside and
+outside of a snapshot, an open snapshot request, a thinned history with its boundary, a clone (`staging`) and a log of
+operations; `types` a table with every type that a column can have.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The store's model: its knowledge, the steps of its rules, and its invariants.
+"""The store's model: its state, the steps of its rules, and its invariants.
 
 The rules are in `test_state_model.py`.
 """
@@ -43,7 +43,7 @@ from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Table, Ttl
 
 from tests.crash.points import Killed
-from tests.models.checks import check_grace, check_reads, check_what_stays, expired_objects
+from tests.models.checks import check_grace, check_kept_versions, check_reads, expired_objects
 from tests.models.programs import Change as RowChange
 from tests.models.programs import another_program
 from tests.models.states import Shown, State, moment
@@ -86,7 +86,7 @@ class StateMachine(RuleBasedStateMachine):
     ) -> None:
         """Create a table with these keys, and its writer.
 
-        `column` is the clock of a time to live, empty for the write time.
+        `column` is the clock of the time to live; empty for the write time.
         """
         key, self.keys = TABLES[name]
         self.column = column
@@ -139,7 +139,7 @@ class StateMachine(RuleBasedStateMachine):
     def commit_some(self, data: st.DataObject, app: str) -> None:
         self.put_some(data, app)
         if "expiring" in self.focus and data.draw(st.booleans(), "later"):
-            self.let_expire(data, app)
+            self.advance_to_an_expiry(data, app)
         writer = self.writers[app]
         self.try_to_commit(writer, self.batch(writer, into_cache=data.draw(st.booleans(), "into cache")))
 
@@ -154,7 +154,7 @@ class StateMachine(RuleBasedStateMachine):
         return writer.batch(dict(changes), self.cache if into_cache else None)
 
     def changes_of(self, app: str, head: Manifest) -> dict[Form, tuple[Key, Values | None]]:
-        """Return pending puts and deletes in the columns of this version's table."""
+        """Return pending puts and deletes, with values for the columns of this version's table."""
         assert head.table is not None
         return {form: (key, in_columns(row, head.table)) for form, (key, row) in self.pending[app].items()}
 
@@ -182,7 +182,7 @@ class StateMachine(RuleBasedStateMachine):
     # Dying, and taking over.
 
     def take_over(self, app: str, behind_ms: int = 0) -> None:
-        self.finish_what_was_left(app)
+        self.finish_interrupted_migration(app)
         # Programs that follow each other run on different numbers of cores.
         tasks = TASKS[len(self.states) % len(TASKS)]
         self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms, tasks=tasks, varies_tasks=True)
@@ -199,8 +199,8 @@ class StateMachine(RuleBasedStateMachine):
     # Migrating.
 
     def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Migrate to a program with one more, one fewer, a larger or a renamed column; the caller may die."""
-        self.finish_what_was_left(app)
+        """Migrate to a program with one column more, fewer, widened or renamed; the caller may be killed."""
+        self.finish_interrupted_migration(app)
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
         assert head.table is not None
@@ -217,8 +217,8 @@ class StateMachine(RuleBasedStateMachine):
         self.undone[app] = change
         self._follow_migration(app)
 
-    def finish_what_was_left(self, app: str) -> None:
-        """Finish or abandon an interrupted migration, as the next caller does."""
+    def finish_interrupted_migration(self, app: str) -> None:
+        """Finish or abandon an interrupted migration, as the next caller would."""
         if app in self.undone:
             finish_newest_migration(fresh(self.store), app, now_ms=self.writers[app].tick())
             self._follow_migration(app)
@@ -233,7 +233,7 @@ class StateMachine(RuleBasedStateMachine):
     # Beginning with rows from elsewhere.
 
     def begin_with_rows(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Create an app whose first version has rows from a file; the call may die and be repeated."""
+        """Create an app whose first version has rows from a file; the call may be killed and repeated."""
         some = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
         rows = {
             same_form(key): (key, (*row[:-1], self.in_minutes(row[-1])))
@@ -267,8 +267,8 @@ class StateMachine(RuleBasedStateMachine):
 
     # Merging.
 
-    def with_something_to_merge(self, data: st.DataObject) -> Writer:
-        """Return a writer after some batches, perhaps a rescale, and more batches."""
+    def writer_with_due_merges(self, data: st.DataObject) -> Writer:
+        """Return a writer after some batches and perhaps a rescale, so that there is something to merge."""
         app = self.any_app(data)
         for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
             self.commit_some(data, app)
@@ -288,18 +288,18 @@ class StateMachine(RuleBasedStateMachine):
             return picker.pick_for_manifest(head, full=full, accepts=only)
 
     def sizes(self) -> AbstractContextManager[object]:
-        """Treat the SSTs, all small, as small, large, or either, in turn."""
+        """Let the picker treat the SSTs as small, large, or mixed, in turn; they are all small."""
         return patch.object(picker, "WIDE_BYTES", WIDE_BYTES[len(self.states) % len(WIDE_BYTES)])
 
     def compaction(
         self, writer: Writer, inputs: tuple[Sst, ...], *, drops_tombstones: bool, cuts: bool = False
     ) -> Compaction:
-        """Merge by the clock of the head from which the merge was picked."""
+        """Describe a merge; its clock is that of the head from which it was picked."""
         window = min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)
         clock_ms = writer.head.clock_ms
         return Compaction(0, writer.ranges, inputs, drops_tombstones, window=window, clock_ms=clock_ms, cuts=cuts)
 
-    def compact_outside(self, app: str) -> None:
+    def compact_outside_the_runner(self, app: str) -> None:
         """Compact as `slackwater compact --full` does."""
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
@@ -330,15 +330,15 @@ class StateMachine(RuleBasedStateMachine):
         assert apply_results(writer.head.ssts, [done]) != writer.head.ssts
         writer.merges.append(done)
 
-    def check_nothing_is_stored_that_expired(self, app: str) -> None:
-        """Check by bytes that the head's SSTs have no expired rows after a full merge."""
+    def check_no_expired_rows_are_stored(self, app: str) -> None:
+        """Check in storage that the head's SSTs have no expired rows after a full merge."""
         head = history.read(fresh(self.store), app, STAGE, self.heads[app])
         assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
 
     # Expiring.
 
-    def let_expire(self, data: st.DataObject, app: str) -> None:
-        """Let the next batch begin exactly when some row expires, or write a row that expires then."""
+    def advance_to_an_expiry(self, data: st.DataObject, app: str) -> None:
+        """Let the next batch begin at the expiry of some row, or a millisecond before or after; or write such a row."""
         state = self.states[app, self.heads[app]]
         if moments := state.to_come():
             at_ms = data.draw(st.sampled_from(moments), "expires") + data.draw(st.sampled_from([0, -1, 1]), "late")
@@ -347,8 +347,8 @@ class StateMachine(RuleBasedStateMachine):
             else:
                 self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
 
-    def check_as_seen_now(self, app: str) -> None:
-        """Check that rows of the head expire by write time even without commits."""
+    def check_visible_rows_now(self, app: str) -> None:
+        """Check that rows of the head expire by write time even if nothing is committed."""
         manifest, state = (
             history.read(fresh(self.store), app, STAGE, self.heads[app]),
             self.states[app, self.heads[app]],
@@ -381,13 +381,13 @@ class StateMachine(RuleBasedStateMachine):
         whole = limit.first.get(STAGE, 1) if limit else 1
         collect(store, app, retention, by="test")
         pinned = {version for (of, _), version in self.pins.items() if of == app}
-        check_what_stays(self.store, app, retention, before, whole, pinned)
+        check_kept_versions(self.store, app, retention, before, whole, pinned)
         check_grace(self.store, app)
 
     # What must hold whatever was done.
 
     @invariant()
-    def every_version_that_is_there_shows_what_it_showed(self) -> None:
+    def every_kept_version_shows_the_same_rows(self) -> None:
         stored = cache(self.store.get)
         for app, head in getattr(self, "heads", {}).items():
             manifests = self.manifests(app)
@@ -422,13 +422,13 @@ class StateMachine(RuleBasedStateMachine):
         check_reads(self.con, self.store, self.cache, manifest, clock_ms, self.hashes, written, shown)
 
     @invariant()
-    def snapshots_are_those_that_were_taken_and_not_removed(self) -> None:
+    def snapshots_exist_exactly_until_removed(self) -> None:
         for app in getattr(self, "heads", {}):
             found = {(app, each.name): each.stages[STAGE] for each in list_snapshots(fresh(self.store), app)}
             assert found == {place: version for place, version in self.pins.items() if place[0] == app}
 
     @invariant()
-    def each_version_follows_from_the_one_before(self) -> None:
+    def each_version_is_a_valid_successor(self) -> None:
         for app in getattr(self, "heads", {}):
             for earlier, later in pairwise(self.manifests(app)):
                 if later.version == earlier.version + 1:

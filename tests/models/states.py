@@ -21,7 +21,7 @@ Shown = dict[Form, Values]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Values of a key until it expires; None for never."""
+    """Values of a key, and when they expire; None for never."""
 
     values: Values
     expires_ms: int | None
@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Rows of a table version, computed without `store.sst.ttl` and `store.sst.schema`."""
+    """Rows of a table version, computed without the product's `store.sst.ttl` and `store.sst.schema`."""
 
     entries: Mapping[Form, Entry] = field(default_factory=dict)
     """Entries, expired ones included until their keys are written again."""
@@ -42,7 +42,7 @@ class State:
         return self.lifetime is not None and self.lifetime.ms > 0 and not self.lifetime.column
 
     def shown(self, clock_ms: int | None = None) -> Shown:
-        """Return the visible rows, by default at the version's clock."""
+        """Return the rows that are visible at a clock, by default the version's."""
         at_ms = self.clock_ms if clock_ms is None else clock_ms
         return {
             form: entry.values
@@ -51,16 +51,16 @@ class State:
         }
 
     def seen(self, now_ms: int) -> int:
-        """Return the clock of a reader, or of a batch that begins now, while this is the head."""
+        """Return the clock that a reader or a new batch uses at this time, while this version is the head."""
         return max(now_ms, self.clock_ms) if self.by_write_time else self.clock_ms
 
     def to_come(self) -> list[int]:
-        """Return the expiry times of visible rows, ascending."""
+        """Return the future expiry times of rows, ascending."""
         moments = {entry.expires_ms for entry in self.entries.values() if entry.expires_ms is not None}
         return sorted(moment_ms for moment_ms in moments if moment_ms > self.clock_ms)
 
     def after(self, changes: Changes, now_ms: int) -> "State":
-        """Return the state after a batch that begins now."""
+        """Return the state after a batch that begins at this time."""
         clock_ms = latest_ms = self.seen(now_ms)
         entries = dict(self.entries)
         for form, (_, values) in changes.items():
@@ -81,7 +81,7 @@ class State:
         return replace(self, entries={form: replace(e, values=change(e.values)) for form, e in self.entries.items()})
 
     def claimed(self, declared: Ttl | None) -> "State":
-        """Return the state after a claim by a program with this declaration: existing expiry times and a clock stay."""
+        """Return the state after a claim by a program with this declaration; expiry times and a clock are unchanged."""
         if self.lifetime is None:
             begun = declared is None or not declared.column
             return replace(self, lifetime=declared, clock_ms=self.clock_ms if begun else BEFORE_FIRST_EVENT_MS)
@@ -89,7 +89,7 @@ class State:
 
 
 def moment(at_ms: int) -> datetime:
-    """Return the time as a row has it."""
+    """Return a time as a row stores it."""
     return _EPOCH + at_ms * _MS
 
 

@@ -73,7 +73,7 @@ def in_columns(row: Values | None, table: Table) -> Values | None:
 
 
 def same_form(key: Key) -> Form:
-    """Return the normal form: equal keys compare equal as Python values."""
+    """Return the normal form of a key: equal keys have equal normal forms in Python."""
     return tuple(map(_one_form, key))
 
 

@@ -1,4 +1,4 @@
-"""An app whose history is collected at any time, with a dictionary of its moments."""
+"""A model test of garbage collection: an app whose history is collected at any time, against a dictionary."""
 
 from contextlib import suppress
 from typing import Any
@@ -112,7 +112,7 @@ class Collection(RuleBasedStateMachine):
         clock.wait(minutes * 60_000)
 
     @rule(data=st.data())
-    def an_attempt_fails(self, data: st.DataObject) -> None:
+    def fail_an_attempt(self, data: st.DataObject) -> None:
         app = self.any_app(data)
         self.attempts += 1
         self.store.put(keys.sst(app.name, "carriers", f"01FAILED{self.attempts}"), b"litter")
@@ -177,13 +177,13 @@ class Collection(RuleBasedStateMachine):
             assert self.removed or all(set(before[stage]) <= set(after[stage]) for stage in STAGES)
 
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 120))
-    def gc_that_is_killed(self, data: st.DataObject, retention: Retention, requests: int) -> None:
+    def kill_during_gc(self, data: st.DataObject, retention: Retention, requests: int) -> None:
         app = self.any_app(data)
         with suppress(Killed), self.store.death_after(requests):
             collect(self.store, app.name, retention, by="test")
 
     def check_grace(self, app: FlightsApp) -> None:
-        """Check that no unnamed object older than the margin is left after a complete collection."""
+        """Check that a complete collection leaves no unreferenced object older than the margin."""
         for stage in STAGES:
             versions = history.list_versions(self.store, app.name, stage)
             listed = keys_of(self.store, keys.manifests(app.name, stage))
@@ -199,7 +199,7 @@ class Collection(RuleBasedStateMachine):
                 assert info.key in named or info.modified_ms > due_ms
 
     @invariant()
-    def every_version_of_the_history_holds_what_it_held(self) -> None:
+    def every_kept_version_has_the_same_content(self) -> None:
         for name, app in getattr(self, "apps", {}).items():
             store = fresh(self.store)
             for stage in STAGES:
@@ -210,7 +210,7 @@ class Collection(RuleBasedStateMachine):
                     assert rows_of(store, manifest) == self.states[name, stage, version]
 
     @invariant()
-    def every_snapshot_holds_what_it_held(self) -> None:
+    def every_snapshot_has_the_same_content(self) -> None:
         if not hasattr(self, "apps"):
             return
         store = fresh(self.store)

@@ -1,4 +1,4 @@
-"""Damaged objects: each verb gives a right answer or one sentence, within seconds and half a gigabyte."""
+"""Damaged objects: each verb gives a right answer or a one-sentence error, within seconds and half a gigabyte."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def check(answer: Answer, words: tuple[str, ...]) -> None:
 
 
 def ask(asking: Asking, root: Path, key: str, data: bytes, words: tuple[str, ...]) -> Answer:
-    """Ask with one object replaced; the store is restored afterwards."""
+    """Run a command line with one object replaced; the store is restored afterwards."""
     path = root / key
     before = path.read_bytes()
     if words in CHANGING:
@@ -107,7 +107,7 @@ SEARCH = settings(
 
 @SEARCH
 @given(data=st.data())
-def test_whatever_a_document_says_there_is_an_answer(
+def test_any_change_of_a_json_object_gets_an_answer_or_an_error(
     asking: Asking, root: Path, objects: list[str], data: st.DataObject
 ) -> None:
     documents = [key for key in objects if key.endswith(".json")]
@@ -121,7 +121,7 @@ def test_whatever_a_document_says_there_is_an_answer(
 
 @SEARCH
 @given(data=st.data())
-def test_whatever_becomes_of_the_bytes_of_an_object_there_is_an_answer(
+def test_any_damage_to_the_bytes_of_an_object_gets_an_answer_or_an_error(
     asking: Asking, root: Path, objects: list[str], data: st.DataObject
 ) -> None:
     key = data.draw(st.sampled_from(objects), "key")
@@ -145,12 +145,12 @@ def heads(documents: list[str]) -> list[str]:
 
 
 def _partitions(document: bytes) -> int:
-    """Return the state partitions of a table, if there is one: each takes a merge."""
+    """Return the number of state partitions that the document states; a full merge takes one merge for each."""
     found = re.search(rb'"partitions":([0-9]+)', document)
     return int(found[1]) if found else 0
 
 
 def about(key: str) -> list[tuple[str, ...]]:
-    """Return questions that concern an object."""
+    """Return command lines that read an object."""
     app = key.partition("/")[0]
     return [words for words in READING + CHANGING if len(words) == 1 or app in " ".join(words) or words[1] == "--cost"]

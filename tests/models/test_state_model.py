@@ -1,11 +1,11 @@
-"""A model test of the store against a dictionary.
+"""A model test of the store against a dictionary of rows by version.
 
-Whatever is put, deleted, committed, merged, rescaled, pinned, cloned, dropped and collected, whatever expires, whoever
-dies over it, and whenever it is looked at: every version that must stay shows what it showed, and what nobody needs
-goes in time.
+Rules put, delete, commit, merge, rescale, pin, clone, drop, collect and expire, kill any process, and read at any time.
+Every version that must stay shows the same rows as before, and garbage is deleted in time.
 
-The model is icechunk's `test_stateful_repo_ops.py`: rules for every operation, invariants after each step. Where the
-choice is the store's own (did the commit of a writer that died get through?), it is asked, and held to its answer.
+The structure is that of icechunk's `test_stateful_repo_ops.py`: rules for every operation, invariants after each step.
+If an outcome is up to the store (did the commit of a killed writer succeed?), the model reads it once, and then holds
+the store to it.
 """
 
 import shutil
@@ -77,7 +77,7 @@ MIGRATIONS = 500
 
 
 def about(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Restrict a rule to examples with this focus."""
+    """Run a rule only in examples with this focus."""
     return precondition(lambda self: what in self.focus)
 
 
@@ -109,7 +109,7 @@ class StateModel(StateMachine):
 
     @rule(data=st.data(), batches=st.integers(1, 4))
     def put(self, data: st.DataObject, batches: int) -> None:
-        """Commit some batches, and leave rows for the next one."""
+        """Commit some batches, and leave pending rows for the next batch."""
         app = self.any_app(data)
         for _ in range(batches):
             self.commit_some(data, app)
@@ -128,8 +128,8 @@ class StateModel(StateMachine):
 
     @about("dying")
     @rule(data=st.data(), seed=st.integers(0, 1000))
-    def commit_in_bad_weather(self, data: st.DataObject, seed: int) -> None:
-        """Commit while requests fail, are lost, late or repeated; the writer continues until its commit is known."""
+    def commit_with_store_faults(self, data: st.DataObject, seed: int) -> None:
+        """Commit while requests fail, get lost, or arrive late or twice; retry until the outcome is known."""
         writer = self.writers[self.any_app(data)]
         storm = FaultyStore(writer.view, seed, refused=0.2, lost=0.2, late=0.2, echoed=0.2)
         calm, writer.view = writer.view, storm
@@ -139,8 +139,8 @@ class StateModel(StateMachine):
 
     @about("dying")
     @rule(data=st.data(), requests=st.integers(0, 12))
-    def die_while_committing(self, data: st.DataObject, requests: int) -> None:
-        """Die between any two requests: a batch is complete or absent, as storage shows."""
+    def kill_during_commit(self, data: st.DataObject, requests: int) -> None:
+        """Kill the writer after any request of a commit: the batch is complete or absent, as storage shows."""
         writer, manifest = self.writers[self.any_app(data)], None
         with suppress(Killed, Fenced), self.store.death_after(requests):
             manifest = self.batch(writer)
@@ -153,8 +153,8 @@ class StateModel(StateMachine):
 
     @about("dying")
     @rule(data=st.data(), behind_ms=BEHIND_MS)
-    def take_over_from_one_that_lives(self, data: st.DataObject, behind_ms: int) -> None:
-        """Take over from a live writer, on a machine whose clock may be slow."""
+    def take_over_from_live_writer(self, data: st.DataObject, behind_ms: int) -> None:
+        """Take over from a live writer, on a machine whose clock may lag."""
         app = self.any_app(data)
         self.zombies = [*self.zombies, self.writers[app]][-3:]
         self.take_over(app, behind_ms)
@@ -176,7 +176,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(empty=st.booleans())
     def reopen(self, empty: bool) -> None:
-        """Read everything again, as another process on a machine that may have lost its disk."""
+        """Reopen the store as another process would, on a machine that may have lost its disk."""
         self.cache.close()
         if empty:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -202,8 +202,8 @@ class StateModel(StateMachine):
 
     @about("migrating")
     @rule(data=st.data(), requests=st.integers(0, 25), at_once=st.booleans())
-    def die_while_migrating(self, data: st.DataObject, requests: int, at_once: bool) -> None:
-        """Die during a migration: the next owner finishes a decided one; until then the old program continues."""
+    def kill_during_migration(self, data: st.DataObject, requests: int, at_once: bool) -> None:
+        """Kill a migration: the next caller finishes it if it was decided; otherwise the old program continues."""
         app = self.any_app(data)
         self.migrate_to(data, app, requests)
         if at_once or self.writers[app].fenced:
@@ -214,16 +214,16 @@ class StateModel(StateMachine):
     @precondition(lambda self: len(self.writers) < 3)
     @about("beginning")
     @rule(data=st.data(), dies_after=st.none() | st.integers(0, 12))
-    def begin_with_rows_of_a_file(self, data: st.DataObject, dies_after: int | None) -> None:
+    def create_app_from_file(self, data: st.DataObject, dies_after: int | None) -> None:
         self.begin_with_rows(data, f"loaded{len(self.states)}", dies_after)
 
     # Merging.
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, batches=st.integers(0, 2))
-    def merge_what_is_picked(self, data: st.DataObject, policy: Policy, batches: int) -> None:
-        """Merge slowly, while batches are committed."""
-        writer = self.with_something_to_merge(data)
+    def merge_picked_compactions(self, data: st.DataObject, policy: Policy, batches: int) -> None:
+        """Commit batches while picked merges are still running."""
+        writer = self.writer_with_due_merges(data)
         for one in self.due(writer, policy):
             self.merge(writer, one)
         slow, writer.merges = writer.merges, []
@@ -234,8 +234,8 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), merges=st.integers(1, 2))
     def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
-        """Merge any neighbours. If two merges have the same SST, the first to commit wins."""
-        writer = self.with_something_to_merge(data)
+        """Merge any neighbouring runs. Of two merges of the same SST, the first to commit wins."""
+        writer = self.writer_with_due_merges(data)
         ranges = by_partition(writer.head.ssts, writer.ranges).values()
         whole = [mine for mine in ranges if all(len(overlapped_partitions(sst, writer.ranges)) == 1 for sst in mine)]
         for _ in range(merges if writer.head.ssts else 0):
@@ -249,7 +249,7 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_until_nothing_is_picked(self, data: st.DataObject, policy: Policy) -> None:
-        app = self.with_something_to_merge(data).app
+        app = self.writer_with_due_merges(data).app
         for _ in range(200):
             writer = self.writers[app]
             writer.merges.clear()
@@ -266,8 +266,8 @@ class StateModel(StateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_all(self, data: st.DataObject, policy: Policy) -> None:
-        """Merge all ranges in turn; wide SSTs are cut first, unless merged with all that they overlap."""
-        app = self.with_something_to_merge(data).app
+        """Merge all ranges in turn; wide SSTs are cut first, unless all SSTs that they overlap are merged with them."""
+        app = self.writer_with_due_merges(data).app
         for partition in range(self.writers[app].ranges):
             cuts = True
             while cuts:
@@ -283,12 +283,12 @@ class StateModel(StateMachine):
             for mine in by_partition(writer.head.ssts, writer.ranges).values():
                 assert len(sorted_runs(mine)) == 1
                 assert not any(sst.tombstones for sst in mine)
-            self.check_nothing_is_stored_that_expired(app)
+            self.check_no_expired_rows_are_stored(app)
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, requests=st.integers(0, 6))
-    def die_while_merging(self, data: st.DataObject, policy: Policy, requests: int) -> None:
-        writer = self.with_something_to_merge(data)
+    def kill_during_merge(self, data: st.DataObject, policy: Policy, requests: int) -> None:
+        writer = self.writer_with_due_merges(data)
         with suppress(Killed), self.store.death_after(requests):
             for one in self.due(writer, policy):
                 self.merge(writer, one)
@@ -296,21 +296,21 @@ class StateModel(StateMachine):
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, merging=st.booleans())
-    def commit_behind_a_compaction(self, data: st.DataObject, policy: Policy, merging: bool) -> None:
-        """Commit a batch after another process's compaction; the batch may bring merges as well."""
-        writer = self.with_something_to_merge(data)
+    def commit_after_foreign_compaction(self, data: st.DataObject, policy: Policy, merging: bool) -> None:
+        """Commit a batch after another process's compaction; the batch may also commit merges."""
+        writer = self.writer_with_due_merges(data)
         if merging:
             for one in self.due(writer, policy):
                 self.merge(writer, one)
         self.put_some(data, writer.app)
         batch = self.batch(writer)
-        self.compact_outside(writer.app)
+        self.compact_outside_the_runner(writer.app)
         self.try_to_commit(writer, batch)
 
     @about("merging")
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
-        """Commit merges in a version of their own, without a batch."""
+        """Commit merges in a separate version, without a batch."""
         writer = self.writers[self.any_app(data)]
         self.try_to_commit(writer, writer.landing())
 
@@ -319,17 +319,17 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
-        """Let a row expire, or nearly; readers see it at once, and then a batch."""
+        """Let a row expire, or almost; readers see it at once, and so does the next batch."""
         app = self.any_app(data)
         self.commit_some(data, app)
-        self.let_expire(data, app)
-        self.check_as_seen_now(app)
+        self.advance_to_an_expiry(data, app)
+        self.check_visible_rows_now(app)
         self.try_to_commit(self.writers[app], self.batch(self.writers[app]))
 
     @about("expiring")
     @rule(data=st.data(), lifetime_ms=st.sampled_from(LIFETIMES_MS), behind_ms=BEHIND_MS)
-    def turn_the_knob(self, data: st.DataObject, lifetime_ms: int, behind_ms: int) -> None:
-        """Take over with a program that has another time to live, or none."""
+    def change_time_to_live(self, data: st.DataObject, lifetime_ms: int, behind_ms: int) -> None:
+        """Take over with a program that declares another time to live, or none."""
         app = self.any_app(data)
         self.commit_some(data, app)
         self.table = replace(self.table, ttl=Ttl(lifetime_ms, self.column) if lifetime_ms else None)
@@ -339,15 +339,15 @@ class StateModel(StateMachine):
     @about("collecting")
     @about("expiring")
     @rule(data=st.data())
-    def forget_what_expired(self, data: st.DataObject) -> None:
-        """After a full merge, expired rows exist only where an older kept version has them."""
+    def merge_away_expired_rows(self, data: st.DataObject) -> None:
+        """Check that a full merge removes expired rows from all but older kept versions."""
         app = self.any_app(data)
         for _ in range(2):
             self.commit_some(data, app)
         expired = expired_objects(self.store, app, self.states[app, self.heads[app]].clock_ms)
-        self.compact_outside(app)
+        self.compact_outside_the_runner(app)
         merged = self.heads[app]
-        self.check_nothing_is_stored_that_expired(app)
+        self.check_no_expired_rows_are_stored(app)
         self.commit_some(data, app)
         for _ in range(2):
             self.wait(70)
@@ -368,7 +368,7 @@ class StateModel(StateMachine):
 
     @about("collecting")
     @rule(data=st.data(), number=st.integers(0, 2))
-    def ask_for_a_snapshot(self, data: st.DataObject, number: int) -> None:
+    def request_snapshot_by_markers(self, data: st.DataObject, number: int) -> None:
         app, name = self.any_app(data), f"s{number}"
         if (app, name) not in self.pins and (app, name) not in self.asked:
             self.asked[app, name] = request_snapshot(fresh(self.store), app, name, "test")
@@ -432,8 +432,8 @@ class StateModel(StateMachine):
 
     @about("collecting")
     @rule(data=st.data(), versions=st.integers(1, 3))
-    def gc_of_few(self, data: st.DataObject, versions: int) -> None:
-        """Versions of the last hour stay, however few are to be kept."""
+    def gc_keeping_few_versions(self, data: st.DataObject, versions: int) -> None:
+        """Collect with few versions to keep: versions of the last hour stay anyway."""
         app = self.any_app(data)
         for _ in range(3):
             self.commit_some(data, app)
@@ -447,7 +447,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merging=st.booleans())
     def gc(self, data: st.DataObject, retention: Retention, merging: bool) -> None:
-        """Collect while batches and a merge are under way; young versions and the merge stay."""
+        """Collect during batches and a merge; young versions and the merge's inputs and outputs stay."""
         app = self.any_app(data)
         for _ in range(2):
             self.commit_some(data, app)
@@ -459,8 +459,8 @@ class StateModel(StateMachine):
 
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merged=st.booleans(), pinned=st.booleans())
-    def gc_long_after(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
-        """Collect after everything is old and two batches have followed; old SSTs may be in old versions."""
+    def gc_of_old_versions(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
+        """Collect when everything is old and two batches have followed; some SSTs may be named only by old versions."""
         app = self.any_app(data)
         if pinned:
             self.commit_some(data, app)
@@ -475,15 +475,15 @@ class StateModel(StateMachine):
 
     @about("collecting")
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 60))
-    def die_while_collecting(self, data: st.DataObject, retention: Retention, requests: int) -> None:
+    def kill_during_gc(self, data: st.DataObject, retention: Retention, requests: int) -> None:
         app = self.any_app(data)
         with suppress(Killed), self.store.death_after(requests):
             collect(fresh(self.store), app, retention, by="test")
 
     @about("racing")
     @rule(data=st.data(), retention=RULES, number=st.integers(0, 2), before=st.integers(1, 2))
-    def collect_while_somebody_pins(self, data: st.DataObject, retention: Retention, number: int, before: int) -> None:
-        """Pin before the first or the second boundary: the version stays, or is not pinned."""
+    def pin_during_gc(self, data: st.DataObject, retention: Retention, number: int, before: int) -> None:
+        """Pin a version during a collection, before one of its two boundaries: the version stays, or the pin fails."""
         app, name = self.any_app(data), f"s{number}"
         self.wait(70)
         self.commit_some(data, app)
@@ -510,7 +510,7 @@ class StateModel(StateMachine):
 
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
-def test_every_version_shows_what_it_showed_and_what_nobody_needs_goes(focus: tuple[str, ...]) -> None:
+def test_every_kept_version_shows_the_same_rows_and_garbage_is_deleted(focus: tuple[str, ...]) -> None:
     # A class of its own, with a name of its own, has failures of its own in Hypothesis's database.
     in_ci = MIGRATIONS // 3 + 1 if "migrating" in focus else 0
     machine = type("_".join(focus), (StateModel,), {"focus": focus})

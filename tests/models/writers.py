@@ -32,7 +32,7 @@ _numbers = count(1)
 
 @dataclass
 class Writer:
-    """A writer that claims the stage when created; a batch puts SSTs first, then the manifest, as in the runner."""
+    """A writer that claims the stage when created; like a runner's, its batch puts SSTs first, then the manifest."""
 
     store: AgingStore
     app: str
@@ -68,7 +68,7 @@ class Writer:
 
     @property
     def partitions(self) -> int:
-        """State partitions, as far as this writer knows."""
+        """Return the number of state partitions that this writer knows."""
         return self.head.table.partitions if self.head.table else 0
 
     @property
@@ -76,12 +76,12 @@ class Writer:
         return self.head.table.ranges if self.head.table else 0
 
     def tick(self) -> int:
-        """Advance the clock by the duration of a commit."""
+        """Advance the clock by the duration of one commit, and return it."""
         self.store.clock_ms += STEP_MS
         return self.store.clock_ms - self.behind_ms
 
     def sleep(self) -> None:
-        """Advance the clock so far that everything this process has read of the store is outdated."""
+        """Forget everything that this process has read of the store, as after a long pause."""
         self.view = fresh(self.store)
 
     def batch(self, changes: Mapping[Key, Values | None], cache: SstCache | None) -> Manifest:
@@ -115,12 +115,12 @@ class Writer:
         )
 
     def landing(self) -> Manifest:
-        """Return a version that only replaces inputs by merges."""
+        """Return a version that only replaces SSTs by merged ones."""
         draft = self._draft("compaction", self.tick())
         return replace(draft, ssts=apply_results(draft.ssts, self.merges))
 
     def commit(self, manifest: Manifest) -> None:
-        """Commit under the manifest's number, or after compactions that have taken that number."""
+        """Commit as the manifest's number; if compactions have taken it, as the number after them."""
         committer = Committer(self.view, self.head)
         committer.submit(PendingVersion(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
         self.head = committer.head
@@ -132,7 +132,7 @@ class Writer:
 
 
 def patiently(do: Callable[[], T]) -> T:
-    """Retry while storage does not answer."""
+    """Retry while storage is unavailable."""
     while True:
         try:
             return do()

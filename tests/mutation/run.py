@@ -1,11 +1,11 @@
-"""Mutation testing with mutmut (`make mutants`): does a test fail for every small change of the code?
+"""Mutation testing with mutmut (`make mutants`): checks that some test fails for every small change of the code.
 
-`python -m tests.mutation.run commit merge` runs some groups of `modules.toml` only, `--sample 100` that many mutants of
-each. Prints the table that `docs/testing.md` keeps, and the change of every mutant that survived. What mutmut wrote
-stays under `.cache/mutants/GROUP`, where `mutmut browse` shows it.
+`python -m tests.mutation.run commit merge` runs these groups of `modules.toml` only; `--sample 100` limits the number
+of mutants of each group. Prints the table for `docs/testing.md`, and the diff of every surviving mutant.
+mutmut's files stay under `.cache/mutants/GROUP`, where `mutmut browse` shows them.
 
-The package is the repository's root, which mutmut takes for a folder without a name: so each group has a workspace in
-which it lies as `slackwater/`, beside the tests.
+The package is the repository's root, which for mutmut would be a folder without a name, so each group has a workspace
+with the package in `slackwater/`, beside the tests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ timeout_constant = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Modules with common tests; paths are those of the workspace."""
+    """Modules with common tests; paths are relative to the workspace."""
 
     name: str
     modules: tuple[str, ...]
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def workspace(self) -> Path:
-        """Folder in which mutmut works."""
+        """Return the folder in which mutmut works."""
         return WORKSPACES / self.name
 
     def prepare(self) -> None:
@@ -97,7 +97,7 @@ class Group:
             ]
 
     def outcomes(self, module: str) -> dict[str, int | None]:
-        """Return the tests' exit code for each mutant of a module; None for one that was not tried."""
+        """Return the tests' exit code for each mutant of a module; None for a mutant that was not run."""
         meta = json.loads((self.workspace / "mutants" / f"{module}.meta").read_text(encoding="utf-8"))
         found: dict[str, int | None] = meta["exit_code_by_key"]
         return found

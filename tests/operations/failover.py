@@ -1,4 +1,4 @@
-"""A Kafka in memory for tests of replicas and recoveries, and an app to copy."""
+"""An in-memory Kafka for tests of replicas and recoveries, and an app to copy."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from tests.support.histories import Flight, FlightsApp, Kafka, Message
 
 
 class FailoverKafka(Kafka):
-    """A `kafka_topics.KafkaTopics`. Its records have no times."""
+    """In-memory implementation of `kafka_topics.KafkaTopics`, with mirrored topics. Its records have no timestamps."""
 
     def __init__(self) -> None:
         super().__init__()

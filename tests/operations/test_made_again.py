@@ -1,4 +1,4 @@
-"""Recreated topics: snapshots, clones, replicas and archives know the topic ids of their offsets."""
+"""Recreated topics: snapshots, clones, replicas and archives record the topic ids to which their offsets belong."""
 
 import pytest
 from slackwater.errors import AnotherTopic, NotFound, Refused, Unavailable
@@ -34,7 +34,7 @@ def looked(app: FlightsApp, ref: str = "flights", kafka: object = None) -> Repor
 
 
 def make_again(app: FlightsApp, topic: str = "flights", partitions: int = 2) -> None:
-    """Delete a topic and create it again, empty."""
+    """Delete a topic and recreate it, empty."""
     kafka = app.kafka
     kafka.topics[topic], kafka.ids[topic] = [[] for _ in range(partitions)], f"{kafka.topic_id(topic)}+"
 
@@ -46,7 +46,7 @@ def made_again(app: FlightsApp, topic: str = "flights", *, feeds: int = 12) -> t
     return before, app.kafka.topic_id(topic)
 
 
-def test_verify_looks_at_every_topic(app: FlightsApp) -> None:
+def test_verify_checks_every_topic(app: FlightsApp) -> None:
     found = looked(app)
     (topics,) = (each for each in found.checks if each.check == "topics")
     # One that is read, and each of two channels from both of its sides.
@@ -54,7 +54,7 @@ def test_verify_looks_at_every_topic(app: FlightsApp) -> None:
     assert not any(each.check == "topics" for each in verify(app.store, "flights", now_ms=2_000_000_000_000).checks)
 
 
-def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_with_it(app: FlightsApp) -> None:
+def test_an_app_with_a_recreated_topic_is_inconsistent_until_it_is_reset(app: FlightsApp) -> None:
     former, now = made_again(app)
     (wrong,) = looked(app).differences
     assert wrong.check == "topics"
@@ -69,7 +69,7 @@ def test_an_app_whose_topic_was_made_again_is_not_consistent_until_it_goes_on_wi
     assert [note for note in at_then.not_reread if f"cannot be read again: topic 'flights' {'was'}" in note]
 
 
-def test_a_topic_that_is_gone_is_a_difference_and_a_kafka_that_is_away_is_none(app: FlightsApp) -> None:
+def test_a_deleted_topic_is_an_inconsistency_and_an_unreachable_kafka_is_not(app: FlightsApp) -> None:
     class Away:
         def state(self, topic: str, /) -> TopicState | None:
             raise Unavailable(f"no answer about {topic}")
@@ -82,7 +82,7 @@ def test_a_topic_that_is_gone_is_a_difference_and_a_kafka_that_is_away_is_none(a
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4])
-def test_a_reset_goes_on_with_the_topic_that_is_there_now_and_says_so(app: FlightsApp, partitions: int) -> None:
+def test_a_reset_continues_with_the_recreated_topic_and_says_so(app: FlightsApp, partitions: int) -> None:
     stood = legs(app).inputs["flights"]
     make_again(app, "flights", partitions)
     done = set_back(app, to_earliest=True)
@@ -99,7 +99,7 @@ def test_a_reset_goes_on_with_the_topic_that_is_there_now_and_says_so(app: Fligh
     assert len(reset) == max(len(stood.offsets), partitions)
 
 
-def test_nothing_of_the_new_topic_is_missed_after_a_reset(app: FlightsApp) -> None:
+def test_after_a_reset_no_record_of_the_new_topic_is_missed(app: FlightsApp) -> None:
     made_again(app, feeds=12)
     set_back(app, to_earliest=True)
     app.step_all()
@@ -107,7 +107,7 @@ def test_nothing_of_the_new_topic_is_missed_after_a_reset(app: FlightsApp) -> No
     assert_whole(app)
 
 
-def test_a_restored_topic_is_taken_for_the_same_by_a_shift_by_nothing(app: FlightsApp) -> None:
+def test_a_shift_by_0_continues_with_a_restored_topic_at_the_same_offsets(app: FlightsApp) -> None:
     stood, had = legs(app).inputs["flights"], app.kafka.topics["flights"]
     make_again(app)
     app.kafka.topics["flights"] = had
@@ -118,7 +118,7 @@ def test_a_restored_topic_is_taken_for_the_same_by_a_shift_by_nothing(app: Fligh
     assert_whole(app)
 
 
-def test_some_partitions_of_a_topic_that_was_made_again_are_not_reset_alone(app: FlightsApp) -> None:
+def test_a_recreated_topic_can_only_be_reset_as_a_whole(app: FlightsApp) -> None:
     made_again(app)
     with pytest.raises(Refused, match="was deleted and created again") as no:
         set_back(app, "flights:0", to_earliest=True)
@@ -127,7 +127,7 @@ def test_some_partitions_of_a_topic_that_was_made_again_are_not_reset_alone(app:
         set_back(app, shift_by=0)
 
 
-def test_a_rewind_and_a_clone_find_out_that_a_topic_is_another_one_than_was_read_then(
+def test_a_rewind_and_a_clone_detect_that_a_topic_was_recreated_since_it_was_read(
     app: FlightsApp, cache: SstCache
 ) -> None:
     app.run(flights(10))
@@ -142,7 +142,7 @@ def test_a_rewind_and_a_clone_find_out_that_a_topic_is_another_one_than_was_read
         rewound(app, cache, "flights@then")
 
 
-def test_a_clone_has_the_ids_of_its_own_topics(app: FlightsApp) -> None:
+def test_a_clone_records_the_ids_of_the_topics_that_it_reads(app: FlightsApp) -> None:
     app.kafka.send("mirror", flights(40))
     clone(app.store, "flights", "same", channels=app.kafka, by="ada@host")
     clone(app.store, "flights", "other", topics={"flights": "mirror"}, channels=app.kafka, by="ada@host")
@@ -163,7 +163,7 @@ def test_a_clone_has_the_ids_of_its_own_topics(app: FlightsApp) -> None:
     assert legs(app, "mirrored").inputs["flights"].topic_id == app.kafka.topic_id("flights")
 
 
-def test_records_in_flight_of_a_channel_that_was_made_again_are_not_copied(app: FlightsApp) -> None:
+def test_in_flight_records_of_a_recreated_repartition_topic_are_not_copied(app: FlightsApp) -> None:
     app.send(*flights(8))
     app.step("legs")
     make_again(app, "flights-by-aircraft-repartition")

@@ -1,4 +1,7 @@
-"""Parts of lists and maps follow the rows of their keys, whatever verb changes these; a dictionary is the oracle."""
+"""Elements of stored lists and maps follow the rows of their keys, whichever verb changes these.
+
+A dictionary is the oracle.
+"""
 
 import threading
 from contextlib import suppress
@@ -84,7 +87,7 @@ OPS = st.lists(
 
 @dataclass
 class Verbs:
-    """A stage, and what its lists and maps must hold."""
+    """A stage, and the expected content of its lists and maps."""
 
     cache: SstCache
     stage: Stage = field(default_factory=lambda: stage_of(Scripted(init, apply)))
@@ -160,7 +163,7 @@ VERBS = st.tuples(st.sampled_from(["edit", "forget", "rescale", "rewind", "compa
 
 @scaled(100)
 @given(st.lists(st.tuples(OPS, VERBS), min_size=1, max_size=5))
-def test_parts_follow_the_rows_of_their_keys(
+def test_elements_of_lists_and_maps_follow_the_rows_of_their_keys(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, tuple[str, str]]]
 ) -> None:
     verbs = Verbs(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30))
@@ -172,7 +175,7 @@ def test_parts_follow_the_rows_of_their_keys(
         verbs.check()
 
 
-def test_parts_are_read_compared_and_followed_like_rows_of_any_table(tmp_path: Path) -> None:
+def test_elements_of_lists_and_maps_can_be_queried_and_diffed_like_rows_of_any_table(tmp_path: Path) -> None:
     verbs = Verbs(SstCache(tmp_path / "written", 1 << 30))
     for ops in ([("a", "append", 7), ("a", "set", 4)], [("b", "append", 1)], [("a", "put", 5), ("a", "set", 1)]):
         verbs.batch(ops)

@@ -1,7 +1,7 @@
-"""Processes that are killed while they change something, forked from one that has imported everything.
+"""Processes for tests to kill while they write, forked from one that has already imported everything.
 
-`python -m tests.operations.victims MODULE` reads lines of JSON, a function of the module and its argument, and answers
-with the process's id, and when it has ended with its status.
+`python -m tests.operations.victims MODULE` reads lines of JSON, each with a function of the module and its argument; it
+prints the process id, and later the exit status.
 """
 
 import json
@@ -16,7 +16,10 @@ from typing import Self
 
 
 class Victims:
-    """Victims of one module: `with Victims(MODULE) as victims:`. The module's functions take one text."""
+    """Starts victims that run functions of a module: `with Victims(MODULE) as victims:`.
+
+    The functions take one string.
+    """
 
     def __init__(self, module: str) -> None:
         self._server = subprocess.Popen(
@@ -28,7 +31,10 @@ class Victims:
         )
 
     def run(self, function: str, argument: str, seconds: float | None = None) -> float:
-        """Let a victim live this long, or until it is done for None, which it must be then; return its lifetime."""
+        """Run a victim, and kill it after this many seconds; return its lifetime.
+
+        With None, it runs to its end, and must succeed.
+        """
         server = self._server
         assert server.stdin is not None
         assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""A run's listener that combines several."""
+"""The listener of a run that passes events on to several listeners."""
 
 import inspect
 
@@ -15,7 +15,7 @@ class Recorder(Listener):
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_each_event_reaches_all_listeners_in_their_order(event: str) -> None:
+def test_each_event_reaches_all_listeners_in_order(event: str) -> None:
     heard: list[tuple[str, str, object]] = []
     parameters = list(inspect.signature(getattr(Listener, event)).parameters.values())[1:]
     args = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
@@ -24,7 +24,7 @@ def test_each_event_reaches_all_listeners_in_their_order(event: str) -> None:
     assert heard == [(name, event, (tuple(args), how)) for name in ("first", "second")]
 
 
-def test_callbacks_hear_activities_and_not_that_there_is_none() -> None:
+def test_callbacks_are_called_for_activities_and_not_for_their_end() -> None:
     doing: list[str] = []
     listener = Listeners(Callbacks(doing.append))
     listener.on_activity("starting Spark")

@@ -1,7 +1,7 @@
-"""`python -m tests.programs [NAME …]`: fetches and builds the programs that tests need, before any test.
+"""`python -m tests.programs [NAME …]`: fetch and build the programs that tests need, before any test.
 
-Kafka, the S3 server and the schema registry are needed. Programs in Go, by their names, and a browser are not: tests
-that want one skip where it is not there.
+Kafka, the S3 server and the schema registry are required. Go programs, by name, and a browser are optional: tests that
+need a missing one are skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.registries import EmbeddedRegistry
 
 
 def main(names: Sequence[str]) -> int:
-    """Fetch all, and report failures; the exit code is 1 if a required program is missing."""
+    """Fetch and build all, and report failures. Returns 1 if a required program is missing."""
     for server in (EmbeddedKafka, EmbeddedS3, EmbeddedRegistry):
         try:
             server.jars.fetch(_say)

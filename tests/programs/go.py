@@ -22,7 +22,7 @@ _MODULES = {
 
 
 class NotBuilt(Exception):
-    """Error of a build; the message says why."""
+    """Error of a failed build; the message has the reason."""
 
 
 def is_built(name: str) -> bool:
@@ -31,16 +31,16 @@ def is_built(name: str) -> bool:
 
 
 def built(name: str) -> Path:
-    """Return the program. Skips the test if it was not built, because a build takes longer than a test may."""
+    """Return the built program. Skips the test if it was not built, since a build takes longer than a test may."""
     if not is_built(name):
         pytest.skip(f"{name} was not built: `make programs` does it, with Go on PATH")
     return path_of(name)
 
 
 def build(name: str) -> None:
-    """Build the program unless it is in the cache, which takes minutes. Processes may call this concurrently.
+    """Build the program, which takes minutes, unless it is in the cache.
 
-    Raises `NotBuilt`.
+    Processes may call this concurrently. Raises `NotBuilt`.
     """
     go, program = shutil.which("go"), path_of(name)
     if is_built(name):

@@ -1,4 +1,4 @@
-"""Go programs are built before tests, and never by one."""
+"""Go programs are built before tests, and never during a test."""
 
 import subprocess
 from pathlib import Path
@@ -30,13 +30,13 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return calls
 
 
-def test_a_test_skips_where_its_program_was_not_built(calls: Path) -> None:
+def test_a_test_is_skipped_if_its_program_was_not_built(calls: Path) -> None:
     with pytest.raises(pytest.skip.Exception, match="`make programs`"):
         go.built("versitygw")
     assert calls.read_text() == ""
 
 
-def test_a_program_is_built_once_and_what_a_killed_build_left_goes(calls: Path, tmp_path: Path) -> None:
+def test_a_program_is_built_once_and_files_of_a_killed_build_are_deleted(calls: Path, tmp_path: Path) -> None:
     left = tmp_path / "cache" / "slackwater" / "versitygw-v1.8.0.killed"
     left.mkdir(parents=True)
     go.build("versitygw")
@@ -46,7 +46,7 @@ def test_a_program_is_built_once_and_what_a_killed_build_left_goes(calls: Path, 
     assert not left.exists()
 
 
-def test_a_build_that_fails_says_why_and_leaves_nothing(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_reports_the_reason_and_leaves_nothing(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GO_FAILS", "go: no such module")
     with pytest.raises(go.NotBuilt, match="no such module"):
         go.build("versitygw")
@@ -54,7 +54,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(calls: Path, monkeypatch
 
 
 @pytest.mark.parametrize("target", ["test-without-servers", "test-with-servers", "soak"])
-def test_each_target_that_runs_tests_builds_them_first(target: str) -> None:
+def test_each_make_target_that_runs_tests_builds_the_programs_first(target: str) -> None:
     # Else make prints what it would do for the targets of others.
     words = ["make", "-n", "-o", ".venv/.ready", "READY=pyproject.toml", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)

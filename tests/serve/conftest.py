@@ -39,7 +39,7 @@ class Answered(NamedTuple):
 
 
 class Ask:
-    """HTTP client of one server."""
+    """An HTTP client of one server."""
 
     def __init__(self, url: str, **more: Any) -> None:
         self.url = url
@@ -77,7 +77,7 @@ def serving(
     kafka: str | None = None,
     **how: Any,
 ) -> Iterator[str]:
-    """Start a server; return its address."""
+    """Start a server and yield its URL."""
     with (
         Client(Settings(store=store, brokers=kafka, cache=str(cache), cache_max_bytes=1 << 30)) as client,
         serving_client(client, listening, options, **how) as url,
@@ -89,7 +89,7 @@ def serving(
 def serving_client(
     client: Client, listening: ListenOptions = HERE, options: ServeOptions = FAST, **how: Any
 ) -> Iterator[str]:
-    """An instance over a client's store: its address."""
+    """Start a server on a client's store, and yield its URL."""
     port = choose_port()
     listening = replace(listening, port=port, advertise=listening.advertise and f"http://127.0.0.1:{port}")
     instance = ServeInstance(client, listening, options, **how)
@@ -107,7 +107,7 @@ def serving_client(
 def serving_apart(
     store: str, cache: Path, *words: str, program: Path = SLACKWATER
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """An instance in a process of its own: its address, and the process."""
+    """Start a server in a separate process, and yield its URL and the process."""
     port = choose_port()
     ask, env = Ask(f"http://127.0.0.1:{port}"), {**os.environ, "SLACKWATER_CACHE": str(cache)}
     words = (str(program), "serve", "--store", store, "--port", str(port), *words)
@@ -134,7 +134,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture(scope="session")
 def instance(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return one server for all tests that change nothing."""
+    """Return one server, shared by all tests that change nothing."""
     with serving(written.store.url, tmp_path_factory.mktemp("cache")) as url:
         yield url
 
@@ -158,7 +158,7 @@ def app(written: FlightsApp, tmp_path: Path) -> FlightsApp:
 
 @pytest.fixture
 def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
-    """Return a function that starts servers of that app."""
+    """Return a function that starts servers of this app."""
     with ExitStack() as stack:
 
         def begun(

@@ -29,7 +29,7 @@ CARRIERS = "/apps/flights/at/now/tables/carriers"
 GUARDED = ListenOptions(needs_tokens=True)
 
 
-def test_a_token_is_kept_as_a_hash_and_shown_once(client: Client, app: FlightsApp) -> None:
+def test_a_token_is_stored_as_a_hash_and_shown_once(client: Client, app: FlightsApp) -> None:
     token = made(client, "reports")
     (found,) = client.tokens()
     assert found.digest == kept.digest(token)
@@ -43,7 +43,7 @@ def test_a_token_is_kept_as_a_hash_and_shown_once(client: Client, app: FlightsAp
         made(client, "No Name")
 
 
-def test_who_has_no_token_hears_nothing(client: Client, own: Callable[..., Ask]) -> None:
+def test_without_a_token_every_request_is_refused(client: Client, own: Callable[..., Ask]) -> None:
     ask, token = own(GUARDED), made(client, "reports")
     assert ask("/apps").status == 401
     assert ask("/apps").headers["www-authenticate"] == "Bearer"
@@ -53,7 +53,7 @@ def test_who_has_no_token_hears_nothing(client: Client, own: Callable[..., Ask])
     assert ask("/healthz").status == 200
 
 
-def test_a_token_names_apps_tables_and_verbs(client: Client, own: Callable[..., Ask]) -> None:
+def test_a_token_is_limited_to_apps_tables_and_verbs(client: Client, own: Callable[..., Ask]) -> None:
     ask = own(GUARDED)
     of_carriers = made(client, "carriers", tables=("carriers",), verbs=("read", "sql"))
     reads = made(client, "reads")
@@ -72,7 +72,9 @@ def test_a_token_names_apps_tables_and_verbs(client: Client, own: Callable[..., 
     assert ask.token(reads, "/apps/other").status == 403
 
 
-def test_what_a_token_may_not_see_is_said_and_is_not_shown_as_none(client: Client, own: Callable[..., Ask]) -> None:
+def test_data_that_a_token_may_not_see_is_listed_as_hidden_and_not_shown_as_empty(
+    client: Client, own: Callable[..., Ask]
+) -> None:
     ask, token = own(GUARDED), made(client, "carriers", tables=("carriers",), verbs=("read",))
     everything = made(client, "all", "*")
     hidden = ask.token(token, "/apps/flights").json["hidden"]
@@ -87,7 +89,7 @@ def test_what_a_token_may_not_see_is_said_and_is_not_shown_as_none(client: Clien
     assert "hidden" not in ask.token(everything, "/apps/flights").json
 
 
-def test_a_token_that_was_removed_or_has_ended_is_none(
+def test_a_removed_or_expired_token_is_refused(
     client: Client, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slackwater.serve.tokens._TOKEN_CACHE_S", 0.0)
@@ -103,7 +105,7 @@ def test_a_token_that_was_removed_or_has_ended_is_none(
         client.remove_token("report")
 
 
-def test_the_open_stream_of_a_token_that_is_removed_ends_and_says_why(
+def test_an_open_stream_ends_with_a_reason_when_its_token_is_removed(
     client: Client, own: Callable[..., Ask], caplog: pytest.LogCaptureFixture
 ) -> None:
     ask, token = own(GUARDED), made(client, "reports")
@@ -138,7 +140,7 @@ def test_the_open_stream_of_a_token_that_is_removed_ends_and_says_why(
         ("/apps/flights/snapshots", {}, 0),
     ],
 )
-def test_a_line_for_the_audit_counts_the_rows_that_were_given(
+def test_an_audit_line_counts_the_returned_rows(
     ask: Ask, caplog: pytest.LogCaptureFixture, path: str, asked: dict[str, Any], rows: int
 ) -> None:
     with caplog.at_level(logging.INFO, AUDIT.name):
@@ -148,7 +150,7 @@ def test_a_line_for_the_audit_counts_the_rows_that_were_given(
     assert msgspec.json.decode(caplog.records[-1].getMessage())["rows"] == rows, found.body
 
 
-def test_a_token_may_ask_so_often(client: Client, own: Callable[..., Ask]) -> None:
+def test_a_tokens_requests_are_rate_limited(client: Client, own: Callable[..., Ask]) -> None:
     ask, token = own(GUARDED), made(client, "slow", per_s=2)
     found = [ask.token(token, "/apps").status for _ in range(5)]
     assert found[:2] == [200, 200]
@@ -156,7 +158,7 @@ def test_a_token_may_ask_so_often(client: Client, own: Callable[..., Ask]) -> No
     assert int(ask.token(token, "/apps").headers["retry-after"]) >= 1
 
 
-def test_a_page_of_somebody_elses_gets_nothing_from_this_machine(own: Callable[..., Ask]) -> None:
+def test_a_web_page_of_another_host_cannot_read_a_local_server(own: Callable[..., Ask]) -> None:
     ask = own()
     assert ask("/apps", headers={"host": "evil.example"}).status == 403
     assert ask("/apps", headers={"host": "evil.example:8350"}).status == 403
@@ -166,21 +168,21 @@ def test_a_page_of_somebody_elses_gets_nothing_from_this_machine(own: Callable[.
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_on_a_machines_own_address_nobody_needs_a_token(host: str) -> None:
+def test_a_loopback_address_needs_no_token(host: str) -> None:
     assert ListenOptions(host).is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org"])  # noqa: S104  nothing listens there
-def test_on_any_other_everybody_does(host: str) -> None:
+def test_any_other_address_needs_tokens(host: str) -> None:
     assert not ListenOptions(host).is_loopback
 
 
-def test_certificates_of_clients_want_tls(client: Client) -> None:
+def test_client_certificates_require_tls(client: Client) -> None:
     with pytest.raises(Usage, match="client-ca needs TLS"):
         ServeInstance(client, ListenOptions(client_ca=Path("ca.pem")), ServeOptions())
 
 
-def test_whoever_comes_with_a_certificate_is_who_it_names(
+def test_a_client_certificate_identifies_its_common_name(
     client: Client, own: Callable[..., Ask], tmp_path: Path
 ) -> None:
     ca = Authority(tmp_path)
@@ -197,7 +199,7 @@ def test_whoever_comes_with_a_certificate_is_who_it_names(
 
 
 class Authority:
-    """Certificate authority for tests."""
+    """A certificate authority for tests."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
@@ -206,7 +208,7 @@ class Authority:
         self.file.write_bytes(self._certificate(self._name, self._key, is_ca=True))
 
     def signed(self, name: str) -> Path:
-        """Return a file with a key, and a certificate of this common name."""
+        """Return a file with a private key, and a certificate for this common name."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         pem = key.private_bytes(

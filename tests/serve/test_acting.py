@@ -1,4 +1,4 @@
-"""Searches over HTTP with their events, snapshot requests, and the rights they need."""
+"""Actions over HTTP: searches with their events, snapshot requests, replays, and the rights they need."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ MANY = "SELECT carrier FROM carriers WHERE flights >= 9"
 
 
 def events(ask: Ask, body: object, path: str = BISECT, **headers: str) -> list[tuple[str, Any]]:
-    """Return the events of a POST; for a refused one, its document as `refused`."""
+    """Return the events of a POST; if it is refused, one pair of status and error."""
     pool = urllib3.PoolManager(retries=False, timeout=120)
     found = pool.request("POST", ask.url + path, body=msgspec.json.encode(body), headers=headers)
     if found.headers["content-type"] != "text/event-stream; charset=utf-8":
@@ -43,7 +43,7 @@ def post(ask: Ask, path: str, body: object, token: str = "") -> tuple[int, Any]:
     return found.status, found.json()
 
 
-def test_a_search_tells_of_each_moment_and_then_of_the_commit(written: FlightsApp, ask: Ask) -> None:
+def test_a_search_sends_an_event_per_moment_and_then_the_commit(written: FlightsApp, ask: Ask) -> None:
     found = events(ask, {"where": MANY})
     probes = [each for name, each in found if name == "probe"]
     assert {each["outcome"] for each in probes} == {"good", "bad"}
@@ -59,7 +59,7 @@ def test_a_search_tells_of_each_moment_and_then_of_the_commit(written: FlightsAp
     assert verdict["keys"][0]["after"]["flights"] >= 9
 
 
-def test_a_condition_does_as_well_and_rows_are_bounded(ask: Ask) -> None:
+def test_a_search_can_use_a_condition_and_its_rows_are_limited(ask: Ask) -> None:
     by_condition = events(ask, {"check": "flights < 9", "table": "carriers"})[-1][1]
     by_where = events(ask, {"where": "flights >= 9", "table": "carriers"})[-1][1]
     of_query = events(ask, {"where": MANY})[-1][1]
@@ -87,18 +87,18 @@ def test_a_condition_does_as_well_and_rows_are_bounded(ask: Ask) -> None:
         ({"where": MANY, "bad": "none-such"}, "NotFound"),
     ],
 )
-def test_what_cannot_be_searched_ends_with_an_error(written: FlightsApp, ask: Ask, body: object, error: str) -> None:
+def test_an_impossible_search_ends_with_an_error_event(written: FlightsApp, ask: Ask, body: object, error: str) -> None:
     name, found = events(ask, body)[-1]
     assert (name, found["error"]) == ("error", error), found
     assert written.store.url not in str(found)
 
 
 @pytest.mark.parametrize("body", [{}, {"where": MANY, "check": "true"}, []])
-def test_what_says_not_what_is_wrong_is_no_search(ask: Ask, body: object) -> None:
+def test_a_search_without_a_predicate_is_a_bad_request(ask: Ask, body: object) -> None:
     assert events(ask, body)[0][0] == "400"
 
 
-def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) -> None:
+def test_an_evaluation_beyond_its_time_limit_ends_the_search(own: Callable[..., Ask]) -> None:
     ask = own(options=replace(FAST, sql_timeout_s=2.0, sql_processes=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     name, found = events(ask, {"where": endless})[-1]
@@ -106,7 +106,7 @@ def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) 
     assert events(ask, {"where": MANY})[-1][0] == "found"
 
 
-def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[..., Ask]) -> None:
+def test_a_disconnected_client_ends_its_search_and_frees_its_slot(own: Callable[..., Ask]) -> None:
     ask = own(options=replace(FAST, sql_timeout_s=60, sql_processes=1, max_long_operations=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     body = msgspec.json.encode({"where": endless})
@@ -118,7 +118,7 @@ def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[.
     eventually(lambda: events(ask, {"where": MANY})[-1][0] == "found", "the place is free")
 
 
-def test_a_search_that_takes_too_long_says_so(own: Callable[..., Ask]) -> None:
+def test_a_search_beyond_its_time_limit_says_so(own: Callable[..., Ask]) -> None:
     ask = own(options=replace(FAST, sql_timeout_s=60, sql_processes=1, long_timeout_s=0.5))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     assert events(ask, {"where": endless})[-1][1]["error"] == "TooMuch"
@@ -129,7 +129,7 @@ def client(app: FlightsApp) -> Client:
     return client_of(app)
 
 
-def test_what_a_token_may(client: Client, own: Callable[..., Ask], ask: Ask) -> None:
+def test_me_lists_the_rights_of_a_token(client: Client, own: Callable[..., Ask], ask: Ask) -> None:
     guarded = own(GUARDED)
     reads = made(client, "reads", tables=("carriers",))
     expected = {"name": "reads", "verbs": ["read"], "apps": ["flights"], "tables": ["carriers"]}
@@ -141,7 +141,9 @@ def test_what_a_token_may(client: Client, own: Callable[..., Ask], ask: Ask) -> 
     assert ask("/me").json == everything
 
 
-def test_a_search_and_a_snapshot_want_their_verbs_and_all_tables(client: Client, own: Callable[..., Ask]) -> None:
+def test_searches_and_snapshots_need_their_verbs_and_access_to_all_tables(
+    client: Client, own: Callable[..., Ask]
+) -> None:
     ask = own(GUARDED)
     reads = made(client, "reads", verbs=("read", "sql"))
     some = made(client, "some", tables=("carriers",), verbs=("bisect", "snapshot"))
@@ -154,9 +156,7 @@ def test_a_search_and_a_snapshot_want_their_verbs_and_all_tables(client: Client,
     assert events(ask, {"where": MANY}, "/apps/other/bisect", authorization=bearer)[0][0] == "403"
 
 
-def test_a_snapshot_is_asked_for_by_the_tokens_name_and_by_nobody_without_one(
-    client: Client, own: Callable[..., Ask]
-) -> None:
+def test_a_snapshot_request_carries_the_tokens_name(client: Client, own: Callable[..., Ask]) -> None:
     ask = own(GUARDED)
     token = made(client, "page", verbs=("read", "snapshot"))
     status, found = post(ask, "/apps/flights/snapshots", {"name": "looked-at", "message": "ticket 7"}, token)
@@ -168,20 +168,20 @@ def test_a_snapshot_is_asked_for_by_the_tokens_name_and_by_nobody_without_one(
     assert post(open_to_all, "/apps/flights/snapshots", {"name": "x"})[0] == 403
 
 
-def test_a_moment_is_proved(written: FlightsApp, ask: Ask) -> None:
+def test_a_moment_can_be_verified(written: FlightsApp, ask: Ask) -> None:
     found = ask("/apps/flights/at/~3/verify", deep="true").json
     assert (found["consistent"], found["deep"], found["differences"]) == (True, True, [])
     assert ask("/apps/flights/at/none-such/verify").status == 404
 
 
-def test_nothing_is_replayed_without_the_program(ask: Ask) -> None:
+def test_a_replay_without_the_program_is_refused(ask: Ask) -> None:
     status, found = post(ask, "/apps/flights/replay", {"stage": "carriers", "version": 3})
     assert (status, found["error"]) == (409, "Refused")
     assert "--code flights=FILE" in found["hint"]
     assert post(ask, "/apps/flights/replay", {"stage": "carriers", "version": 999})[0] == 404
 
 
-def test_a_page_of_another_host_has_nothing_done(ask: Ask) -> None:
+def test_a_web_page_of_another_host_can_start_nothing(ask: Ask) -> None:
     for origin in ("http://evil.example", "null", "http://[", "http://localhost.evil.example"):
         assert events(ask, {"where": MANY}, origin=origin)[0][0] == "403"
     assert events(ask, {"where": MANY}, origin=ask.url)[-1][0] == "found"

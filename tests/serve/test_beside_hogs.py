@@ -1,4 +1,4 @@
-"""Statements that run out of memory do not disturb other clients of a server process, at a steady request rate."""
+"""SQL that runs out of memory does not slow down other clients of a server process, at a steady request rate."""
 
 import threading
 import time
@@ -29,13 +29,13 @@ SQL_EVERY = 40
 
 @pytest.fixture
 def served(app: FlightsApp, tmp_path: Path) -> Iterator[str]:
-    """Start a server process that requires tokens; return its address."""
+    """Start a server process that requires tokens; yield its URL."""
     with serving_apart(app.store.url, tmp_path / "cache", "--tokens", "--sql-time", "60s") as (url, _):
         yield url
 
 
 class Load:
-    """Load at a steady rate, however long answers take: rows, and sometimes SQL."""
+    """Client that sends requests at a steady rate, however long answers take: rows, and occasionally SQL."""
 
     def __init__(self, url: str, token: str, a_second: float) -> None:
         self._url, self._every_s = url, 1 / a_second
@@ -45,7 +45,7 @@ class Load:
         self.took_s: list[float] = []
 
     def run(self, is_over: threading.Event, least: int) -> None:
-        """Send requests until it is over, and at least this many."""
+        """Send requests until the event is set, and at least this many."""
         began_s, number = time.perf_counter(), 0
         with ThreadPoolExecutor(64) as pool:
             while number < least or not is_over.is_set():
@@ -67,7 +67,7 @@ class Load:
 def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int) -> float:
     """Check the law with this many statements that run out of memory, one after the other, at this request rate.
 
-    Returns how many times the others' 99th percentile is what it is without the hogs.
+    Returns the 99th percentile of the other client's latency, relative to that without these statements.
     """
     hog, other = made(client, "hog", verbs=("sql",)), made(client, "other", verbs=("read", "sql"))
     ask = Ask(url)
@@ -89,12 +89,12 @@ def hold_beside(url: str, client: Client, hogs: int, a_second: float, least: int
     return beside.p99_s / alone.p99_s
 
 
-def test_a_few_hogs_disturb_nobody(served: str, client: Client) -> None:
+def test_a_few_memory_hogs_do_not_slow_down_others(served: str, client: Client) -> None:
     hold_beside(served, client, hogs=5, a_second=20, least=40)
 
 
 @pytest.mark.soak
-def test_fifty_hogs_disturb_none_of_200_requests_a_second(
+def test_fifty_memory_hogs_slow_down_none_of_200_requests_a_second(
     served: str, client: Client, record_property: Callable[[str, object], None]
 ) -> None:
     times = hold_beside(served, client, hogs=50, a_second=200, least=4_000)

@@ -1,4 +1,4 @@
-"""Declared routes: the OpenAPI document and the documentation have all of them."""
+"""Declared routes: each is in the OpenAPI document and in the documentation."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ NAMED = {each.name: each for each in ENDPOINTS}
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
-def test_a_route_is_in_the_document_and_on_the_page(endpoint: Endpoint) -> None:
+def test_each_route_is_in_the_openapi_document_and_in_the_documentation(endpoint: Endpoint) -> None:
     operation = openapi_document(ENDPOINTS)["paths"][endpoint.path][endpoint.method.lower()]
     assert operation["summary"].endswith(".")
     told = {each["name"] for each in operation["parameters"]}
@@ -29,7 +29,7 @@ def understood(name: str, *query: tuple[str, str], body: bytes = b"", **in_path:
     return NAMED[name].parse_arguments(in_path, query, body)
 
 
-def test_what_is_asked_is_of_its_parameters_types() -> None:
+def test_query_parameters_are_parsed_to_their_types() -> None:
     found = understood("get", ("key", "a"), ("key", "b"), ("wait_ms", "7"), app="flights", ref="now", table="carriers")
     assert (found["key"], found["wait_ms"], found["column"], found["stage"]) == (["a", "b"], 7, [], "")
 
@@ -45,12 +45,12 @@ def test_what_is_asked_is_of_its_parameters_types() -> None:
         [("app", "other")],
     ],
 )
-def test_what_is_not_is_refused(query: list[tuple[str, str]]) -> None:
+def test_invalid_query_parameters_are_refused(query: list[tuple[str, str]]) -> None:
     with pytest.raises(Usage):
         understood("log", *query, app="flights")
 
 
-def test_a_body_adds_to_the_address_and_says_nothing_twice() -> None:
+def test_a_body_adds_parameters_and_may_not_repeat_those_of_the_path() -> None:
     query = next(each for each in ENDPOINTS if each.name == "query" and each.method == "POST")
     at = {"app": "flights", "ref": "now"}
     assert query.parse_arguments(at, [], b'{"sql": "SELECT 1", "limit": 5}')["limit"] == 5

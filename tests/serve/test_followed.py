@@ -1,4 +1,4 @@
-"""Apps that a server polls: only those whose rows are requested."""
+"""Which apps a server polls: only those whose rows are requested."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ByApp(StoreWrapper):
-    """Counter of requests by app."""
+    """A counter of store requests by app."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -30,7 +30,7 @@ class ByApp(StoreWrapper):
         return request()
 
 
-def test_an_app_is_polled_while_its_commits_are_streamed_and_none_for_being_listed(tmp_path: Path) -> None:
+def test_an_app_is_polled_while_its_commits_are_streamed_and_not_for_being_listed(tmp_path: Path) -> None:
     store = ByApp(memory := MemoryStore())
     names = many_apps(memory, 20)
     with client_over(store, tmp_path / "cache") as client, serving_client(client) as url:
@@ -46,7 +46,7 @@ def test_an_app_is_polled_while_its_commits_are_streamed_and_none_for_being_list
         stream.close()
 
 
-def test_a_listed_app_is_shown_as_it_is_now(tmp_path: Path) -> None:
+def test_a_listed_app_is_shown_with_its_current_state(tmp_path: Path) -> None:
     store = MemoryStore()
     (name,) = many_apps(store, 1)
     with client_over(store, tmp_path / "cache") as client, serving_client(client) as url:
@@ -58,7 +58,7 @@ def test_a_listed_app_is_shown_as_it_is_now(tmp_path: Path) -> None:
             assert ask(f"/apps/{name}/at/now").json["versions"] == {"stage": version}
 
 
-def test_a_polled_app_stays_so_however_many_others_are_asked_for(tmp_path: Path) -> None:
+def test_a_polled_app_stays_polled_however_many_other_apps_are_requested(tmp_path: Path) -> None:
     memory = MemoryStore()
     names = many_apps(memory, 300)
 
@@ -76,7 +76,7 @@ def test_a_polled_app_stays_so_however_many_others_are_asked_for(tmp_path: Path)
         asyncio.run(asked())
 
 
-def test_calls_at_one_time_share_a_poll(tmp_path: Path) -> None:
+def test_concurrent_calls_share_one_poll(tmp_path: Path) -> None:
     store = ByApp(memory := MemoryStore())
     (name,) = many_apps(memory, 1)
 

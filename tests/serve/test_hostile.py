@@ -1,4 +1,4 @@
-"""Hostile requests: nothing hangs, no server error, and every answer fits the OpenAPI document."""
+"""Hostile requests: none hangs, none causes a server error, and every answer conforms to the OpenAPI document."""
 
 import socket
 import subprocess
@@ -41,7 +41,7 @@ _MOST_BYTES = 1 << 30
 
 @dataclass
 class Besieged:
-    """A server process, and counts of its answers."""
+    """A server process under attack, and figures of its answers."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -52,7 +52,7 @@ class Besieged:
     began_s: float = field(default_factory=time.monotonic)
 
     def send(self, case: Any) -> None:
-        """Send one case, and compare the answer with the document."""
+        """Send one case, and check the answer against the document."""
         self.cases += 1
         path, began_s = case.operation.path, time.monotonic()
         is_positive = case.meta.generation.mode is GenerationMode.POSITIVE
@@ -114,7 +114,7 @@ def besieged(written: FlightsApp, tmp_path: Any) -> Iterator[Besieged]:
 
 
 def _document(url: str) -> dict[str, Any]:
-    """Return the server's document with additions: tools, as routes with their arguments as body, and files."""
+    """Return the server's document, extended by the agents' tools, as routes, and by the page's files."""
     document: dict[str, Any] = requests.get(f"{url}/openapi.json", timeout=_PATIENCE_S).json()
     anything = {"200": {"description": "", "content": {kind: {} for kind in ("application/json", "text/html", "*/*")}}}
     for name, tool in TOOLS.items():
@@ -124,7 +124,7 @@ def _document(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(SECONDS)
-def test_what_the_document_allows_and_what_it_does_not(besieged: Besieged) -> None:
+def test_answers_to_valid_and_invalid_requests_conform_to_the_document(besieged: Besieged) -> None:
     """Sends a few hundred cases; over ten thousand with `SLACKWATER_PROFILE=ci`. `-rP` shows the results."""
     schema = schemathesis.openapi.from_dict(_document(besieged.url))
     schema.config.update(base_url=besieged.url)
@@ -161,7 +161,9 @@ def connected(instance: str) -> Callable[[], socket.socket]:
         b"GET /apps HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
     ],
 )  # fmt: skip
-def test_what_is_no_request_ends_the_connection(connected: Callable[[], socket.socket], ask: Ask, sent: bytes) -> None:
+def test_bytes_that_are_no_http_request_end_the_connection(
+    connected: Callable[[], socket.socket], ask: Ask, sent: bytes
+) -> None:
     with connected() as connection:
         try:
             connection.sendall(sent)
@@ -172,7 +174,7 @@ def test_what_is_no_request_ends_the_connection(connected: Callable[[], socket.s
     assert ask("/apps").status == 200
 
 
-def test_a_request_that_never_ends_is_not_waited_for(
+def test_a_request_that_never_ends_is_dropped(
     connected: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slackwater.serve.protocol._REQUEST_TIMEOUT_S", 0.3)
@@ -187,13 +189,13 @@ def test_a_request_that_never_ends_is_not_waited_for(
                 pass
 
 
-def test_a_body_that_is_too_large_is_not_read(instance: str) -> None:
+def test_a_body_beyond_the_limit_is_not_read(instance: str) -> None:
     sql = b'{"sql": "' + b"x" * (2 << 20) + b'"}'
     found = urllib3.PoolManager(retries=False).request("POST", f"{instance}/apps/flights/at/now/query", body=sql)
     assert found.status == 413
 
 
-def test_many_requests_in_one_part_are_all_answered(connected: Callable[[], socket.socket]) -> None:
+def test_pipelined_requests_in_one_packet_are_all_answered(connected: Callable[[], socket.socket]) -> None:
     count = 2_000
     with connected() as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Filler: " + b"y" * 40 + b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Answers of a server while the store does not answer, or while many idle connections are open."""
+"""Answers of a server during a store outage, or with many idle connections open."""
 
 import socket
 import time
@@ -38,7 +38,7 @@ def behind(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]
 
 @pytest.fixture
 def guarded(written: FlightsApp, behind: S3Proxy, tmp_path: Path) -> Iterator[tuple[Ask, str]]:
-    """Start a server over S3 that requires tokens; return it with a token."""
+    """Start a server over S3 that requires tokens; yield its client and a token."""
     store = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     for info in written.store.list(""):
         store.put(info.key, written.store.get(info.key))
@@ -56,7 +56,9 @@ def took(ask: Callable[[], object]) -> float:
 
 
 @pytest.mark.s3
-def test_without_the_store_whoever_has_a_token_is_told_so_soon(guarded: tuple[Ask, str], behind: S3Proxy) -> None:
+def test_without_the_store_a_request_with_a_token_fails_soon_with_the_reason(
+    guarded: tuple[Ask, str], behind: S3Proxy
+) -> None:
     ask, token = guarded
     behind.silent = True
 
@@ -75,7 +77,7 @@ def test_without_the_store_whoever_has_a_token_is_told_so_soon(guarded: tuple[As
 
 
 @pytest.mark.s3
-def test_tokens_that_are_known_count_while_the_store_is_away(
+def test_known_tokens_stay_valid_during_a_store_outage(
     guarded: tuple[Ask, str], behind: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask, token = guarded
@@ -90,9 +92,7 @@ def test_tokens_that_are_known_count_while_the_store_is_away(
     assert ask.token(token, "/me").status == 503
 
 
-def test_connections_that_ask_nothing_keep_nobody_out(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_idle_connections_do_not_block_other_clients(ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(LimitedHttpProtocol, "max_connections", 50)
     host, port = ask.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def test_connections_that_ask_nothing_keep_nobody_out(
         assert open_ <= 51
 
 
-def test_probes_are_answered_however_many_requests_are_under_way(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_are_answered_however_many_requests_are_running(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slackwater.serve.web.MAX_REQUESTS", 0)
     found = ask("/apps")
     assert (found.status, found.json["error"], found.headers["retry-after"]) == (503, "Unavailable", "1")

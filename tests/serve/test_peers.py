@@ -1,4 +1,4 @@
-"""Servers of one store: all compute the same owner of a state partition, and a lost server is replaced."""
+"""Several servers of one store: all compute the same owner of a state partition, and a lost server is replaced."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,9 @@ def peers(me: Peer, *others: Peer) -> Peers:
 
 
 @given(st.integers(2, 6), st.integers(1, 64))
-def test_all_agree_on_owners_and_only_what_one_owned_moves_when_it_goes(count: int, partitions: int) -> None:
+def test_all_instances_agree_on_owners_and_a_lost_one_moves_only_its_own_partitions(
+    count: int, partitions: int
+) -> None:
     all_of_them = [Peer(f"i{number}", f"http://{number}") for number in range(count)]
     each = [peers(me, *(other for other in all_of_them if other is not me)) for me in all_of_them]
     owned = [set(one.owned_partitions("app", "table", range(partitions))) for one in each]
@@ -44,7 +46,7 @@ def test_all_agree_on_owners_and_only_what_one_owned_moves_when_it_goes(count: i
     assert all(before <= now for before, now in zip(owned[1:], after, strict=True))
 
 
-def test_what_each_owns_is_about_as_much() -> None:
+def test_instances_own_similar_numbers_of_partitions() -> None:
     all_of_them = [Peer(f"i{number}", f"http://{number}") for number in range(4)]
     found = peers(*all_of_them).indices_by_owner("app", "table", np.arange(4_000, dtype=np.int32))
     assert all(800 < len(places) < 1_200 for places in found.values())
@@ -55,7 +57,7 @@ def two(own: Callable[..., Ask]) -> tuple[Ask, Ask]:
     return own(ONE_OF_SEVERAL, cache="one"), own(ONE_OF_SEVERAL, cache="two")
 
 
-def test_any_instance_answers_any_key_the_same(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
+def test_any_instance_returns_the_same_answer_for_any_key(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
     tails = [*app.state["aircraft"], "none"]
     eventually(lambda: len(INSTANCES.listed(app.store)) == 2, "both are listed")
     for _ in range(5):
@@ -68,14 +70,16 @@ def test_any_instance_answers_any_key_the_same(app: FlightsApp, two: tuple[Ask, 
             assert [row and row["flights"] for row in found] == expected
 
 
-def test_a_key_is_passed_on_with_the_token_of_who_asked(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
-    """The servers find each other within two heartbeats; a forwarded request is answered where it arrives."""
+def test_a_forwarded_request_carries_the_clients_token(app: FlightsApp, two: tuple[Ask, Ask]) -> None:
+    """The servers find each other within two heartbeats; a forwarded request is not forwarded again."""
     headers = {"slackwater-hop": "0"}
     assert two[0](AIRCRAFT.replace("now", "v3"), key="N001", stage="aircraft", headers=headers).status == 200
     assert two[0](AIRCRAFT, key="N001", headers={"slackwater-hop": "no number"}).status == 200
 
 
-def test_an_instance_that_is_gone_is_missed_by_nobody(app: FlightsApp, own: Callable[..., Ask], tmp_path: Path) -> None:
+def test_requests_succeed_although_a_killed_instance_is_still_listed(
+    app: FlightsApp, own: Callable[..., Ask], tmp_path: Path
+) -> None:
     ask = own(ONE_OF_SEVERAL)
     # It was killed: its sign of life is there, and nobody answers.
     INSTANCES.put(app.store, Peer("0" * 26, "http://127.0.0.1:1"))
@@ -85,7 +89,7 @@ def test_an_instance_that_is_gone_is_missed_by_nobody(app: FlightsApp, own: Call
         assert [row["flights"] for row in found] == [app.state["aircraft"][tail][0] for tail in tails]
 
 
-def test_an_instance_that_ends_takes_its_sign_of_life_away(app: FlightsApp, tmp_path: Path) -> None:
+def test_an_instance_removes_its_heartbeat_when_it_stops(app: FlightsApp, tmp_path: Path) -> None:
     from .conftest import serving
 
     with serving(app.store.url, tmp_path / "cache", ONE_OF_SEVERAL):

@@ -1,4 +1,4 @@
-"""Each route gives the library's results with their freshness."""
+"""Each read route returns the library's results, with their freshness."""
 
 import threading
 from collections.abc import Callable
@@ -27,23 +27,23 @@ def row(app: FlightsApp, carrier: str) -> dict[str, object]:
     return {"carrier": carrier, "flights": number, "delay": delay}
 
 
-def test_rows_come_in_the_order_asked_null_where_there_is_none(written: FlightsApp, ask: Ask) -> None:
+def test_rows_are_returned_in_the_requested_order_with_null_for_missing_ones(written: FlightsApp, ask: Ask) -> None:
     found = ask(CARRIERS, key=["C1", "C9", "C0", "C1"]).json
     assert found["rows"] == [row(written, "C1"), None, row(written, "C0"), row(written, "C1")]
 
 
-def test_an_answer_says_of_what_version_it_is_and_how_far_that_has_read(written: FlightsApp, ask: Ask) -> None:
+def test_an_answer_has_its_version_time_and_offsets(written: FlightsApp, ask: Ask) -> None:
     found, head = ask(CARRIERS, key="C1").json, written.heads["carriers"]
     assert (found["version"], found["time_ms"]) == (head.version, head.time_ms)
     assert found["offsets"] == {"flights": [*written.heads["legs"].inputs["flights"].offsets]}
 
 
-def test_only_the_columns_that_are_asked_for(written: FlightsApp, ask: Ask) -> None:
+def test_only_requested_columns_are_returned(written: FlightsApp, ask: Ask) -> None:
     assert ask(CARRIERS, key="C1", column=["delay"]).json["rows"] == [{"delay": row(written, "C1")["delay"]}]
     assert ask(CARRIERS, key="C1", column="dely").json["message"].endswith("the nearest: delay")
 
 
-def test_many_requests_at_a_time_each_get_their_own_rows(written: FlightsApp, ask: Ask) -> None:
+def test_concurrent_requests_each_get_their_own_rows(written: FlightsApp, ask: Ask) -> None:
     found: dict[int, object] = {}
     tails = [*written.state["aircraft"], "none"]
 
@@ -64,7 +64,7 @@ def test_many_requests_at_a_time_each_get_their_own_rows(written: FlightsApp, as
     assert all(found.values())
 
 
-def test_the_same_in_arrow_with_the_types_of_the_columns(written: FlightsApp, ask: Ask) -> None:
+def test_rows_are_available_in_arrow_with_the_columns_types(written: FlightsApp, ask: Ask) -> None:
     found = ask(CARRIERS, key=["C1", "C9"], format="arrow")
     table = pa.ipc.open_stream(found.body).read_all()
     assert table.schema.field("flights").type == pa.int64()
@@ -73,7 +73,7 @@ def test_the_same_in_arrow_with_the_types_of_the_columns(written: FlightsApp, as
     assert about["version"] == written.heads["carriers"].version
 
 
-def test_what_has_not_changed_is_not_sent_again(ask: Ask) -> None:
+def test_unchanged_rows_are_not_sent_again(ask: Ask) -> None:
     etag = ask(CARRIERS, key="C1").headers["etag"]
     again = ask(CARRIERS, key="C1", headers={"if-none-match": f'"other", {etag}'})
     assert (again.status, again.body) == (304, b"")
@@ -82,7 +82,7 @@ def test_what_has_not_changed_is_not_sent_again(ask: Ask) -> None:
     assert ask("/apps/flights/at/now", headers={"if-none-match": moment}).status == 304
 
 
-def test_any_moment_can_be_asked(written: FlightsApp, ask: Ask) -> None:
+def test_rows_of_any_moment_can_be_read(written: FlightsApp, ask: Ask) -> None:
     then = written.version("carriers", 3)
     by_version = ask("/apps/flights/at/v3/tables/carriers", key="C1").json
     by_time = ask(f"/apps/flights/at/{format_iso(then.time_ms, 'milliseconds')}/tables/carriers", key="C1").json
@@ -106,17 +106,17 @@ def test_any_moment_can_be_asked(written: FlightsApp, ask: Ask) -> None:
         ("/nothing", 404),
     ],
 )
-def test_what_is_wrong_is_told_as_one_document(ask: Ask, path: str, status: int) -> None:
+def test_an_error_is_one_json_document(ask: Ask, path: str, status: int) -> None:
     found = ask(path)
     assert found.status == status
     assert found.json.keys() >= {"error", "message", "hint"}
 
 
-def test_where_the_store_lies_is_told_to_nobody(written: FlightsApp, ask: Ask) -> None:
+def test_answers_do_not_reveal_the_location_of_the_store(written: FlightsApp, ask: Ask) -> None:
     assert written.store.url.encode() not in ask("/apps/flihgts").body
 
 
-def test_routes_give_what_results_make_of_what_client_gives(written: FlightsApp, ask: Ask) -> None:
+def test_routes_return_the_librarys_results_as_json(written: FlightsApp, ask: Ask) -> None:
     with client_of(written) as client:
         app = client.app("flights")
         assert ask("/apps").json == {"apps": ["flights"]}
@@ -134,7 +134,7 @@ def test_routes_give_what_results_make_of_what_client_gives(written: FlightsApp,
         assert {each["table"] for each in ask("/apps/flights").json["tables"]} == {"aircraft", "carriers"}
 
 
-def test_whoever_has_produced_a_record_reads_its_effect(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_min_offsets_lets_a_producer_read_the_effect_of_its_record(app: FlightsApp, own: Callable[..., Ask]) -> None:
     ask = own()
     before = ask(CARRIERS, key="C1").json["rows"][0]["flights"]
     app.send(Flight("N001", "C1", 5))
@@ -161,12 +161,12 @@ def test_whoever_has_produced_a_record_reads_its_effect(app: FlightsApp, own: Ca
     assert found == [before + 1]
 
 
-def test_a_topic_that_is_not_read_is_waited_for_by_nobody(ask: Ask) -> None:
+def test_min_offsets_of_a_topic_that_is_not_read_are_an_error(ask: Ask) -> None:
     assert ask(CARRIERS, key="C1", min_offsets="fligths:0:1").status == 404
     assert ask(CARRIERS, key="C1", min_offsets="flights:0").status == 400
 
 
-def test_commits_are_told_as_they_come(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_commits_are_streamed_as_they_happen(app: FlightsApp, own: Callable[..., Ask]) -> None:
     ask = own()
     events = urllib3.PoolManager().request("GET", f"{ask.url}/apps/flights/commits", preload_content=False, timeout=20)
     text = b""
@@ -180,7 +180,9 @@ def test_commits_are_told_as_they_come(app: FlightsApp, own: Callable[..., Ask])
     assert last["versions"]["legs"] == app.heads["legs"].version
 
 
-def test_a_moment_that_gc_took_is_gone_and_what_is_left_is_told(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_a_collected_moment_is_gone_and_the_error_names_the_remaining_history(
+    app: FlightsApp, own: Callable[..., Ask]
+) -> None:
     ask = own()
     assert ask("/apps/flights/at/v2/tables/carriers", key="C1").status == 200
     horizon.finalise(app.store, "flights", Boundary(1, final=True, first=dict.fromkeys(STAGES, 4)))
@@ -193,7 +195,7 @@ def test_a_moment_that_gc_took_is_gone_and_what_is_left_is_told(app: FlightsApp,
     assert own(cache="third")("/apps/flights/at/v999/tables/carriers", key="C1").status == 404
 
 
-def test_what_is_forgotten_is_in_no_answer_any_more(
+def test_forgotten_keys_disappear_from_all_answers(
     app: FlightsApp, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slackwater.serve.service._MOMENT_CACHE_S", 0.0)
@@ -208,7 +210,7 @@ def test_what_is_forgotten_is_in_no_answer_any_more(
     assert second["carrier"] == "C2"
 
 
-def test_a_key_is_written_as_on_the_command_line(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_keys_are_written_as_on_the_command_line(app: FlightsApp, own: Callable[..., Ask]) -> None:
     for carrier in (r"\N", "", "-5"):
         app.send(Flight("N1", carrier, 7))
     app.step_all()

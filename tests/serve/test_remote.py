@@ -1,4 +1,4 @@
-"""`sw.open` of a server gives the results of `sw.open` of its store."""
+"""`sw.open` with a server's URL gives the same results as with the server's store."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ def client(written: FlightsApp) -> Iterator[Client]:
         yield opened
 
 
-def test_an_address_opens_a_server(instance: str) -> None:
+def test_a_url_opens_a_server(instance: str) -> None:
     with sw.open(instance) as opened:
         assert isinstance(opened, Server)
         assert opened.apps == ("flights",)
@@ -51,7 +51,7 @@ def test_moments_and_rows_are_the_same(client: Client, server: Server) -> None:
     ).replace("flights/carriers@v3", "flights/carriers@v3")
 
 
-def test_logs_histories_differences_and_lineage_are_the_same(client: Client, server: Server) -> None:
+def test_logs_histories_diffs_and_lineage_are_the_same(client: Client, server: Server) -> None:
     mine, theirs = client.app("flights"), server.app("flights")
     assert theirs.log(5) == mine.log(5)
     assert repr(theirs.log(5)) == repr(mine.log(5))
@@ -66,7 +66,7 @@ def test_logs_histories_differences_and_lineage_are_the_same(client: Client, ser
     assert repr(found) == repr(expected)
 
 
-def test_now_stays_what_it_was(server: Server, written: FlightsApp) -> None:
+def test_a_moment_opened_as_now_is_fixed(server: Server, written: FlightsApp) -> None:
     moment = server.moment("flights")
     assert moment.versions["carriers"] == written.heads["carriers"].version
     assert moment.get("carriers", "C1") is not None
@@ -87,7 +87,7 @@ def test_errors_are_the_same(server: Server) -> None:
     assert MomentGone.__mro__[1] is NotFound
 
 
-def test_a_server_searches_and_asks_for_snapshots(own: Callable[..., Ask], app: FlightsApp) -> None:
+def test_searches_and_snapshot_requests_work_through_a_server(own: Callable[..., Ask], app: FlightsApp) -> None:
     ask, where, steps = own(ListenOptions(needs_tokens=True)), "SELECT carrier FROM carriers WHERE flights >= 9", []
     with client_of(app) as client:
         data: Any = client.add_token("page", ["flights"], verbs=("read", "bisect", "snapshot")).data
@@ -106,7 +106,9 @@ def test_a_server_searches_and_asks_for_snapshots(own: Callable[..., Ask], app: 
         assert (asked["name"], asked["by"]) == ("looked-at", "page")
 
 
-def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_token_is_sent(
+    own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ask = own(ListenOptions(needs_tokens=True))
     with client_of(app) as client:
         token = client.add_token("reader", ["flights"]).data["token"]  # type: ignore[index]
@@ -121,12 +123,12 @@ def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: 
         assert opened.apps == ("flights",)
 
 
-def test_nobody_there_and_somebody_else_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_raises_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     with Server(f"http://127.0.0.1:{choose_port()}") as nobody, pytest.raises(Unavailable, match="does not answer"):
         _ = nobody.apps
 
 
-def test_the_rest_of_what_a_server_offers_is_the_same(client: Client, server: Server) -> None:
+def test_verification_timeline_and_other_methods_are_the_same(client: Client, server: Server) -> None:
     mine, theirs = client.app("flights"), server.app("flights")
     for at in ({"moment": "~2"}, {"moment": "now"}, {"moment": "v3", "stage": "carriers"}):
         expected, found = mine.at(**at).verify(), theirs.at(**at).verify()
@@ -147,7 +149,7 @@ def encoded_again(data: object) -> Any:
     return msgspec.json.decode(encode_json(data))
 
 
-def test_a_moment_of_now_stays_what_it_was_for_sql_and_proofs_too(own: Callable[..., Ask], app: FlightsApp) -> None:
+def test_a_moment_opened_as_now_is_fixed_for_sql_and_verification_too(own: Callable[..., Ask], app: FlightsApp) -> None:
     with sw.open(own().url) as opened:
         moment = opened.app("flights").at()
         before = moment.query("SELECT sum(flights) FROM carriers").fetchall()
@@ -169,7 +171,7 @@ def test_a_moment_of_now_stays_what_it_was_for_sql_and_proofs_too(own: Callable[
     ],
     ids=("store", "app", "moment"),
 )
-def test_what_only_the_store_has_says_so(
+def test_methods_that_need_the_store_say_so(
     server: Server, of: Callable[[Server], Any], local: type, more: set[str]
 ) -> None:
     remote = of(server)

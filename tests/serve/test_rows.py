@@ -1,4 +1,4 @@
-"""Rows from open SSTs equal those of any look-up: with versions, deletions, expiry and forgotten keys."""
+"""Rows from open SSTs equal those of other look-ups: with versions, deletions, expiry and forgotten keys."""
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -29,7 +29,7 @@ steps = st.lists(changes | st.sampled_from(KEYS), min_size=1, max_size=6)
 
 
 class Written:
-    """An app of one table, written by batches and forgets."""
+    """An app of one table, changed by batches and forgets."""
 
     def __init__(self, folder: Path, table: Table) -> None:
         settings = Settings(store=str(folder / "store"), cache=str(folder / "cache"), cache_max_bytes=1 << 30)
@@ -53,7 +53,7 @@ class Written:
 
 @scaled(60, in_ci=500)
 @given(steps, st.booleans(), st.sampled_from([1, 3]), st.sampled_from([(), ("v",), ("w", "k"), ("v", "v")]))
-def test_an_answer_is_the_same_whether_rows_are_open_or_not(
+def test_an_answer_is_the_same_with_and_without_open_ssts(
     tmp_path_factory: pytest.TempPathFactory,
     history: list[Mapping[str, int | None] | str],
     expires: bool,

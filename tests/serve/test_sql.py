@@ -1,4 +1,4 @@
-"""SQL over HTTP stays within its limits and cannot see the machine."""
+"""SQL over HTTP stays within its limits, and cannot access the server's machine."""
 
 import logging
 import select
@@ -39,7 +39,7 @@ def tight(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Ask(url)
 
 
-def test_rows_of_a_query_and_of_what_moment_they_are(written: FlightsApp, tight: Ask) -> None:
+def test_a_query_returns_rows_and_the_moment_that_they_are_of(written: FlightsApp, tight: Ask) -> None:
     found = tight(QUERY, sql="SELECT carrier, flights FROM carriers ORDER BY 1").json
     assert found["rows"] == [
         {"carrier": each, "flights": written.state["carriers"][each][0]} for each in ("C0", "C1", "C2")
@@ -48,13 +48,13 @@ def test_rows_of_a_query_and_of_what_moment_they_are(written: FlightsApp, tight:
     assert found["cut_off"] is False
 
 
-def test_the_same_of_a_body_and_in_arrow(tight: Ask) -> None:
+def test_sql_can_be_sent_in_a_body_and_returned_as_arrow(tight: Ask) -> None:
     body = msgspec.json.encode({"sql": "SELECT sum(flights) AS n FROM carriers", "format": "arrow"})
     found = urllib3.PoolManager().request("POST", tight.url + QUERY, body=body)
     assert pa.ipc.open_stream(found.data).read_all().column_names == ["n"]
 
 
-def test_an_earlier_moment_and_two_at_once(written: FlightsApp, tight: Ask) -> None:
+def test_a_query_can_read_an_earlier_moment_and_two_at_once(written: FlightsApp, tight: Ask) -> None:
     sql = (
         "SELECT now.flights - before.flights AS more FROM carriers now JOIN carriers AT '~3' AS before USING (carrier)"
     )
@@ -67,7 +67,7 @@ def test_an_earlier_moment_and_two_at_once(written: FlightsApp, tight: Ask) -> N
     )
 
 
-def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> None:
+def test_rows_beyond_the_limit_are_omitted_with_a_note(tight: Ask) -> None:
     found = tight(QUERY, sql="FROM range(1000)", limit="20").json
     assert (len(found["rows"]), found["cut_off"]) == (20, True)
     found = tight(QUERY, sql="FROM range(1000)").json
@@ -81,7 +81,7 @@ def test_rows_beyond_what_is_given_are_cut_off_and_that_is_said(tight: Ask) -> N
         "WITH RECURSIVE t AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t",
     ],
 )
-def test_what_takes_too_long_is_stopped(own: Callable[..., Ask], sql: str) -> None:
+def test_a_statement_beyond_its_time_limit_is_stopped(own: Callable[..., Ask], sql: str) -> None:
     hasty = own(options=HASTY)
     answer = hasty(QUERY, sql=sql)
     assert (answer.status, answer.json["error"]) == (413, "TooMuch")
@@ -98,7 +98,7 @@ def test_what_takes_too_long_is_stopped(own: Callable[..., Ask], sql: str) -> No
         "SELECT repeat('x', 10000000) FROM range(100)",
     ],
 )
-def test_what_takes_too_much_memory_is_stopped(tight: Ask, sql: str) -> None:
+def test_a_statement_beyond_its_memory_limit_is_stopped(tight: Ask, sql: str) -> None:
     found = tight(QUERY, sql=sql)
     assert found.status in (413, 422), found.json
     assert tight(QUERY, sql="SELECT 1").status == 200
@@ -114,7 +114,7 @@ ORDINARY = ("FROM carriers", "SUMMARIZE carriers", "SHOW TABLES", "SELECT count(
 
 
 @pytest.mark.parametrize("hog", HOGS)
-def test_whatever_ran_out_of_memory_leaves_sql_to_everybody(tight: Ask, hog: str) -> None:
+def test_sql_of_others_works_after_a_statement_has_run_out_of_memory(tight: Ask, hog: str) -> None:
     for _ in range(3 if SEARCHES else 1):
         answer = tight(QUERY, sql=hog)
         assert (answer.status, answer.json["error"]) == (413, "TooMuch")
@@ -123,7 +123,7 @@ def test_whatever_ran_out_of_memory_leaves_sql_to_everybody(tight: Ask, hog: str
         assert [answer.status for answer in answers] == [200] * len(ORDINARY), [answer.json for answer in answers]
 
 
-def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced(own: Callable[..., Ask]) -> None:
+def test_an_idle_sql_process_that_is_killed_is_replaced(own: Callable[..., Ask]) -> None:
     ask, me = own(), psutil.Process()
     assert ask(QUERY, sql="SELECT 1").status == 200
 
@@ -136,7 +136,7 @@ def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced(own: Ca
     assert {ask(QUERY, sql="SELECT 1").status for _ in range(8)} == {200}
 
 
-def test_one_asker_does_not_take_all_processes(client: Client, own: Callable[..., Ask]) -> None:
+def test_one_client_cannot_occupy_all_sql_processes(client: Client, own: Callable[..., Ask]) -> None:
     ask = own(options=replace(FAST, sql_processes=1, sql_timeout_s=60))
     slow, quick = made(client, "slow", verbs=("sql",)), made(client, "quick", verbs=("sql",))
     endless = quote("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b")
@@ -182,14 +182,14 @@ def test_one_asker_does_not_take_all_processes(client: Client, own: Callable[...
         "SELECT 1; SELECT 2",
     ],
 )
-def test_nothing_of_the_machine_is_reached(written: FlightsApp, tight: Ask, sql: str) -> None:
+def test_sql_cannot_access_files_or_network_of_the_machine(written: FlightsApp, tight: Ask, sql: str) -> None:
     found = tight(QUERY, sql=sql)
     assert 400 <= found.status < 500, (sql, found.body[:500])
     assert written.store.url.encode() not in found.body
     assert b"root:" not in found.body
 
 
-def test_a_line_for_the_audit_has_who_and_what_and_no_values(
+def test_an_audit_line_has_token_and_statement_and_no_values(
     own: Callable[..., Ask], caplog: pytest.LogCaptureFixture
 ) -> None:
     def of_audit() -> list[str]:
@@ -210,7 +210,7 @@ def test_a_line_for_the_audit_has_who_and_what_and_no_values(
     assert "C1" not in caplog.text
 
 
-def test_a_statement_without_its_values() -> None:
+def test_literals_are_redacted_from_statements() -> None:
     sql = "SELECT $$x$$, e'y', 'it''s', 1.5 FROM \"my table\" WHERE a = 'open"
     assert redact_sql(sql) == 'SELECT ? , ? , ? , ? FROM "my table" WHERE a = ?'
 
@@ -231,6 +231,6 @@ os._exit(0)
 """
 
 
-def test_a_process_that_starts_after_its_server_has_gone_prints_no_traceback() -> None:
+def test_a_sql_process_that_starts_after_its_server_has_gone_exits_without_a_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=True)
     assert (done.stdout, "Traceback" in done.stderr) == ("1\n", False), done.stderr

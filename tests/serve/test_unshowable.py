@@ -1,4 +1,4 @@
-"""Strings that are not UTF-8 and maps with a duplicate key over HTTP: every row is returned."""
+"""Strings that are not UTF-8, and maps with a duplicate key, over HTTP: no row is lost."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def as_json(row: dict[str, Any]) -> Any:
     return json.loads(json.dumps(row))
 
 
-def test_rows_of_a_query(ask: Ask) -> None:
+def test_a_query_returns_every_row(ask: Ask) -> None:
     found = ask("/apps/shop/at/now/query", sql="FROM cities ORDER BY n").json
     expected = sorted((shown(row, in_sql=True) for row in NOW), key=lambda row: int(row["n"]))
     assert found["rows"] == [as_json(row) for row in expected]
@@ -33,7 +33,7 @@ def test_rows_of_a_query(ask: Ask) -> None:
     assert ask("/apps/shop/at/now/query", sql="SELECT 1 AS one").json["notes"] == []
 
 
-def test_rows_by_key(ask: Ask) -> None:
+def test_rows_by_key_are_returned(ask: Ask) -> None:
     path = "/apps/shop/at/now/tables/cities"
     expected = shown(SECOND[1], in_sql=False)
     for _ in range(3):  # of files, and of rows that are open by then
@@ -42,13 +42,13 @@ def test_rows_by_key(ask: Ask) -> None:
     assert rows["note"].to_pylist() == [text(SECOND[1][2])]
 
 
-def test_the_library_over_http(ask: Ask) -> None:
+def test_the_library_over_http_returns_every_row(ask: Ask) -> None:
     with Server(ask.url) as server:
         moment = server.app("shop").at("now")
         assert len(moment.query("FROM cities").df()) == len(NOW)
         assert moment.get("cities", "München") == shown(SECOND[1], in_sql=False)
 
 
-def test_rows_of_the_page(ask: Ask) -> None:
+def test_the_page_gets_every_row(ask: Ask) -> None:
     found = ask("/apps/shop/at/now/tables/cities/rows").json
     assert sorted(row["n"] for row in found["rows"]) == sorted(row[1] for row in NOW)

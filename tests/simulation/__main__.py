@@ -52,7 +52,10 @@ def shrink(failed: Outcome, tries: int = 40) -> Outcome:
 
 
 def find_planted(plans: Sequence[Plan]) -> int:
-    """Print after how many seeds each planted bug is found, and by which law. Return the number of those not found."""
+    """Print how many seeds it takes to find each planted bug, and by which law.
+
+    Returns the number of bugs that no seed found.
+    """
     missed = 0
     for name in PLANTS:
         for number, plan in enumerate(plans, 1):
@@ -68,7 +71,10 @@ def find_planted(plans: Sequence[Plan]) -> int:
 
 
 def report(outcomes: Sequence[Outcome], *, all_reached: bool) -> int:
-    """Print what the seeds did and reached. Return 1 if a rare situation was never reached and that matters."""
+    """Print the counts of checked laws, faults, verbs and rare situations.
+
+    Returns 1 if rare situations were never reached and `all_reached` demands them.
+    """
     steps, simulated_s = sum(outcome.steps for outcome in outcomes), sum(outcome.simulated_s for outcome in outcomes)
     print(f"{len(outcomes)} seeds, {steps:,} steps, {simulated_s / 3600:,.1f} simulated hours: all laws held")
     reached = sum((outcome.reached for outcome in outcomes), Counter[str]())

@@ -1,4 +1,4 @@
-"""Laws of a simulated ledger, checked at each version by reading the stored objects without the product's readers."""
+"""Laws of the simulated ledger, checked at each version by reading stored objects without the product's readers."""
 
 import json
 from collections import Counter
@@ -38,11 +38,11 @@ def _id(manifest: Manifest) -> VersionId:
 
 
 class Broken(AssertionError):
-    """A law does not hold."""
+    """Raised when a law does not hold."""
 
 
 class Laws:
-    """Observer of a simulation. `check` looks at everything that is new."""
+    """Observer of a simulation. `check` examines everything that is new since the last call."""
 
     def __init__(self, simulation: Simulation, rare: Rare) -> None:
         self.simulation, self.store = simulation, simulation.world.objects
@@ -175,7 +175,7 @@ class Laws:
         return without_secrets(rows) if self.has_forgotten else rows
 
     def _base(self, manifest: Manifest) -> Manifest | None:
-        """Return the version that this one continues: the previous one, one that a rewind restores, or the source's."""
+        """Return the version on which this one is based: the previous, the one a rewind restores, or the source's."""
         if manifest.rewind is not None:
             return self.version(manifest.app, manifest.stage, manifest.rewind.to)
         if manifest.kind == "clone":
@@ -186,7 +186,7 @@ class Laws:
         return self.version(manifest.app, manifest.stage, manifest.version - 1) if manifest.version > 1 else None
 
     def tokens_of(self, manifest: Manifest) -> list[Token] | None:
-        """Return the records that a version has read, directly or through other stages; None if that is unknown."""
+        """Return the records that a version has processed, directly or through other stages; None if unknown."""
         tokens: list[Token] = []
         for channel, at in manifest.inputs.items():
             if not at.upstream:
@@ -215,7 +215,7 @@ class Laws:
         return tokens
 
     def _records(self, manifest: Manifest, topic: str) -> list[Token]:
-        """Return the records of a topic that a version and its predecessors have read, in the order of reading."""
+        """Return the records of a topic read up to a version, in the order in which they were read."""
         key = (*_id(manifest), topic)
         if key not in self._topic_records:
             base = self._base(manifest)
@@ -287,7 +287,7 @@ class Laws:
                         self._require("a cut is consistent", fine, app, name, stage, channel, at.rows_passed, sent.sent)
 
     def check_forgotten(self) -> None:
-        """Check that the key is in no SST of a version up to the forget. Records read later may bring it back."""
+        """Check that the key is in no SST of a version up to the forget; records read later may bring the key back."""
         for (app, stage), known in self._versions.items():
             last = max((number for number, manifest in known.items() if manifest.kind == "forget"), default=0)
             versions = [self.version(app, stage, number) for number in known if number <= last]
@@ -303,7 +303,7 @@ class Laws:
                 self._require("a replica is a prefix", self._bytes.get(key, data) == data, key)
 
     def check_end(self) -> None:
-        """Check the laws of an app that has read everything, after all faults have ended."""
+        """Check the laws for an app that has read everything, after the faults have stopped."""
         self.check()
         simulation = self.simulation
         heads = simulation.heads()
@@ -343,7 +343,7 @@ def _sst_rows(data: bytes) -> list[dict[str, Any]]:
 
 
 def rows_of(store: Any, manifest: Manifest) -> Totals:
-    """Read the table of a version: the newest row of each key, in plain Python."""
+    """Read the table of a version, the newest row per key, in plain Python."""
     assert manifest.table is not None
     key, newest = manifest.table.key[0].name, dict[str, dict[str, Any]]()
     for sst in manifest.ssts:

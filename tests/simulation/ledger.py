@@ -1,7 +1,7 @@
-"""Simulated app whose tables and sinks show each record that was lost or counted twice.
+"""The simulated app, whose tables and sinks reveal each record that was lost or counted twice.
 
-`entries` sends each record on, by account and by group. `accounts` counts the records of each account, and emits each
-one; `groups` counts those of each group, over two channels; the sink `copies` gets each record of `entries`.
+`entries` sends each record on, by account and by group. `accounts` counts the records of each account and emits each
+record; `groups` counts the records of each group over two channels; the sink `copies` gets each record of `entries`.
 """
 
 import json
@@ -23,7 +23,7 @@ def record(token: int, accounts: int = 7) -> bytes:
 
 
 def secret_record(token: int) -> bytes:
-    """Return a record of a person who wants to be forgotten."""
+    """Return a record of a person who will be forgotten."""
     return json.dumps({"token": token, "account": SECRET, "section": SECRET_SECTION}).encode()
 
 

@@ -1,4 +1,4 @@
-"""A person who types verbs at any moment, sometimes twice, and sometimes is interrupted."""
+"""A simulated user who runs verbs at any moment, sometimes twice at once, and sometimes interrupts them."""
 
 import tempfile
 from collections import Counter
@@ -72,16 +72,16 @@ VERBS: dict[str, Verb] = {
 
 
 class Person:
-    """Types `verbs` into processes of their own."""
+    """Runs verbs in separate simulated processes."""
 
     def __init__(self, simulation: Simulation, random: Random, verbs: tuple[str, ...], rare: Rare) -> None:
         self._simulation, self._random, self._verbs, self._rare = simulation, random, verbs, rare
         self.typed: list[str] = []
         self.has_forgotten = False
-        """True once a person wants to be forgotten, who then sends no more records."""
+        """True once the person has asked for erasure, and so sends no more records."""
         self.results: Counter[str] = Counter()
         self.errors: list[tuple[str, BaseException]] = []
-        """Errors that are no sentences for a person."""
+        """Exceptions other than `SlackwaterError`, which are bugs."""
         self._processes: list[SimulatedProcess] = []
 
     @property
@@ -90,7 +90,7 @@ class Person:
         return not any(process.is_alive for process in self._processes)
 
     def type_one(self) -> None:
-        """Start one verb, or the same verb twice; perhaps kill it later."""
+        """Start one verb, or the same verb twice, and perhaps kill it later."""
         random, world = self._random, self._simulation.world
         verb, seed = random.choice(self._verbs), random.getrandbits(32)
         self.typed.append(verb)

@@ -1,6 +1,6 @@
-"""Bugs that are planted in the product, each of which the simulation must find: `python -m tests.simulation --planted`.
+"""Bugs planted in the product, which the simulation must find: `python -m tests.simulation --planted`.
 
-Each takes away one precaution, as if the fix that brought it were reverted.
+Each bug removes one safeguard, as if its fix were reverted.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Rare situations that the seeds must reach, so that green means more than that nothing happened."""
+"""Rare situations that the seeds must reach, so that a passing run proves more than the usual cases."""
 
 from collections import Counter
 from collections.abc import Mapping

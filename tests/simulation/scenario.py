@@ -1,4 +1,4 @@
-"""One simulated history of the ledger: records and verbs under faults, then quiet, and all laws at each version."""
+"""One simulated history of the ledger: records and verbs under faults, then a quiet phase; checks all laws."""
 
 import traceback
 from collections import Counter
@@ -27,7 +27,7 @@ RETENTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a seed decides beforehand. A smaller plan with the same seed is how a failure is shrunk."""
+    """All decisions derived from a seed. A failure is shrunk to a smaller plan with the same seed."""
 
     seed: int
     faults: Faults
@@ -58,7 +58,7 @@ class Plan:
         )
 
     def only(self, faults: str | None, verbs: str | None, seconds: int | None) -> "Plan":
-        """Return the plan with only these faults and verbs, joined by commas; None leaves them as they are."""
+        """Return the plan with only these faults and verbs, separated by commas; None keeps them all."""
         kept = self.faults
         for name in self.faults.names:
             if faults is not None and name not in faults.split(","):
@@ -106,7 +106,7 @@ class Outcome:
 
 
 def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
-    """Run a plan. Never raises: a failure is in the outcome."""
+    """Run a plan. Never raises: a failure is part of the outcome."""
     random, outcome, rare = Random(f"scenario {plan.seed}"), Outcome(plan), Rare()
     simulation = Simulation(
         ledger(**plan.options),

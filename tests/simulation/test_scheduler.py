@@ -30,7 +30,7 @@ def test_time_jumps_to_the_next_timer_and_each_process_has_a_clock(tmp_path: Pat
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_threads_that_wait_for_each_other_are_a_failure_that_shows_their_stacks(seed: int, tmp_path: Path) -> None:
+def test_a_deadlock_is_a_failure_that_shows_the_threads_stacks(seed: int, tmp_path: Path) -> None:
     world = World(seed, folder=tmp_path)
 
     def hold(lock: runtime.Lock, other: runtime.Lock, crossed: runtime.Event) -> None:
@@ -71,7 +71,7 @@ def test_a_killed_process_does_nothing_more(tmp_path: Path) -> None:
     assert done == []
 
 
-def test_the_store_fails_as_the_faults_say_and_never_answers_wrong(tmp_path: Path) -> None:
+def test_the_store_injects_the_given_faults_and_never_returns_wrong_data(tmp_path: Path) -> None:
     world, results = World(3, Faults(refused=0.2, lost=0.2), folder=tmp_path), list[object]()
 
     def work() -> None:
@@ -90,7 +90,7 @@ def test_the_store_fails_as_the_faults_say_and_never_answers_wrong(tmp_path: Pat
     assert world.injected["lost"] > 3
 
 
-def test_an_app_runs_under_faults_and_its_tables_are_as_without(tmp_path: Path) -> None:
+def test_an_app_under_faults_ends_with_the_same_tables_as_without(tmp_path: Path) -> None:
     tables = []
     for faults in (Faults(), Faults(kill=0.5, refused=0.05, executor_lost=0.1, twin=0.2)):
         simulation = Simulation(ledger(), 7, faults, topics={TOPIC: 3, COPIES: 2}, folder=tmp_path)
@@ -112,7 +112,7 @@ def test_equal_seeds_give_equal_histories(tmp_path: Path) -> None:
     assert other.trace_hash != first.trace_hash
 
 
-def test_a_planted_bug_is_found_and_a_smaller_plan_finds_it_too(tmp_path: Path) -> None:
+def test_a_planted_bug_is_found_and_also_by_a_smaller_plan(tmp_path: Path) -> None:
     plan = replace(Plan.of(0), faults=Faults(executor_lost=0.2, twin=0.3), verbs=(), seconds=15)
     with planted("messages of all attempts count"):
         outcome = simulate(plan, tmp_path)

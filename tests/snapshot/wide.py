@@ -1,4 +1,4 @@
-"""Stores of many apps, and an app of many versions and snapshots, written directly; and a client of any store."""
+"""Stores with many apps, or with an app of many versions and snapshots, written directly; and a client of any store."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ def client_over(store: ObjectStore, cache: Path) -> Client:
 
 
 def many_apps(store: ObjectStore, count: int) -> tuple[str, ...]:
-    """Put running apps of one stage with a table each; return their names."""
+    """Write running apps of one stage with a table each; return their names."""
     names = tuple(f"app-{number:04}" for number in range(count))
     for name in names:
         store.put(keys.app_info(name), codec.encode(AppInfo(name, 1)))
@@ -58,7 +58,7 @@ def put_versions(store: ObjectStore, versions: Iterable[Manifest]) -> None:
 
 
 def repeat_version(store: ObjectStore, head: Manifest, up_to: int) -> Manifest:
-    """Put versions after `head` that only count, and return the last one."""
+    """Write copies of `head` as the next versions up to `up_to`, and return the last one."""
     for version in range(head.version + 1, up_to + 1):
         head = replace(head, version=version, time_ms=head.time_ms + 1_000)
         put_versions(store, [head])
@@ -66,7 +66,7 @@ def repeat_version(store: ObjectStore, head: Manifest, up_to: int) -> Manifest:
 
 
 def pin_versions(store: ObjectStore, head: Manifest, count: int) -> None:
-    """Put evenly spread snapshots of versions up to `head`."""
+    """Write snapshots of versions up to `head`, at even distances."""
     for number in range(1, count + 1):
         version, at_ms = max(1, head.version * number // count), head.time_ms + number
         pinned = {head.stage: version}

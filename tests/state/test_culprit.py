@@ -1,4 +1,4 @@
-"""Searches for failing items, compared with their definitions: the rest passes, and no item can be added back."""
+"""Searches for failing items satisfy their definitions: the other items pass, and no found item can be added back."""
 
 from collections.abc import Sequence
 from math import ceil, log2
@@ -18,7 +18,7 @@ from slackwater.state.failing import (
 
 
 class Trials:
-    """Groups of items, some of which fail alone and some together."""
+    """Groups of items, some of which fail alone and some only together."""
 
     def __init__(self, bad: Sequence[frozenset[int]]) -> None:
         self.bad = bad
@@ -37,7 +37,7 @@ class Trials:
 
 
 @given(st.data(), st.integers(1, 5_000))
-def test_items_that_fail_by_themselves_are_found_all_in_a_logarithm_of_rounds(data: st.DataObject, count: int) -> None:
+def test_all_items_that_fail_alone_are_found_in_logarithmically_many_rounds(data: st.DataObject, count: int) -> None:
     poison = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=12))
     trials = Trials([frozenset({item}) for item in poison])
     assert find_culprits(count, trials, 1_000) == tuple(sorted(poison))
@@ -47,7 +47,7 @@ def test_items_that_fail_by_themselves_are_found_all_in_a_logarithm_of_rounds(da
 
 
 @given(st.data(), st.integers(1, 60))
-def test_without_what_is_found_the_rest_passes_and_nothing_can_be_given_back(data: st.DataObject, count: int) -> None:
+def test_without_the_found_items_the_rest_passes_and_none_can_be_added_back(data: st.DataObject, count: int) -> None:
     group = st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4)
     trials = Trials(data.draw(st.lists(group, min_size=1, max_size=5)))
     left_out = set(find_culprits(count, trials, 1_000))
@@ -57,12 +57,12 @@ def test_without_what_is_found_the_rest_passes_and_nothing_can_be_given_back(dat
 
 
 @given(st.integers(2, 5_000))
-def test_what_passes_when_it_is_tried_again_leaves_nothing_out(count: int) -> None:
+def test_nothing_is_found_if_all_items_pass_on_retry(count: int) -> None:
     assert find_culprits(count, Trials([]), 1_000) == ()
 
 
 @given(st.integers(1, 40), st.integers(200, 10_000))
-def test_a_batch_that_fails_everywhere_is_given_up_early(most: int, count: int) -> None:
+def test_a_batch_with_too_many_failing_items_is_given_up_early(most: int, count: int) -> None:
     trials = Trials([frozenset({item}) for item in range(count)])
     with pytest.raises(TooManyFailing) as caught:
         find_culprits(count, trials, most)
@@ -72,9 +72,7 @@ def test_a_batch_that_fails_everywhere_is_given_up_early(most: int, count: int) 
 
 
 @given(st.integers(1, 2_000), st.data())
-def test_a_sequence_that_stays_bad_turns_at_one_place_found_with_a_logarithm_of_questions(
-    count: int, data: st.DataObject
-) -> None:
+def test_a_turning_point_to_bad_is_found_with_logarithmically_many_evaluations(count: int, data: st.DataObject) -> None:
     guilty = data.draw(st.integers(0, count - 1))
     asked: list[int] = []
 
@@ -88,7 +86,7 @@ def test_a_sequence_that_stays_bad_turns_at_one_place_found_with_a_logarithm_of_
 
 
 @given(st.lists(st.booleans(), max_size=200))
-def test_a_sequence_that_turns_several_times_is_answered_with_one_of_the_turns(states: list[bool]) -> None:
+def test_of_several_turning_points_one_is_found(states: list[bool]) -> None:
     states = [False, *states, True]
     at = find_turning_point(len(states) - 1, lambda number: states[number])
     assert not states[at]
@@ -96,7 +94,7 @@ def test_a_sequence_that_turns_several_times_is_answered_with_one_of_the_turns(s
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 50))
-def test_of_few_beginnings_the_first_that_is_bad_is_found_and_of_others_a_turn(states: list[bool], scan: int) -> None:
+def test_the_first_turning_point_is_found_among_few_items_and_any_among_many(states: list[bool], scan: int) -> None:
     states = [False, *states, True]
     at = find_early_turning_point(len(states) - 1, lambda size: states[size], scan=scan)
     assert not states[at]
@@ -106,7 +104,7 @@ def test_of_few_beginnings_the_first_that_is_bad_is_found_and_of_others_a_turn(s
 
 
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 200))
-def test_the_last_turn_is_one_and_the_last_of_all_where_the_end_is_reached(states: list[bool], stays: int) -> None:
+def test_the_late_search_finds_a_turning_point_and_always_one_at_the_end(states: list[bool], stays: int) -> None:
     states = [False, *states, True]
     at = find_late_turning_point(len(states) - 1, lambda size: states[size])
     assert not states[at]
@@ -122,7 +120,7 @@ def test_the_last_turn_is_one_and_the_last_of_all_where_the_end_is_reached(state
 
 
 @given(st.integers(1, 40), st.data())
-def test_what_delta_debugging_leaves_is_bad_and_needs_each_of_its_members(count: int, data: st.DataObject) -> None:
+def test_the_minimum_of_delta_debugging_is_bad_and_needs_each_of_its_items(count: int, data: st.DataObject) -> None:
     # Bad are the sets that hold one of these whole: nothing says that what is bad stays bad for fewer.
     causes = data.draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1, max_size=4), min_size=1, max_size=3))
 
@@ -137,7 +135,7 @@ def test_what_delta_debugging_leaves_is_bad_and_needs_each_of_its_members(count:
 
 
 @given(st.integers(2, 40), st.integers(0, 5))
-def test_delta_debugging_stops_when_it_has_asked_enough_and_says_so(count: int, most: int) -> None:
+def test_delta_debugging_stops_after_its_maximum_of_tries_and_reports_that(count: int, most: int) -> None:
     asked: list[Sequence[int]] = []
 
     def is_bad(chosen: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Failures of a state's function: the keys or records at fault, found in the task."""
+"""Failures of a state's function: a task finds the keys or records at fault."""
 
 import os
 from decimal import Decimal
@@ -51,7 +51,7 @@ def refuses(bad: set[int]) -> Update:
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), min_size=1, max_size=80),
     st.sets(st.integers(0, 60), max_size=4),
 )
-def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, int]], bad: set[int]) -> None:
+def test_exactly_the_keys_with_failing_rows_are_reported(moves: list[tuple[int, int]], bad: set[int]) -> None:
     accounts = pa.table({"account": pa.array([key for key, _ in moves], pa.int64())})
     rows = accounts.append_column("amount", pa.array([amount for _, amount in moves], pa.int64()))
     rows = rows.add_column(0, "_hash", pa.array(hash_keys(accounts, ["account"])))
@@ -83,7 +83,7 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
     assert all(why.message == f"{amounts[number]} is not taken" for number, why in found.items())
 
 
-def test_what_several_tasks_tell_is_told_as_one() -> None:
+def test_reports_of_several_tasks_are_combined() -> None:
     why = [Failure(kind, "no", "") for kind in ("A", "B")]
     both = StateFailed.from_reports(
         [StateFailure(why[0], (1, 2), {}), StateFailure(why[1], (3,), {4: why[1]})]
@@ -92,7 +92,7 @@ def test_what_several_tasks_tell_is_told_as_one() -> None:
 
 
 @given(st.data(), st.integers(1, 3_000), st.integers(0, 20))
-def test_what_fails_is_told_whole_or_more_than_may_be(data: st.DataObject, count: int, most: int) -> None:
+def test_all_failing_items_are_found_or_more_than_the_maximum(data: st.DataObject, count: int, most: int) -> None:
     bad = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=30))
 
     def attempt(items: Items) -> None:
@@ -103,7 +103,7 @@ def test_what_fails_is_told_whole_or_more_than_may_be(data: st.DataObject, count
     assert len(found) > most if len(bad) > most else found.keys() == bad
 
 
-def test_a_task_without_memory_left_is_no_items_fault() -> None:
+def test_a_task_without_memory_left_is_not_blamed_on_an_item() -> None:
     def attempt(_items: Items) -> None:
         raise pa.ArrowMemoryError("malloc failed")
 
@@ -111,7 +111,7 @@ def test_a_task_without_memory_left_is_no_items_fault() -> None:
         find_failures(10, try_one_by_one(attempt), 5)
 
 
-def test_where_more_fail_than_may_one_more_at_least_is_told_and_the_search_ends() -> None:
+def test_if_too_many_keys_fail_the_search_ends_with_one_more_than_the_maximum() -> None:
     calls = []
 
     def function(rows: pa.Table, _state: pa.Table) -> pa.Table:
@@ -132,7 +132,7 @@ def test_where_more_fail_than_may_one_more_at_least_is_told_and_the_search_ends(
     assert len(calls) < 10 * most
 
 
-def test_a_function_that_raises_an_error_of_ours_tells_its_keys_as_with_any_other() -> None:
+def test_a_function_that_raises_an_error_of_our_classes_has_its_keys_reported() -> None:
     def function(_rows: pa.Table, _state: pa.Table) -> pa.Table:
         raise Unavailable("a service of the user's")
 
@@ -145,7 +145,7 @@ def test_a_function_that_raises_an_error_of_ours_tells_its_keys_as_with_any_othe
         merge_reporting_failures(bound, plain, groups, keys, old, np.array([5]), max_reported=1)
 
 
-def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_rows_have_them() -> None:
+def test_a_single_key_is_not_retried_and_records_are_reported_if_rows_have_their_numbers() -> None:
     calls: list[int] = []
 
     def function(rows: pa.Table, _state: pa.Table) -> pa.Table:
@@ -175,7 +175,7 @@ def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_r
         Step(table, bound, 1, 0).apply(rows, stored)
 
 
-def test_of_sums_that_have_no_room_the_records_are_told_without_which_they_do() -> None:
+def test_for_an_overflowing_sum_records_are_reported_without_which_it_fits() -> None:
     most = 9 * 10**37
     moves = [("a", most), ("b", 5), ("c", most), ("a", -most), ("c", most), ("c", -1), ("b", 7)]
     schema = pa.schema([("wallet", pa.string()), ("wei", pa.decimal128(38, 0))])
@@ -198,7 +198,7 @@ def test_of_sums_that_have_no_room_the_records_are_told_without_which_they_do() 
     assert caught.value.reported.keys == tuple(hash_keys(pa.table({"wallet": ["c"]}), ["wallet"]).tolist())
 
 
-def test_an_error_may_quote_what_is_no_text() -> None:
+def test_an_error_may_quote_text_that_is_not_utf8() -> None:
     found = describe_error(ValueError(b"M\xfcnchen".decode(errors="surrogateescape")))
     assert found.message == "M\\udcfcnchen"
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Failure) == found

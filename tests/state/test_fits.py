@@ -1,4 +1,4 @@
-"""Changes of a table's columns by a program, and refusals with the alternative."""
+"""Which changes of a table's columns a program may make; other changes are refused with an alternative."""
 
 import pyarrow as pa
 import pytest
@@ -36,7 +36,7 @@ def aggregates(state: Kind, *values: Column) -> Table:
     return replace(AGGREGATES, state=state.stored, values=values)
 
 
-def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None:
+def test_a_renamed_aggregate_takes_its_internal_columns_along() -> None:
     declared = aggregates(
         sw.aggregate(orders=sw.count(), mean_price=sw.mean("cents"), largest=sw.max("cents"), late=sw.count("late")),
         Column("orders", "int64"),
@@ -65,7 +65,7 @@ def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None
     assert likely_renames(changes) == (("price", "mean_price"),)
 
 
-def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
+def test_a_declaration_equal_to_the_stored_one_changes_nothing() -> None:
     declared = replace(AGGREGATES, partitions=9)
     assert evolve("countries", AGGREGATES, declared, {}) == (AGGREGATES, ())
     fit = fit_table("countries", AGGREGATES, declared, {})
@@ -133,7 +133,7 @@ def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
         (AGGREGATES, {"price": "orders"}, Refused, "already has a column 'orders'", "--rename orders=NAME"),
     ],
 )
-def test_what_would_mean_something_else_is_refused_with_the_way_to_do_it(
+def test_a_change_of_meaning_is_refused_with_the_alternative(
     declared: Table, renames: dict[str, str], error: type[SlackwaterError], said: str, way: str
 ) -> None:
     with pytest.raises(error, match=said) as refused:
@@ -141,7 +141,7 @@ def test_what_would_mean_something_else_is_refused_with_the_way_to_do_it(
     assert way in refused.value.hint
 
 
-def test_the_column_by_which_rows_expire_takes_its_ttl_along() -> None:
+def test_a_renamed_ttl_column_keeps_its_ttl() -> None:
     stored = Table(
         (Column("k", "int64"),),
         (Column("at", "timestamp[us, tz=UTC]"), Column("n", "int64")),
@@ -165,7 +165,7 @@ def test_the_column_by_which_rows_expire_takes_its_ttl_along() -> None:
 
 
 @given(st.sampled_from(["int8", "int16", "int32"]), st.integers(-128, 127), st.sampled_from(["int32", "int64"]))
-def test_a_default_stays_the_same_value_when_its_column_is_widened(kind: str, value: int, wider: str) -> None:
+def test_a_default_keeps_its_value_when_its_column_is_widened(kind: str, value: int, wider: str) -> None:
     stored = Table((Column("k", "int64"),), (), 1, Update().stored)
     text = check_default("t", "n", value, to_arrow(kind))
     first, _ = evolve("t", stored, replace(stored, values=(Column("n", kind, default=text),)), {})
@@ -174,7 +174,7 @@ def test_a_default_stays_the_same_value_when_its_column_is_widened(kind: str, va
     assert default_value(first.values[0]).as_py() == value
 
 
-def test_a_float_default_keeps_what_a_float_had_of_it() -> None:
+def test_a_float_default_keeps_its_rounded_value_when_widened_to_double() -> None:
     stored = Table((Column("k", "int64"),), (), 1, Update().stored)
     text = check_default("t", "n", 0.1, pa.float32())
     first, _ = evolve("t", stored, replace(stored, values=(Column("n", "float", default=text),)), {})
@@ -198,7 +198,7 @@ def test_a_default_of_the_wrong_type_is_refused(value: object, kind: pa.DataType
     assert "defaults={'n': …}" in refused.value.hint
 
 
-def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do() -> None:
+def test_aggregates_emitted_when_their_window_ends_change_like_others() -> None:
     due = Column("_due_at", "int64")
     kept = kind_of(AGGREGATES.state)
     assert isinstance(kept, Aggregates)
@@ -223,7 +223,7 @@ def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do(
         assert "give the changed stage a new name" in refused.value.hint
 
 
-def test_the_column_by_which_rows_fall_due_is_renamed_with_it() -> None:
+def test_a_renamed_due_column_stays_the_due_column() -> None:
     due = Column("_due_at", "int64")
     stored = Table((Column("k", "int64"),), (Column("until", "timestamp[us]"), due), 1, Update("until").stored)
     declared = replace(stored, values=(Column("ends", "timestamp[us]"), due), state=Update("ends").stored)
@@ -236,7 +236,7 @@ def test_the_column_by_which_rows_fall_due_is_renamed_with_it() -> None:
     assert Update("a", "clock").renamed({"a": "b"}).due_text == "due=b, due_by=clock"
 
 
-def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
+def test_a_join_may_get_columns_but_no_other_settings() -> None:
     stored = sw.join("orders", "payments", within="1 hour")
 
     def joined(right: str = "list<struct<paid: int64>>", state: Kind = stored) -> Table:
@@ -261,7 +261,7 @@ def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
         assert "give the changed stage a new name" in refused.value.hint
 
 
-def test_what_may_become_something_else_is_told_from_what_may_not() -> None:
+def test_only_compatible_kinds_of_state_may_replace_each_other() -> None:
     n, m = sw.aggregate(n=sw.count()), sw.aggregate(m=sw.count())
     assert sw.upsert(by="at").may_become(sw.upsert(by="seen"))
     assert Update().may_become(Update("until"))
@@ -271,7 +271,7 @@ def test_what_may_become_something_else_is_told_from_what_may_not() -> None:
     assert not Sessions(FinalKind(n)).may_become(Sessions(FinalKind(m)))
 
 
-def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
+def test_the_stored_declaration_gives_the_meaning_of_columns() -> None:
     state = sw.aggregate(n=sw.count(), last_price=sw.last("price", by="at"), m=sw.mean("a b"))
     assert kind_of(state.stored).renamed({"m": "mm"}).columns == {
         "n": "count()",
@@ -295,7 +295,7 @@ def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
         Sessions(FinalKind(sw.aggregate(n=sw.count()))),
     ],
 )
-def test_a_declaration_is_the_same_when_it_was_stored(state: Kind) -> None:
+def test_a_declaration_is_the_same_after_it_was_stored(state: Kind) -> None:
     assert kind_of(state.stored) == state
     assert str(kind_of(state.stored)) == str(state)
 
@@ -304,14 +304,14 @@ def test_a_declaration_is_the_same_when_it_was_stored(state: Kind) -> None:
     "stored",
     [{}, {"kind": "of old"}, {"kind": "upsert"}, {"kind": ["upsert"]}, {"kind": "final", "state": 5}, {"kind": ""}],
 )
-def test_what_no_kind_declares_is_nothing_but_itself(stored: dict[str, object]) -> None:
+def test_an_unknown_stored_declaration_is_kept_and_compatible_with_nothing(stored: dict[str, object]) -> None:
     found = kind_of(stored)
     assert found.stored == stored
     assert not found.may_become(found)
     assert not found.is_compatible_with(Update())
 
 
-def test_a_stage_that_gets_or_loses_its_state_is_refused_with_what_to_do() -> None:
+def test_a_stage_that_gets_or_loses_its_state_is_refused_with_a_hint() -> None:
     for stored, declared, change in (
         (None, AGGREGATES, "now keeps state, but stored none"),
         (AGGREGATES, None, "no longer keeps state, but has stored some"),
@@ -322,26 +322,26 @@ def test_a_stage_that_gets_or_loses_its_state_is_refused_with_what_to_do() -> No
     assert fit_table("countries", None, None, {}).same
 
 
-def test_two_columns_cannot_become_one() -> None:
+def test_two_columns_cannot_be_renamed_to_one() -> None:
     declared = aggregates(sw.aggregate(sales=sw.count()), Column("sales", "int64"))
     with pytest.raises(Refused, match="two columns of table 'countries' cannot both be renamed to 'sales'"):
         evolve("countries", AGGREGATES, declared, {"orders": "sales", "largest": "sales"})
 
 
-def test_a_rename_of_a_column_leaves_the_order_of_an_upsert() -> None:
+def test_renaming_a_column_keeps_the_order_column_of_an_upsert() -> None:
     declared = sw.upsert(by="at", delete_when="gone")
     assert declared.renamed({"cents": "amount"}) == declared
     assert declared.renamed({"at": "time"}) == sw.upsert(by="time", delete_when="gone")
 
 
-def test_only_of_an_aggregate_a_column_that_is_added_has_a_meaning() -> None:
+def test_only_a_column_added_to_an_aggregate_has_a_meaning() -> None:
     stored = Table((Column("k", "string"),), (Column("at", "int64"),), 1, sw.upsert(by="at").stored)
     declared = replace(stored, values=(*stored.values, Column("name", "string")))
     (added,) = fit_table("latest", stored, declared, {}).columns
     assert (added.kind, added.column, added.meaning) == ("added", "name", "")
 
 
-def test_where_the_column_by_which_rows_expire_goes_none_gets_a_time_any_more() -> None:
+def test_without_its_ttl_column_no_row_gets_an_expiry_time() -> None:
     stored = replace(AGGREGATES, ttl=Ttl(5, column="orders"))
     declared = aggregates(sw.aggregate(largest=sw.max("cents")), Column("largest", "int32"))
     assert evolve("countries", stored, declared, {})[0].ttl == Ttl(0, gone=True)

@@ -1,4 +1,4 @@
-"""The manifest of a batch: inputs, outputs, markers, merges and the clock."""
+"""The next manifest, which a batch commits: inputs, outputs, markers, merges and the clock."""
 
 from collections.abc import Sequence
 
@@ -73,7 +73,7 @@ batches = st.lists(st.lists(st.lists(st.integers(0, 4), min_size=PARTITIONS, max
 
 
 @given(batches, st.sets(st.integers(0, 20)), st.lists(st.booleans()))
-def test_what_a_writer_has_sent_is_what_its_reader_has_consumed_at_every_version(
+def test_at_every_version_a_reader_has_consumed_what_its_writer_sent(
     batches: list[Batch], marked: set[int], reads: list[bool]
 ) -> None:
     none = (0,) * PARTITIONS
@@ -105,7 +105,7 @@ def test_what_a_writer_has_sent_is_what_its_reader_has_consumed_at_every_version
             assert after.rows == sum(output.sent) - sum(at.consumed)
 
 
-def test_an_input_that_stood_still_was_not_read() -> None:
+def test_an_input_without_new_offsets_was_not_read() -> None:
     base = stage("s", {"left": Input("l", (4,), rows=4), "right": Input("r", (2,), rows=2)})
     manifest = made(base, {"left": Position("left", (6, 3))})
     assert manifest.inputs == {"left": Input("l", (6, 3), rows=5), "right": Input("r", (2,))}
@@ -114,7 +114,7 @@ def test_an_input_that_stood_still_was_not_read() -> None:
     assert rows_until(base.inputs["left"], Position("left", (6, 3))) == 5
 
 
-def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
+def test_lost_rows_are_counted_as_passed_and_not_as_consumed() -> None:
     base = stage("s", {"c": Input("c", (9,), "w", 3, consumed=(4,), lost=(2,))})
     after = made(base, {"c": Position("c", (12,), 4, (11,))}).inputs["c"]
     assert (after.rows, after.consumed, after.lost, after.rows_passed) == (5, (9,), (2,), (11,))
@@ -125,7 +125,7 @@ def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
     assert rows_until(base.inputs["c"], Position("c", (12,), 4, (11,))) == 5
 
 
-def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> None:
+def test_finished_merges_replace_their_inputs_and_new_ssts_stay() -> None:
     old, new, merged = (sst("a"), sst("b")), sst("c", seq=2), sst("m", level=1)
     merge = CompactionResult(Compaction(0, 1, old[::-1], drops_tombstones=False), (merged,))
     stale = CompactionResult(Compaction(0, 1, (sst("gone"),), drops_tombstones=False), (sst("x", level=1),))
@@ -136,7 +136,7 @@ def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> N
     assert made(manifest, {}, [TaskReport("w.3.0", 1, event_ms=10)]).clock_ms == 30, "it never goes back"
 
 
-def test_what_the_protocol_asks_for_is_in_the_manifest() -> None:
+def test_the_outcome_of_the_snapshot_protocol_is_in_the_manifest() -> None:
     outcome = ProtocolOutcome((), {"s": 2}, {"s": ("right",)}, {"s": {"left": VersionSpan(1, 2)}}, changed=True)
     manifest = made(stage("s", {}), {}, outcome=outcome)
     assert (manifest.recorded, manifest.awaited, manifest.captured) == (
@@ -151,7 +151,7 @@ def test_a_retired_stage_gets_no_batch() -> None:
         made(replace(stage("s", {}), kind="retire"), {})
 
 
-def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its_own() -> None:
+def test_a_channel_has_the_upstream_watermark_unless_the_stage_has_its_own() -> None:
     base = stage("s", {"c": Input("a-c", (0,), "up"), "t": Input("t", (0,))})
     ends = {"c": Position("c", (0,), 4, watermark_ms=90), "t": Position("t", (3,), watermark_ms=70)}
     mine = {name: Watermark(("at",), 10, (name,)) for name in ends}
@@ -178,7 +178,7 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
     assert after((), ("c",), {"c"}).event_time is None
 
 
-def test_side_tables_are_carried_on_and_those_that_the_batch_changed_are_other_ones() -> None:
+def test_side_tables_are_kept_and_those_changed_by_the_batch_are_replaced() -> None:
     table = Table((Column("k", "string"),), (), 1)
     before = {"rejected": SideTable(table, rows=2, total=2), "other": SideTable(table, (sst("a"),), rows=1, total=1)}
     base = replace(stage("s", {"t": Input("t", (0,))}), side_tables=before)
@@ -193,7 +193,7 @@ def test_side_tables_are_carried_on_and_those_that_the_batch_changed_are_other_o
     assert after(BatchResult()).side_tables == {"rejected": replace(before["rejected"], rows=0), "other": other}
 
 
-def test_up_to_when_rows_were_not_too_early_is_said_by_a_version_that_read_some() -> None:
+def test_the_bound_for_early_rows_is_recorded_by_versions_that_read_rows() -> None:
     base = stage("s", {"t": Input("t", (0,))})
     rules, results = TimeRules([Watermark(("at",), 10, ("t",))], {"t"}), [TaskReport("w.1", 3, seen=SeenTimes((55,)))]
 
@@ -213,7 +213,7 @@ def test_up_to_when_rows_were_not_too_early_is_said_by_a_version_that_read_some(
     assert made.event_time == EventTime(45, bound_ms=0), "nothing falls due with a batch that does not say up to when"
 
 
-def test_what_a_batch_wrote_for_a_sink_is_counted_on_with_the_attempts_that_count() -> None:
+def test_rows_for_a_sink_are_added_up_with_the_winning_attempts() -> None:
     base = replace(stage("s", {"t": Input("t", (0,))}), sinks={"out": Sink("a-s-out-sink", 5, 1, sent=3)})
     results = [
         TaskReport("w.2.8", 4, sent={"out": {0: PartitionWrite(4, 9)}}),

@@ -19,7 +19,7 @@ COUNTS = st.lists(st.integers(0, 9), max_size=4)
 
 
 @given(COUNTS, COUNTS)
-def test_ranges_are_what_lies_between_and_new_partitions_begin_at_zero(starts: list[int], ends: list[int]) -> None:
+def test_ranges_lie_between_two_positions_and_new_partitions_begin_at_zero(starts: list[int], ends: list[int]) -> None:
     padded = starts + [0] * (len(ends) - len(starts))
     found = list(ranges(starts, ends))
     assert [(one.partition, offset) for one in found for offset in range(one.first, one.last)] == [
@@ -28,13 +28,13 @@ def test_ranges_are_what_lies_between_and_new_partitions_begin_at_zero(starts: l
     assert len(format_windows("t", starts, ends)) == len(found)
 
 
-def test_where_no_rows_lie_nothing_is_read_and_where_nobody_counted_everything_is() -> None:
+def test_nothing_is_read_where_no_rows_are_and_everything_where_no_counts_are_known() -> None:
     assert list(ranges((0, 0), (2, 3), (5, 5), (5, 8))) == [Range(1, 0, 3, 3)]
     assert list(ranges((0, 0), (2, 3), (), (5, 8))) == [Range(0, 0, 2), Range(1, 0, 3)]
     assert difference((), (1,)) == ()
 
 
-def test_what_versions_sent_is_added_up_and_one_that_did_not_write_the_channel_sent_nothing() -> None:
+def test_sent_counts_of_versions_are_added_up_and_are_zero_without_writes_to_the_channel() -> None:
     def version(number: int, outputs: dict[str, Output]) -> Manifest:
         return Manifest("a", "w", number, 1, "w", 1, "batch", {}, outputs, by="host:1")
 

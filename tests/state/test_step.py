@@ -1,4 +1,4 @@
-"""Rows that a batch writes to a table: those of changed keys, and no deletion of missing ones."""
+"""A batch writes the rows of changed keys to a table, and no tombstones of missing keys."""
 
 import pyarrow as pa
 import slackwater as sw
@@ -15,7 +15,7 @@ ROWS = pa.schema([("k", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
 TABLE = Table((Column("k", "string"),), (Column("at", "int64"),), 1)
 
 
-def test_what_did_not_change_is_not_written_nor_the_deletion_of_a_key_that_was_not_there(cache: SstCache) -> None:
+def test_neither_unchanged_rows_nor_tombstones_of_missing_keys_are_written(cache: SstCache) -> None:
     store = MemoryStore()
     there = {("late",): (9,), ("changed",): (1,), ("deleted",): (1,), ("left",): (1,)}
     ssts = write_version(store, cache, TABLE, there, 1)

@@ -34,7 +34,7 @@ class AgingStore(MemoryStore):
         self._written_ms: dict[str, int] = {}
 
     def pause(self, seconds: float) -> None:
-        """Advance the clock instead of waiting."""
+        """Advance the clock, without waiting."""
         self.clock_ms += round(seconds * 1_000)
 
     def _write(self, key: str, data: bytes) -> None:
@@ -65,14 +65,14 @@ class AgingStore(MemoryStore):
         return self._call("list_folders", prefix, lambda: MemoryStore.list_folders(self, prefix))
 
     def copied(self) -> "AgingStore":
-        """A store of the same URL, which its objects may hold, with the same clock and objects."""
+        """Return a store with the same clock and objects, and with the same URL, because objects may contain it."""
         other = AgingStore()
         other._url, other.clock_ms = self._url, self.clock_ms
         other._objects, other._keys, other._written_ms = dict(self._objects), list(self._keys), dict(self._written_ms)
         return other
 
     def once(self, verb: str, part: str, do: Callable[[], object]) -> None:
-        """Run `do` before the next request of this verb whose key contains `part`."""
+        """Call `do` before the next request of this verb whose key contains `part`."""
 
         def before(found: str, key: str) -> None:
             if found == verb and part in key:
@@ -83,19 +83,19 @@ class AgingStore(MemoryStore):
 
     @contextmanager
     def requests(self) -> Iterator[Sequence[str]]:
-        """The requests that are made inside, verb and key of each."""
+        """Yield the list to which the requests within the block are added, each as verb and key."""
         with numbered(self) as calls:
             yield calls.made
 
     @contextmanager
     def death_after(self, requests: int) -> Iterator[None]:
-        """Inside, the request after so many is the end of the process."""
+        """Within the block, let the process die at the request after this number of requests."""
         with numbered(self, point=Point(requests)):
             yield
 
 
 class StoreClock(Clock):
-    """The app's clock, which is also storage's; each commit takes `step_ms`."""
+    """The clock of an app and of its store. Each commit takes `step_ms`."""
 
     def __init__(self, store: AgingStore, step_ms: int) -> None:
         super().__init__(store.clock_ms)
@@ -107,7 +107,7 @@ class StoreClock(Clock):
         return now_ms
 
     def wait(self, span_ms: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now_ms += span_ms
         self.store.clock_ms = self.now_ms
 
@@ -115,13 +115,13 @@ class StoreClock(Clock):
 def aging_app(
     name: str = "flights", *, step_ms: int = 60_000, store: AgingStore | None = None, start: Iterable[str] = STAGES
 ) -> FlightsApp:
-    """Return an app in an aging store, with one commit per minute."""
+    """Return an app in an aging store that commits once per minute."""
     store = store or AgingStore()
     return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms), start=start)
 
 
 def copied_world(app: FlightsApp) -> FlightsApp:
-    """An app in a store that ages as it is now, with a clock, a store and a Kafka of its own."""
+    """Return a copy of an app in an aging store, with its own clock, store and Kafka."""
     store = store_of(app).copied()
     return deepcopy(app, {id(app.store): store, id(attempts := app.kafka._attempts): count(next(attempts))})
 
@@ -141,17 +141,17 @@ def store_of(app: FlightsApp) -> AgingStore:
 
 
 def wait(app: FlightsApp, span_ms: int = 2 * HOUR_MS) -> None:
-    """Let time pass in an app's store."""
+    """Advance the clock of an app and its store."""
     cast("StoreClock", app.clock).wait(span_ms)
 
 
 def gc(app: FlightsApp, retention: Retention = FEW, **options: Any) -> Collected:
-    """Collect an app."""
+    """Collect an app's garbage."""
     return collect(app.store, app.name, retention, by="test", **options)
 
 
 def old_app(batches: int = 8) -> FlightsApp:
-    """Return a history old enough to be collected, except the last minutes."""
+    """Return an app whose history is old enough to be collected, except for the last minutes."""
     app = aging_app()
     app.run(flights(batches * 10))
     app.compact("aircraft")
@@ -163,7 +163,7 @@ def old_app(batches: int = 8) -> FlightsApp:
 
 
 def at(hours: float) -> str:
-    """Return this many hours after the first commit as the moment of a ref."""
+    """Return the time this many hours after the first commit, as in a ref."""
     return datetime.fromtimestamp((START_MS + hours * HOUR_MS) / 1000, UTC).isoformat(timespec="milliseconds")
 
 

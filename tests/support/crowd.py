@@ -1,4 +1,4 @@
-"""Threads on a simulated clock, which advances when all of them sleep, so that runs are repeatable."""
+"""Threads on a simulated clock that advances while all of them sleep, so that runs are reproducible."""
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -6,7 +6,7 @@ from threading import Condition, RLock, Thread, local
 
 
 class Crowd:
-    """Runner of jobs as threads, one at a time: the first to wake, and of two at once the first in the list."""
+    """Runs jobs as threads, one at a time: the one that wakes first, and of several the first in the list."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

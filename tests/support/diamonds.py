@@ -54,7 +54,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Message:
-    """The parts of a Kafka message that are used."""
+    """The used parts of a Kafka message."""
 
     def __init__(self, value: bytes | None, header: bytes | None, at: tuple[str, int, int] = ("t", 3, 14)) -> None:
         self._value, self._header, self._at = value, header, at
@@ -136,7 +136,7 @@ class Logs:
 
 
 class Diamond:
-    """The app and its runners. `seen` has what each version of a stage has consumed since the stage began."""
+    """The app and its runners. `seen` contains for each version all numbers that the stage has consumed by then."""
 
     def __init__(self, stages: Sequence[str] = STAGES) -> None:
         self.store = MemoryStore()
@@ -152,7 +152,7 @@ class Diamond:
             self.start(stage)
 
     def start(self, stage: str, *, accept_loss: bool = False) -> None:
-        """Claim the stage and begin at its head, as a starting or restarting runner does."""
+        """Claim the stage and start at its head, as a runner does when it starts."""
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
@@ -223,7 +223,7 @@ class Diamond:
         return ChannelPlanner(self.store, APP, SENDER[channel], channel, pace=Pace(0), max_records=max_records)
 
     def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
-        """Yield the numbers of a batch, read and counted as a source's tasks do."""
+        """Yield the numbers of a batch, reading and counting them as tasks of a source do."""
         attempts = planner.counted_attempts(before.version, after.version)
         for part in (part for task in _ranges_by_task(channel, before, after, attempts, 2) for part in task.parts):
             found = 0
@@ -234,7 +234,7 @@ class Diamond:
             check_row_count(channel, part, found, [])
 
     def zombie(self, stage: str, snapshot: str) -> None:
-        """Let a writer that lost its stage write rows and markers, which no manifest names."""
+        """Write rows and markers as a writer that has lost its stage; no manifest names them."""
         for channel in WRITES[stage]:
             for partition in range(PARTITIONS[channel]):
                 rows = pa.table({"n": pa.array([10**9], pa.int64())})

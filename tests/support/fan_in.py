@@ -1,6 +1,6 @@
-"""Two senders, their common reader, and a snapshot by markers that keeps records in flight, without Spark and Kafka.
+"""Two senders and a stage that reads both, without Spark and Kafka. A snapshot by markers keeps records in flight.
 
-Rows are only counted: what the channels carry is a number.
+Rows are only counted: a message contains the number of its rows.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ PARTITIONS = 2
 
 
 class Topics:
-    """Kafka in memory: the header and the number of rows of each message."""
+    """Kafka in memory. A message is its header and its number of rows."""
 
     def __init__(self) -> None:
         self.messages: dict[str, list[list[tuple[str, int]]]] = {}
@@ -66,7 +66,7 @@ class Topics:
 
 
 def records(partition: int, offset: int, rows: int, first: int = 0) -> pa.Table:
-    """Return the rows of one message with their addresses."""
+    """Return the rows of a message with their partitions and offsets."""
     numbers = pa.array(range(first, first + rows), pa.int32())
     return pa.table(
         {
@@ -79,7 +79,7 @@ def records(partition: int, offset: int, rows: int, first: int = 0) -> pa.Table:
 
 
 class FanIn:
-    """The app `bank`. Each call commits one version."""
+    """The app `bank`. Each method commits a version."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store, self.topics = store, Topics()
@@ -97,7 +97,10 @@ class FanIn:
             self._commit(first)
 
     def send(self, stage: str, *rows: int, marker: str = "") -> Manifest:
-        """Commit a sender's version with this many rows per partition, after those of a failed attempt."""
+        """Commit a version of a sender with these numbers of rows per partition.
+
+        The messages of a failed attempt precede them.
+        """
         name, attempt = CHANNELS[stage], f"attempt-{next(self._attempts)}"
         for partition, number in enumerate(rows):
             if number:
@@ -131,7 +134,7 @@ class FanIn:
         awaited: dict[str, tuple[str, ...]] | None = None,
         captured: dict[str, dict[str, VersionSpan]] | None = None,
     ) -> Manifest:
-        """Commit a version of the reader that consumes up to these versions of the senders."""
+        """Commit a version of the reader that consumes the senders' versions up to these."""
         draft = self._next("join")
         inputs = {}
         for (stage, name), version in zip(CHANNELS.items(), (left, right), strict=True):
@@ -148,7 +151,10 @@ class FanIn:
         return self._commit(replace(draft, epoch=draft.epoch + 1))
 
     def snapshot(self, name: str = "good") -> Snapshot:
-        """Take a snapshot by markers. The left marker arrives first; later rows from the right are in flight."""
+        """Take a snapshot by markers.
+
+        The left marker arrives first, so rows that the right sender sends later are in flight.
+        """
         asked = request_snapshot(self.store, "bank", name, "ada@host")
         left = self.send("left", 2, 1, marker=asked.id)
         right = self.heads["right"]
@@ -175,7 +181,7 @@ class FanIn:
 
 
 def bank(store: ObjectStore) -> FanIn:
-    """Return the app with history before and after its snapshot `good`."""
+    """Return the app with versions before and after its snapshot `good`."""
     app = FanIn(store)
     app.send("left", 3, 2)
     app.send("right", 1, 4)

@@ -76,7 +76,7 @@ Totals = tuple[int, int, int]
 
 
 class Message(NamedTuple):
-    """Message at one offset. `attempt` is empty in users' topics; `marker` is a snapshot's id or empty."""
+    """A message at an offset. `attempt` is empty in users' topics; `marker` is the id of a snapshot, or empty."""
 
     flights: tuple[Flight, ...]
     app: str = ""
@@ -86,7 +86,7 @@ class Message(NamedTuple):
 
 
 class Kafka:
-    """Topics in memory, with the requests of cloning (`Channels`)."""
+    """Topics in memory, with the methods that cloning needs (`Channels`)."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[Message]]] = {}
@@ -98,7 +98,7 @@ class Kafka:
         self._attempts = itertools.count(1)
 
     def with_archives(self, _store: ObjectStore, *_apps: str) -> "Kafka":
-        """Return itself, because no archive has what it has lost."""
+        """Return itself, because no records are archived."""
         return self
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -112,7 +112,7 @@ class Kafka:
         return TopicState(self.starts(topic) or (), ends, self.topic_id(topic)) if ends is not None else None
 
     def topic_state(self, topic: str, *, timeout_s: float = 0) -> TopicState:
-        """Return what the seam of Kafka gives, for verbs that read it. Raises `NotFound`."""
+        """Return the state of a topic, or raise `NotFound`, as the product's Kafka client does."""
         if (state := self.state(topic)) is None:
             raise NotFound("topic", topic, self.topics)
         return state
@@ -121,7 +121,7 @@ class Kafka:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
     def starts(self, topic: str) -> tuple[int, ...] | None:
-        """Return the earliest offsets."""
+        """Return the earliest offsets of a topic, or `None` if it does not exist."""
         return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
 
     def held(self) -> RemainingOf:
@@ -137,7 +137,7 @@ class Kafka:
         return 7 * 86_400_000 if topic in self.topics else None
 
     def since(self, topic: str, time_ms: int) -> tuple[int, ...]:
-        """Return the earliest offsets, because messages have no times here."""
+        """Return zero offsets, because messages have no times here."""
         return (0,) * len(self.topics[topic])
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
@@ -173,7 +173,7 @@ class Kafka:
 
     @property
     def kafka(self) -> "Kafka":
-        """The client below, as `KafkaChannels` has it."""
+        """Return itself as the Kafka client, which `KafkaChannels` has as an attribute."""
         return self
 
     def delete_topics(self, topics: Iterable[str]) -> dict[str, str]:
@@ -182,7 +182,7 @@ class Kafka:
         return {}
 
     def delete_groups(self, _groups: Iterable[str]) -> None:
-        """Its groups have other names here."""
+        """Do nothing, because there are no consumer groups here."""
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
         """See `snapshot.take.KafkaTopics`."""
@@ -196,7 +196,7 @@ class Kafka:
                     yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CAPTURED, strict=True)], CAPTURED)
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
-        """Return the valid messages, by partition."""
+        """Return the valid messages of each partition."""
         return tuple(
             [message for message in messages[start:end] if message.attempt in in_flight.attempts]
             for messages, start, end in zip(self.topics[in_flight.topic], in_flight.starts, in_flight.ends, strict=True)
@@ -206,7 +206,7 @@ class Kafka:
         return f"attempt-{next(self._attempts)}"
 
     def send(self, topic: str, flights: Iterable[Flight]) -> None:
-        """Send users' events, one per message."""
+        """Send users' events, each as one message."""
         self.create(topic)
         for flight in flights:
             self.topics[topic][_partition(flight.tail)].append(Message((flight,)))
@@ -214,7 +214,7 @@ class Kafka:
 
 @dataclass
 class Clock:
-    """The only clock of a history; `skew_ms` is how far a stage's machine is ahead of it."""
+    """The clock of a history. `skew_ms` is how far the clock of a stage's machine is ahead of it."""
 
     now_ms: int = START_MS
     skew_ms: dict[str, int] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class Clock:
 
 
 class FlightsApp:
-    """An app and its runner: it claims its stages when created, and commits one version with each `step`."""
+    """An app and its runner, which claims its stages when created, and commits a version with each `step`."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class FlightsApp:
             self.claim(stage)
 
     def claim(self, stage: str) -> Manifest:
-        """Start the stage's writer, from nothing or from its head."""
+        """Claim the stage for a new writer, which starts from nothing or from the head."""
         manifest = claim(
             self.store,
             self.name,
@@ -280,7 +280,7 @@ class FlightsApp:
             self.step(stage)
 
     def step(self, stage: str, *, max_versions: int = 1_000_000, max_records: int = 1_000_000) -> Manifest:
-        """Run one micro-batch: read available records, up to a marker and within the limits, and commit."""
+        """Run a micro-batch: read the available records up to a marker and within the limits, and commit."""
         head = self.heads[stage]
         draft = replace(self._next(stage), duration_ms=85)
         requests = {request.id for request in open_requests(self.store, self.name)}
@@ -302,7 +302,7 @@ class FlightsApp:
         return self.commit(manifest)
 
     def _next(self, stage: str, kind: VersionKind = "batch") -> Manifest:
-        """Return the next version of a stage, as its writer begins it."""
+        """Return a draft of a stage's next version, as its writer prepares it."""
         head, now_ms = self.heads[stage], self.clock.tick(stage)
         return successor(head, kind=kind, epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
 
@@ -330,14 +330,14 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=tuple(merged)))
 
     def step_behind_a_compaction(self, stage: str) -> Manifest:
-        """Run one micro-batch that loses its number to a compaction of another process."""
+        """Run a micro-batch whose version number is taken by another process's compaction first."""
         head = self.heads[stage]
         self.overtaken[stage] = self.compact(stage)
         self.heads[stage] = head
         return self.step(stage)
 
     def rescale(self, stage: str, partitions: int) -> Manifest:
-        """Rescale the stage, and start its writer again."""
+        """Rescale the stage, and claim it again for its writer."""
         now_ms = self.clock.tick(stage)
         rescale(self.store, self.name, stage, partitions, by="ada@host", now_ms=now_ms)
         return self.claim(stage)
@@ -362,7 +362,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def load(self, stage: str, num_keys: int) -> Manifest:
-        """Commit a version with this many more keys, written at once; they are not in `state`."""
+        """Commit a version with this many additional keys, written directly; they are not in `state`."""
         head = self.heads[stage]
         draft = self._next(stage)
         numbers = np.arange(num_keys, dtype=np.int64)
@@ -372,7 +372,7 @@ class FlightsApp:
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def role(self, stage: str) -> str:
-        """Return the stage's first name, by which tests know it."""
+        """Return the stage's original name, by which tests know it."""
         formerly = self.heads[stage].formerly
         return formerly[0].stage if formerly else stage
 
@@ -380,7 +380,7 @@ class FlightsApp:
         return history.read(self.store, self.name, stage, version)
 
     def at_birth(self, draft: Manifest) -> Manifest:
-        """Return a claim with the fields that a stage gets by its first one."""
+        """Return a claim; if it is the stage's first, with the initial inputs, outputs and table."""
         if draft.inputs:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
@@ -494,9 +494,9 @@ class FlightsApp:
 
 
 def copied(app: FlightsApp, store: ObjectStore) -> FlightsApp:
-    """Copy the app, its clock and Kafka into another store, which is empty.
+    """Copy the app, its clock and Kafka into another, empty store.
 
-    For tests that go on with one history: writing it takes a tenth of a second of a processor, copying a tenth of that.
+    For tests that share a history: writing it takes a tenth of a second of CPU time, copying a tenth of that.
     """
     if isinstance(app.store, LocalStore):
         shutil.copytree(app.store.url, store.url)  # its puts wait for the disk
@@ -516,7 +516,7 @@ def _written(count: int) -> FlightsApp:
 
 
 def app_of(count: int = 40) -> FlightsApp:
-    """Return an app in its own memory whose stages have read this many flights, ten per batch."""
+    """Return an app in memory whose stages have read this many flights, ten per batch."""
     return copied(_written(count), MemoryStore())
 
 
@@ -565,7 +565,7 @@ def write_parts(
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
-    """Return the table at a version, merged without the code under test."""
+    """Return the table at a version, merged without the tested code."""
     if manifest.table is None:
         return {}
     key = manifest.table.key[0].name
@@ -578,7 +578,7 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
 
 
 def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
-    """Return `count` flights of several aircraft, each of which belongs to one carrier."""
+    """Return `count` flights of several aircraft; each aircraft belongs to one carrier."""
     return [Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)]
 
 

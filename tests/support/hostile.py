@@ -1,4 +1,4 @@
-"""Invalid stored objects: any value at any place of a JSON object, with a right checksum."""
+"""Invalid stored objects: JSON objects with any value at any position, and with a matching checksum."""
 
 import json
 from typing import Any
@@ -87,12 +87,12 @@ HOSTILE: st.SearchStrategy[Any] = st.one_of(
 
 
 def as_it_is(value: Struct) -> bytes:
-    """Return a struct as stored, without validation."""
+    """Return a struct as stored, but without validation."""
     return sealed(msgspec.to_builtins(value, enc_hook=to_stored))
 
 
 def places(value: Any, at: Place = ()) -> list[Place]:
-    """Return all places in a JSON value."""
+    """Return all positions in a JSON value."""
     found = [at]
     if isinstance(value, dict):
         for name, inside in value.items():
@@ -104,7 +104,7 @@ def places(value: Any, at: Place = ()) -> list[Place]:
 
 
 def with_value(value: Any, place: Place, new: Any) -> Any:
-    """Return a JSON value with another one at a place, which may be new."""
+    """Return a JSON value with another value at a position, which may be a new one."""
     if not place:
         return new
     first, *rest = place
@@ -124,7 +124,7 @@ def _at(value: Any, place: Place) -> Any:
 
 @st.composite
 def changed(draw: st.DrawFn, value: dict[str, Any]) -> Any:
-    """Draw a JSON object with one change: another value, a removal, a duplicate, or a value from another place."""
+    """Draw a JSON object with one change: another value, a removal, a duplicate, or a value from another position."""
     # Fields first, and then inside: most places are inside of lists of SSTs.
     top = draw(st.sampled_from(sorted(value)), "field")
     inside = places(value[top], (top,))
@@ -151,7 +151,7 @@ def changed(draw: st.DrawFn, value: dict[str, Any]) -> Any:
 
 
 def sealed(value: Any) -> bytes:
-    """Return a JSON object as stored, with its checksum."""
+    """Return a JSON object as it is stored, with its checksum."""
     if not isinstance(value, dict):
         return json.dumps(value).encode()
     number = value.get("format", 1)
@@ -161,5 +161,5 @@ def sealed(value: Any) -> bytes:
 
 
 def checked(rest: bytes, number: bytes = b"1") -> bytes:
-    """Return bytes after a format number and their checksum."""
+    """Return these bytes preceded by a format number and their checksum."""
     return b'{"format":%b,"xxh3_128":"%b"' % (number, xxhash.xxh3_128_hexdigest(rest).encode()) + rest

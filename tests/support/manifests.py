@@ -1,4 +1,4 @@
-"""Manifests for tests: any that the types allow, and plain ones."""
+"""Manifests for tests: arbitrary ones of valid types, and plain ones."""
 
 from collections.abc import Callable
 from types import UnionType
@@ -54,12 +54,12 @@ def claim(
     kind: VersionKind = "claim",
     build: Callable[[Manifest], Manifest] = lambda draft: draft,
 ) -> Manifest:
-    """Take a stage over: commit a version with the next epoch, and return it."""
+    """Claim a stage: commit a version with the next epoch, and return it."""
     return amend(store, (app, stage), Amendment(kind, build), writer=writer, by=by, now_ms=now_ms).manifest
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for every value of a type in the store's structs, within its limits."""
+    """Return a strategy for all values of a type in the store's structs, within its limits."""
     limits = Meta()
     if get_origin(kind) is Annotated:
         kind, *metas = get_args(kind)
@@ -92,7 +92,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def _that_can_be(value: Manifest) -> Manifest:
-    """Return the manifest with consistent relations between its fields."""
+    """Return the manifest with its fields made consistent with each other."""
     version = value.version
     table = value.table or Table((Column("k", "int64"),), (), 1)
     return replace(
@@ -127,14 +127,14 @@ def _side_table(table: SideTable, stage: str, version: int) -> SideTable:
 
 
 def _formerly(value: Manifest) -> tuple[FormerName, ...]:
-    """Return at most this number of names, up to this version."""
+    """Return as many former names as the manifest has, but no more than versions, the last from this version."""
     count = min(value.version, len(value.formerly) or int(value.kind == "rename"))
     versions = range(value.version - count + 1, value.version + 1)
     return tuple(FormerName(f"former-{version}", version) for version in versions)
 
 
 def _rewinds(value: Manifest) -> tuple[Rewind, ...]:
-    """Return as many rewinds as versions allow, the last of them this version."""
+    """Return as many rewinds as there can be by this version, the last of them in this version."""
     some = value.rewinds[: value.version]
     numbered = enumerate(some, value.version - len(some) + 1)
     return tuple(replace(each, version=at, to=min(each.to, at - 1)) for at, each in numbered)

@@ -1,4 +1,7 @@
-"""moto's server with a lock around puts, because it checks a key before it writes, so two puts could both win."""
+"""Moto's server with a lock around puts.
+
+It checks a key before it writes, so two conditional puts might both succeed.
+"""
 
 from threading import Lock
 

@@ -1,4 +1,4 @@
-"""A schema registry for tests: Apicurio's, by its interface for Confluent's clients."""
+"""A schema registry for tests: Apicurio, through its API for Confluent's clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPE = {"content-type": "application/vnd.schemaregistry.v1+json"}
 
 
 class EmbeddedRegistry(EmbeddedServer):
-    """A registry process as a context manager, for clients at `registry.url`. It forgets all at its end."""
+    """A registry process as a context manager; clients use `registry.url`. Its schemas are lost when it ends."""
 
     name: ClassVar[str] = "the schema registry"
     jars: ClassVar[Jars] = Jars(
@@ -29,7 +29,7 @@ class EmbeddedRegistry(EmbeddedServer):
         return f"http://{self.address}/apis/ccompat/v7"
 
     def is_answering(self) -> bool:
-        """True if it lists its subjects."""
+        """True if it can list its subjects."""
         return is_port_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
 
     def register(self, subject: str, schema: object, kind: str = "AVRO", **more: Any) -> int:

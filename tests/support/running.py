@@ -1,4 +1,4 @@
-"""Apps run as users run them: `slackwater run` in its own process, with a real broker."""
+"""Apps run as by users: with `slackwater run` in a separate process, and with a real broker."""
 
 import json
 import os
@@ -82,7 +82,7 @@ EXPECTED = {
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
-    """Wait for a condition with a deadline."""
+    """Wait until a condition is true, at most until a deadline."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
@@ -91,7 +91,7 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIEN
 
 @dataclass
 class Ledger:
-    """One app in its own store, with its own topic and cache."""
+    """An app with its own store, topic and cache."""
 
     bootstrap: str
     folder: Path
@@ -111,7 +111,7 @@ class Ledger:
 
     @property
     def last_stage(self) -> str:
-        """Stage farthest from the topic; records that reach it have passed the others."""
+        """The stage farthest from the topic: a record that reaches it has passed all others."""
         return "branches"
 
     @property
@@ -119,7 +119,7 @@ class Ledger:
         return open_kafka(self.bootstrap)
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
-        """Send entries, deterministic in their number, and then `raw` values as they are."""
+        """Send entries that are determined by their number, and then the values `raw` unchanged."""
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),
@@ -136,7 +136,7 @@ class Ledger:
         self.sent += count
 
     def empty_kafka(self) -> None:
-        """Delete all records that the app has read, and those between its stages, from Kafka."""
+        """Delete the records that the app has read, and those between its stages, from Kafka."""
         for head in resolve(open_store(self.store), self.app, now_ms=0).stages.values():
             for at in head.inputs.values():
                 for partition, end in enumerate(self.kafka.offset_bounds(at.topic)[1]):
@@ -181,7 +181,10 @@ class Ledger:
         }
 
     def slackwater(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a verb that ends by itself: `run` in its own process, any other in this one, which has it loaded."""
+        """Run a verb that ends by itself.
+
+        `run` gets its own process; other verbs are called in this one, which is faster.
+        """
         if words[0] == "run":
             command = [SLACKWATER, *words]
             done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=PATIENCE_S)
@@ -194,17 +197,19 @@ class Ledger:
     def catch_up(
         self, *stages: str, variant: str = "", max_records: int | None = None, accept_loss: bool = False
     ) -> None:
-        """Run the app in this process, on its Spark session, until nothing is left to read."""
+        """Run the app in this process and its Spark session until nothing remains to be read."""
         options = replace(self._options(stages, max_records), until_caught_up=True, accept_loss=accept_loss)
         run(self._loaded(variant), options, Listener())
 
     @contextmanager
     def running_here(self, *stages: str, max_records: int | None = None) -> Iterator[Callable[..., BatchReport]]:
-        """Run the app in this process, on its Spark session, until the block ends.
+        """Run the app in this process and its Spark session until the block ends.
 
-        The result waits for the next commit of a stage, or of any. For tests that need no separate process: starting
-        one takes a core for half a minute. An error that ends the app is raised where a commit is awaited, else at the
-        end of the block.
+        Yields a function that waits for the next commit, of a given stage or of any. Use this if a test needs no
+        separate process, because starting one takes a CPU core for half a minute.
+
+        If the app fails, the function raises the app's error. If the function is not called afterwards, the error is
+        raised at the end of the block.
         """
         stop, commits = StopEvent(), queue.SimpleQueue[BatchReport | None]()
         app, options, told = self._loaded(), self._options(stages, max_records), list[BaseException]()
@@ -251,9 +256,9 @@ class Ledger:
 
     @contextmanager
     def running(self, *words: str, sabotage: str = "", for_people: bool = False) -> Iterator["Running"]:
-        """Run the app in its own process until the block ends; for `sabotage`, see apps/sabotage.py.
+        """Run the app in its own process until the block ends. For `sabotage`, see apps/sabotage.py.
 
-        Commits are printed `for_people` or, so that they can be awaited, as JSON.
+        Commits are printed as JSON, so that tests can wait for them, or as text if `for_people`.
         """
         command = [
             SLACKWATER,
@@ -294,7 +299,7 @@ class Ledger:
             return run_query(connection, query)
 
     def has_caught_up(self) -> bool:
-        """True if every stage has read all available records, and the topic is read to its end."""
+        """True if every stage has read all its available records and the topic is read to its end."""
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
         ends = self.kafka.offset_bounds(self.topic)[1]
         return all(
@@ -304,7 +309,7 @@ class Ledger:
         )
 
     def check_tables(self) -> None:
-        """Check that every table equals SQL over the raw input."""
+        """Check that every table equals the result of SQL over the raw input."""
         raw = self.raw()
         for name, sql in EXPECTED[self.program].items():
             expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
@@ -312,7 +317,11 @@ class Ledger:
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
 
     def check_snapshot(self, name: str) -> Snapshot:
-        """Check that every table of a snapshot, with its records in flight, equals SQL over the input of its cut."""
+        """Check a snapshot.
+
+        Every table, after the records in flight to it have arrived, must equal the result of SQL over the input that
+        the snapshot has read.
+        """
         self.verify(f"{self.app}@{name}")
         store = open_store(self.store)
         snapshot = read_snapshot(store, self.app, name)
@@ -329,7 +338,7 @@ class Ledger:
         return snapshot
 
     def verify(self, ref: str) -> Report:
-        """Verify a moment, with and without reading bytes and Kafka's messages."""
+        """Verify a moment twice: from manifests only, and with all bytes and Kafka's messages."""
         store, reader, now_ms = open_store(self.store), KafkaChannels(self.kafka), time.time_ns() // 1_000_000
         assert verify(store, ref, now_ms=now_ms).differences == ()
         report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader, topics=reader)
@@ -338,7 +347,10 @@ class Ledger:
 
 
 def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table:
-    """Return a table after the arrival of its records in flight; only for tables that have such in the tests."""
+    """Return a table as it is after its records in flight have arrived.
+
+    Implemented only for tables that have some in tests.
+    """
     assert (program, table) == (DIAMOND, "branches"), f"{table} has one input: nothing may be in flight"
     con = duckdb.connect()
     con.register("state", state)
@@ -354,7 +366,7 @@ def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table
 
 @dataclass
 class Running:
-    """A running `slackwater run`. Its output is read at once, because a runner with a full pipe waits."""
+    """A running `slackwater run`. A thread reads its output continually, because a full pipe would block it."""
 
     ledger: Ledger
     process: subprocess.Popen[bytes]
@@ -373,7 +385,7 @@ class Running:
         self._lines.put(b"")
 
     def await_commit(self, stage: str = "") -> dict[str, object]:
-        """Wait for the next commit, of this stage if one is named."""
+        """Wait for the next commit, of the given stage or of any."""
         deadline = time.monotonic() + PATIENCE_S
         while (left_s := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
@@ -385,7 +397,7 @@ class Running:
         raise AssertionError("no commit in time")
 
     def interrupt(self) -> tuple[int, float]:
-        """Send Ctrl-C; return the exit code and the seconds that it took."""
+        """Send Ctrl-C. Return the exit code, and the seconds until the process ended."""
         began = time.monotonic()
         os.killpg(self.process.pid, signal.SIGINT)
         return self.process.wait(PATIENCE_S), time.monotonic() - began

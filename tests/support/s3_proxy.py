@@ -1,6 +1,6 @@
-"""An S3 server with accidents: a proxy in front of a real one that spoils the next answers as it is told.
+"""An S3 server with faults: a proxy in front of a real server that spoils its next answers as tests request.
 
-`python -m tests.support.s3_proxy ENDPOINT PORT SEED RATE` serves until it is killed; accidents come by chance.
+`python -m tests.support.s3_proxy ENDPOINT PORT SEED RATE` serves until it is killed, with random faults.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class S3Proxy(ThreadingHTTPServer):
         return len(self.seen)
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing of a client that has hung up."""
+        """Ignore a client that has closed the connection."""
 
     def accident_by_chance(self) -> tuple[str, float]:
-        """Return the accident of the next request, and its delay in seconds."""
+        """Return the fault of the next request, and its delay in seconds."""
         if self.chance is None:
             return "", self.delay_s
         accident = self.chance.choice(BY_CHANCE) if self.chance.random() < self.rate else ""
@@ -150,12 +150,12 @@ class _Handler(BaseHTTPRequestHandler):
                     return
 
     def log_message(self, *_: Any) -> None:
-        """Print nothing."""
+        """Suppress the log."""
 
 
 @contextmanager
 def s3_proxy(endpoint: str, *, delay_s: float = 0.0) -> Iterator[S3Proxy]:
-    """Run a proxy, stopped at the end."""
+    """Run a proxy, and stop it at the end."""
     with S3Proxy(endpoint, delay_s) as proxy:
         thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -1,4 +1,4 @@
-"""S3 servers for tests: moto, which is Python, and versitygw."""
+"""S3 servers for tests: moto, which is written in Python, and versitygw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START_PATIENCE_S = 60.0
 
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
-    """Run a moto server, whose log goes into the folder; yield its endpoint."""
+    """Run a moto server that writes its log into the folder; yield its endpoint."""
     port, program = choose_port(), Path(__file__).with_name("moto_server.py")
     with _running([sys.executable, str(program), "-H", HOST, "-p", str(port)], folder, port) as endpoint:
         yield endpoint
@@ -34,10 +34,10 @@ def moto(folder: Path) -> Iterator[str]:
 def versitygw(
     folder: Path, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY, users: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Run a versitygw server that keeps objects in the folder, with its log beside them; yield its endpoint.
+    """Run a versitygw server with its objects and its log in the folder; yield its endpoint.
 
-    `users` are others whom it knows, by their keys; they may do what a bucket's policy says. Skips the test where it
-    was not built.
+    `users` are further access keys with their secret keys; they may do what a bucket's policy allows. If versitygw was
+    not built, the test is skipped.
     """
     port, objects = choose_port(), folder / "objects"
     objects.mkdir()
@@ -55,7 +55,7 @@ def versitygw(
 
 @contextmanager
 def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
-    """Run a server that checks signatures if versitygw was built, else moto; yield its endpoint."""
+    """Run versitygw, which checks signatures, or moto if versitygw was not built; yield its endpoint."""
     if is_built("versitygw"):
         with versitygw(folder, access_key, secret_key) as endpoint:
             yield endpoint
@@ -65,7 +65,7 @@ def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
 
 
 def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
-    """Return the option for metadata: extended attributes if the file system has them, else separate files."""
+    """Return the option for metadata: it is kept in extended attributes if the file system has them, else in files."""
     try:
         os.setxattr(objects, "user.slackwater", b"")
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""A stage with hand-written versions: batches, and merges of any neighbouring runs."""
+"""A stage whose versions tests write: batches, and merges of any adjacent runs."""
 
 from itertools import count
 
@@ -19,7 +19,7 @@ TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "strin
 
 
 class Stage:
-    """The stage `app/stage`, in its own store; one state partition."""
+    """The stage `app/stage` with one state partition, in its own store."""
 
     def __init__(self, table: Table = TABLE) -> None:
         self.store, self._numbers = MemoryStore(), count(1)
@@ -29,11 +29,11 @@ class Stage:
 
     @property
     def clock_ms(self) -> int:
-        """Clock of the newest version."""
+        """The clock of the newest version."""
         return self.versions[-1].clock_ms if self.versions else 0
 
     def put(self, changes: dict[Key, Values | None], clock_ms: int = 0) -> Manifest:
-        """Commit a batch: rows by key, None to delete one."""
+        """Commit a batch of rows by key; `None` deletes a key."""
         version = next(self._numbers)
         ssts: tuple[Sst, ...] = ()
         if changes:
@@ -41,11 +41,11 @@ class Stage:
         return self._commit(version, "batch", (*ssts, *self._ssts), clock_ms)
 
     def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:
-        """Merge all runs, or those that the policy picks."""
+        """Merge all runs, or without `full` those that the policy picks."""
         return self._merge(cache, pick_for_manifest(self.versions[-1], full=full))
 
     def merge(self, cache: SstCache, start: int, end: int) -> Manifest:
-        """Merge the existing ones of these sorted runs, newest first."""
+        """Merge those of the sorted runs `start` to `end` that exist, counted from the newest."""
         runs = sorted_runs(self._ssts)
         some = tuple(sst for run in runs[start:end] for sst in run)
         last = end >= len(runs)

@@ -1,4 +1,4 @@
-"""Rows of state tables for tests of the store's data plane."""
+"""Rows of state tables, for tests of the store."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ def columns(declared: Sequence[Column], tuples: Iterable[tuple[object, ...]]) ->
 
 @dataclass(frozen=True)
 class Hashes:
-    """Hash function of keys: the normal one, or one with a few values, so that keys collide."""
+    """A hash function of keys: the normal one, or one with only `modulus` values, so that keys collide."""
 
     modulus: int = 0
 
@@ -61,7 +61,7 @@ AS_ALWAYS = Hashes()
 
 
 def state_rows(table: Table, changes: Mapping[Key, Values | None], seq: int, hashes: Hashes = AS_ALWAYS) -> pa.Table:
-    """Return the rows of an SST that puts these keys, or deletes those with None."""
+    """Return the rows of an SST that puts these keys, or deletes those whose value is `None`."""
     absent = (None,) * len(table.values)
     keys = columns(table.key, changes)
     values = columns(table.values, (absent if put is None else put for put in changes.values()))
@@ -84,9 +84,9 @@ def write_version(
     base: Sequence[Sst] | None = None,
     stage: str = "stage",
 ) -> tuple[Sst, ...]:
-    """Write one SST for each state partition that these changes touch.
+    """Write an SST for each state partition that has changes.
 
-    Rows say which ones they replace where it is said what they are merged into (`base`).
+    If `base` is given, each row also gets the version of the row in these SSTs that it replaces.
     """
     rows = schema.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
     if base is not None:
@@ -95,7 +95,7 @@ def write_version(
 
 
 def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[Sst]) -> pa.Table:
-    """Return the rows with `_prev_seq`, as a batch that is merged into these SSTs finds it."""
+    """Return the rows with `_prev_seq`: the version of the row in these SSTs that each one replaces."""
     before = np.zeros(rows.num_rows, np.int64)
     keys = rows.select([column.name for column in table.key])
     multi_get(store, _NO_FOLDER, base, table, rows["_hash"].to_numpy(), keys, clock_ms=0, seqs=before)
@@ -127,7 +127,7 @@ def rows_of_open(
     keys: pa.Table,
     clock_ms: int | None = None,
 ) -> list[dict[str, object] | None]:
-    """Return the value columns of each key by `OpenRows`, with all SSTs open; None for a missing row."""
+    """Return the values of each key as read by `OpenRows` with all SSTs open, or `None` for a missing row."""
     opened = OpenRows(table, range(table.partitions), [(sst, cache.open(store, sst, table)) for sst in ssts])
     names = [column.name for column in table.values]
     each = zip(hashes.tolist(), python_rows(normalise_keys(keys, keys.schema.names)), strict=True)

@@ -1,4 +1,4 @@
-"""The package's source code, parsed for rules about it."""
+"""The package's source code, parsed, for tests of rules about it."""
 
 import ast
 import re
@@ -22,9 +22,9 @@ PARTS = (
 
 
 def modules(*parts: str, matching: str = "") -> Iterator[tuple[Path, ast.Module]]:
-    """Yield each module of these parts of the package (by default all), as a path from its root and parsed.
+    """Yield the path (from the root) and the syntax tree of each module in these parts of the package (default: all).
 
-    With `matching` only those in whose text this pattern is found: parsing takes much longer.
+    If `matching` is given, only modules whose text contains this pattern are parsed, because parsing takes much longer.
     """
     for path in sorted(path for part in parts or PARTS for path in (ROOT / part).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def modules(*parts: str, matching: str = "") -> Iterator[tuple[Path, ast.Module]
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the last name and the line of every call."""
+    """Yield the last part of the name, and the line, of every call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = node.func

@@ -1,1 +1,1 @@
-"""Measurements of what reads, takes over or runs what was written for Spark: checkpoints of its queries, classes."""
+"""Benchmarks of verbs that read, adopt or follow Spark queries, of Spark's own state API, and of many stages."""

@@ -1,13 +1,13 @@
-"""A query of Spark's with much state and a hundred batches of history becomes a stage, beside Spark reading the same.
+"""Adopting a Spark query with a large state and a hundred batches of history, beside Spark reading the same state.
 
-`python -m bench.tasks.queries.adopting [FOLDER] [--quick]` prints its rows alone; `--quick` takes
-200,000 keys instead of 10 M.
+`python -m bench.tasks.queries.adopting [FOLDER] [--quick]` prints its rows alone; `--quick` uses 200,000 keys instead
+of 10 M.
 
-The query counts and sums by key: a first batch has all keys, each of a hundred others ten thousand. Spark reads the
-whole state at the oldest batch that there is, the changes of all batches after it, and the whole state at the last one,
-which is what an adoption is made of, and compared with. Ours reads the same by the same Spark, and writes sorted SSTs,
-a version for each batch, merges, and compares. One batch of the past has a sum that is out of range: bisect finds it.
-Not counted is starting Python and Spark. Memory is that of the process and of its JVM together, at its peak.
+The query counts and sums by key: the first batch has all keys, each of the hundred others ten thousand. The peer is
+Spark reading what an adoption needs: the whole state at the oldest available batch, the changes of all later batches,
+and the whole state at the last batch. `adopt` reads the same through Spark, and also writes sorted SSTs, commits a
+version per batch, merges, and compares the result. One batch contains a sum that is out of range, which bisect must
+find. Starting Python and Spark is not included. Memory is the peak of the process and its JVM together.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 KEYS, QUICK_KEYS = 10_000_000, 200_000
 BATCHES, PER_BATCH = 100, 10_000
 PLANTED = 41
-"""The batch with the number that is out of range."""
+"""Number of the batch that contains an amount out of range."""
 SCHEMA = "k string, v bigint"
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Run a query, adopt it, and have Spark read it alone; a quarter of an hour at full scale.
+    """Run a query, adopt it, and let Spark read its state as the peer; 15 minutes at full scale.
 
     Args:
-        folder: an empty one, for some 6 GB.
+        folder: an empty folder on a disk with 6 GB.
         quick: 200,000 keys instead of 10 M.
     """
     keys = QUICK_KEYS if quick else KEYS
@@ -85,7 +85,7 @@ def _session(**conf: str) -> SparkSession:
 
 
 def _query(checkpoint: Path, source: Path, keys: int) -> dict[str, object]:
-    """Let a query count and sum: all keys in one batch, and then some in each of a hundred."""
+    """Run the query: all keys in the first batch, then ten thousand keys in each of a hundred batches."""
     import duckdb
     from pyspark.sql import functions as F
 
@@ -108,7 +108,7 @@ def _query(checkpoint: Path, source: Path, keys: int) -> dict[str, object]:
 
 
 def _available(checkpoint: Path) -> range:
-    """The batches whose whole state can be read: a snapshot and all changes since it."""
+    """Return the batches whose whole state can be read: from a snapshot and all changes after it."""
     from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
     from slackwater.store.objects.open import open_store
 
@@ -179,7 +179,7 @@ def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
 
 @contextmanager
 def _memory() -> Iterator[dict[str, int]]:
-    """The peak of resident bytes of this process and those below it, and of the JVM at that moment."""
+    """Record the peak resident bytes of this process and its children, and the JVM's part of them."""
     peak, stop, me = {"all": 0, "jvm": 0}, threading.Event(), psutil.Process()
 
     def look() -> None:

@@ -1,7 +1,7 @@
-"""Attached to a live query of Spark: how soon its batches can be read, and what that costs the query.
+"""Attach to a running Spark query: the delay until its batches are readable, and the effect on the query.
 
-The query is `examples/spark_totals.py`: 10,000 of 100,000 keys change with each batch, one a second. It runs by itself
-and with `slackwater attach` beside it on the same machine, in turns, each time anew.
+The query is `examples/spark_totals.py`: each batch, one a second, changes 10,000 of 100,000 keys. It runs alternately
+alone and with `slackwater attach` on the same machine, from scratch each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEDIAN_S, COST = 2.0, 1.05
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """The delay from Spark's commit to ours, and the query's own batches with and without."""
+    """Measure the delay from Spark's commit to ours, and the query's batch time with and without `attach`."""
     measured_s, turns = (15.0, 1) if quick else (MEASURED_S, TURNS)
     took: dict[bool, list[float]] = {False: [], True: []}
     delays: list[float] = []
@@ -59,7 +59,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def _run(where: Path, measured_s: float, *, attached: bool) -> tuple[list[float], list[float]]:
-    """What batches took, in ms, and how long after them versions were there, in s, once both are warm."""
+    """Return batch times of the query in ms, and delays of our versions after them in s, both after warm-up."""
     checkpoint, store = where / "totals", where / "store"
     with _process([sys.executable, str(QUERY), str(checkpoint)], where / "query") as query:
         _wait_for(checkpoint / "commits" / "3", query)
@@ -75,7 +75,7 @@ def _run(where: Path, measured_s: float, *, attached: bool) -> tuple[list[float]
 
 
 def _measured(where: Path, measured_s: float) -> int:
-    """Wait until all is warm, and then as long as is measured; the last batch before that."""
+    """Wait for the warm-up and then for the measured time. Returns the last batch of the warm-up."""
     time.sleep(WARM_UP_S)
     since = max(each["batch"] for each in _lines(where / "query"))
     time.sleep(measured_s)
@@ -97,7 +97,7 @@ def _wait_for(path: Path, query: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _process(words: list[str], out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, whose output goes to a file; asked to end, and ended."""
+    """Run a process with its output in a file; terminate it at the end."""
     with out.open("wb") as file, out.with_suffix(".err").open("wb") as errors:
         started = subprocess.Popen(words, stdout=file, stderr=errors)
         try:

@@ -1,4 +1,4 @@
-"""One class, written for Spark's `transformWithState`, there and as `sw.processor`: many keys, and few.
+"""One StatefulProcessor run by Spark's `transformWithState` and by `sw.processor`, with many keys and with few.
 
 `python -m bench.tasks.queries.processor SIDE BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it
 has read the topic, and prints a JSON list: rows a second of each warm batch.
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessor
 
 BATCH = {"slackwater": 100_000, "transformWithState": 4_000}
-"""Rows of a batch: as many as each works off in some seconds, for larger ones are better for both of them."""
+"""Rows of a batch: as many as each side processes in some seconds, because both are more efficient with larger batches.
+"""
 WARM_UP = {"slackwater": 2, "transformWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3}
 FEW = 1_000
@@ -33,7 +34,7 @@ OUTPUT = "leg string, n long, largest double, carriers long"
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """The same class on Spark's transformWithState and on sw.processor."""
+    """Compare the same class on Spark's transformWithState and on sw.processor."""
     found = []
     for keys in (KEYS,) if quick else (KEYS, FEW):
         rates: dict[str, list[float]] = {}
@@ -70,7 +71,7 @@ def _processor() -> StatefulProcessor:
     from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
     class Legs(StatefulProcessor):
-        """Count and largest delay of a leg, its last three delays, how often each carrier flew; a timer in a day."""
+        """Keep a leg's count, largest delay, last three delays and flights by carrier; set a timer for the next day."""
 
         def init(self, handle: StatefulProcessorHandle) -> None:
             self._handle = handle
@@ -99,7 +100,7 @@ def _processor() -> StatefulProcessor:
             yield SparkRow(leg=key[0], n=n, largest=largest, carriers=carriers)
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Do nothing: there is nothing to close."""
 
     return Legs()
 

@@ -1,9 +1,10 @@
-"""An app of 30 stages with a backlog on two cores: turns of stages, first commits, processes and memory.
+"""An app of 30 stages with a backlog on two cores: fairness between stages, first commits, processes and memory.
 
-A chain of ten stages, ten readers of the same topic, and ten readers of the chain's channels.
+A chain of ten stages, ten stages that read the same topic, and ten that read the chain's channels.
 
-`python -m bench.tasks.queries.stages BOOTSTRAP FOLDER STAGES SECONDS` runs the app in a fresh process for so long, and
-prints a JSON object: number of batches and seconds to the first commit by stage, processes by kind, bytes of memory.
+`python -m bench.tasks.queries.stages BOOTSTRAP FOLDER STAGES SECONDS` runs the app in a fresh process for that time,
+and prints a JSON object: by stage, the number of batches and the seconds to the first commit; processes by kind; bytes
+of memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SAMPLE_S = 1.0
 
 
 class Measured(TypedDict):
-    """Figures of one run: by stage, and of all its processes."""
+    """Figures of one run: by stage, and for all its processes."""
 
     batches: dict[str, int]
     first: dict[str, float]
@@ -48,7 +49,7 @@ class Measured(TypedDict):
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """30 stages with a backlog on two cores, and one stage alone."""
+    """Measure 30 stages with a backlog on two cores, and one stage alone."""
     _fill(bootstrap, RECORDS)
     many: Measured = side.run("tasks.queries.stages", bootstrap, folder / "many", STAGES, SECONDS_OF_RUN)
     few: Measured = side.run("tasks.queries.stages", bootstrap, folder / "one", 1, 60)
@@ -89,7 +90,7 @@ def _fill(bootstrap: str, records: int) -> None:
 
 
 def app_of(stages: int) -> sw.App:
-    """Return an app: a chain of stages, as many readers of the same topic, and as many of the chain's channels."""
+    """Return an app: a chain of stages, as many stages that read the same topic, and as many that read the channels."""
     import slackwater as sw
 
     app, chain = sw.App("bench"), max(1, stages // 3)
@@ -170,7 +171,7 @@ def _kind(process: psutil.Process) -> str:
 
 
 def _memory(process: psutil.Process) -> tuple[int, int]:
-    """Return the resident bytes of a process, and its share of them if other processes map them, too."""
+    """Return the resident bytes (RSS) of a process, and its proportional share of shared memory (PSS)."""
     try:
         memory = process.memory_full_info()
     except psutil.Error:

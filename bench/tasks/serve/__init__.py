@@ -1,1 +1,1 @@
-"""Measurements of what is served: keys warm and cold, beside a job, and the page."""
+"""Benchmarks of `slackwater serve`: look-ups with a warm and an empty cache, effects on a job, and the web page."""

@@ -1,11 +1,10 @@
-"""`slackwater serve` under load, beside Redis on the same machine; one instance killed; asked right after a write.
+"""`slackwater serve` under load, beside Redis on the same machine; one instance killed; reads right after a write.
 
-`python -m bench.tasks.serve.serving [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys and less time.
+`python -m bench.tasks.serve.serving [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M keys and less time.
 
-The load comes from vegeta (or nothing is measured): it asks at a rate, whether answers come or not, so that a wait
-counts for all who came meanwhile. Redis gets its load from `redis-benchmark` at the same rate of requests, as fast as
-its clients ask, where there is a redis-server: it holds all of it in memory, of one value a key. Server, load and store
-share the machine's cores.
+vegeta generates the load at a constant rate, so that a slow answer delays no later request and all waiting requests
+count. Without vegeta nothing is measured. If a redis-server is installed, `redis-benchmark` sends it as many requests;
+Redis holds everything in memory, one value per key. Server, load generator and store share the machine's cores.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ MS = 1_000
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Make the app in the folder and measure; some five minutes at full scale, 1 GB of disk.
+    """Write the app to the folder and measure; about five minutes at full scale, 1 GB of disk.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         quick: 1 M keys instead of 10 M, and a fifth of the time.
     """
     if not is_built("vegeta"):
@@ -107,7 +106,7 @@ def _wide(url: str, process: subprocess.Popen[bytes], seconds: int) -> Row:
 
 
 def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
-    """GET by Redis' own load, of as many keys as it takes in a while; None where there is no Redis."""
+    """Measure GET of random keys with redis-benchmark; None if Redis is not installed."""
     if which("redis-server") is None or which("redis-benchmark") is None:
         return None
     port = "6399"
@@ -133,7 +132,7 @@ def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
 
 
 def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
-    """One of two instances is killed while both are asked; what the other one was asked must all be right."""
+    """Kill one of two instances under load; every answer of the other must be right."""
     http = urllib3.PoolManager(retries=False, timeout=5)
     wrong = failed = answered = 0
     random = np.random.default_rng(5)
@@ -163,12 +162,12 @@ def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
 
 
 def _is_alone(url: str) -> bool:
-    """Whether an instance knows of no other."""
+    """Return whether an instance knows of no other instance."""
     return int(urllib3.request("GET", f"{url}/healthz").json()["others"]) == 0
 
 
 def _own_writes(folder: Path, tries: int) -> Row:
-    """A record is committed by a writer, and at once its effect is asked for, by its offset."""
+    """Commit a record, request its effect at once with `min_offsets`, and check the answer."""
     root, cache = str(folder / "store"), folder / "cache"
     store, opened = open_store(root), SstCache(cache, 1 << 40)
     apps.create_app(store, AppInfo(APP, 1))

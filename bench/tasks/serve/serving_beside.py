@@ -1,12 +1,12 @@
-"""A job's batches while its table is served: 500 look-ups a second from the same store, on the same machine, and none.
+"""Effect of serving on a job: its batches while its table gets 500 look-ups a second on the same machine, and none.
 
-The job has a batch a second. For some seconds in turn its table is asked by vegeta, and the server stands still
-(SIGSTOP), so that both are seen of one and the same job: what is compared is the median batch of neighbouring turns.
-The server gives way to the job, as the documentation says of one on a job's machine, and so does the load, which would
-come from elsewhere.
+The job has one batch a second. Its table alternately gets requests from vegeta for some seconds, and is not served at
+all for some seconds, with the server stopped (SIGSTOP). The median batches of neighbouring periods of the same job are
+compared. The server has a lower CPU priority than the job, as the documentation recommends for a shared machine, and so
+has the load generator, which would normally run elsewhere.
 
-`python -m bench.tasks.serve.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` runs the job afresh and prints JSON:
-the seconds of the batches of each turn, those without requests first; and what requests were answered.
+`python -m bench.tasks.serve.serving_beside BOOTSTRAP TOPIC FOLDER TURNS` starts a new job and prints JSON: the seconds
+of the batches of each period, those without requests first; and figures of the answered requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMIT = 1.05
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """The median batch with requests beside that of the turn without; some five minutes."""
+    """Compare the median batch with requests to that of the period without; about five minutes."""
     if not is_built("vegeta"):
         raise RuntimeError("vegeta is not built: `make bench` does it, with Go on PATH")
     turns = 4 if quick else TURNS

@@ -1,8 +1,8 @@
-"""A key of a table of which an instance of `slackwater serve` has nothing, over S3 with 30 ms added to each request.
+"""Look-up of one key by `slackwater serve` with an empty cache, over S3 with 30 ms added to each request.
 
-The instance is up and knows the app; it is asked for a key of one table after the other, once each, and then another
-instance is, whose cache is as empty. A table has one state partition: a key is looked for in no other, and less is
-fetched beside the answers, which is waited for.
+The instance is up and knows the app. It gets one request for each of several tables, one after the other; then the next
+instance, with an empty cache, gets the same. Each table has a single state partition, so that less is prefetched after
+an answer, which the benchmark waits for before the next request.
 
 `python -m bench.tasks.serve.serving_cold [FOLDER] [--quick]` prints its rows alone.
 """
@@ -38,17 +38,19 @@ from ...support.written import Stage
 
 TABLES, INSTANCES = 20, 10
 SIZES = ((50_000, 0), (250_000, 0), (250_000, 4))
-"""Keys, and runs over them: an SST that is fetched whole, one of which pages are read, and this one with newer ones."""
+"""Numbers of keys in the oldest SST and of newer SSTs: an SST that is fetched completely, one that is read by pages,
+and the latter with newer SSTs.
+"""
 DELAY_S = 0.03
 MS = 1_000
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Make the apps in the folder and ask, some ten minutes; a row for the time and one for requests in sequence.
+    """Measure look-ups with an empty cache: yields latency and store round trips; about ten minutes.
 
     Args:
-        folder: an empty one.
-        quick: a fortieth of the tries.
+        folder: an empty folder.
+        quick: make 1/40 of the look-ups.
     """
     if not is_built("versitygw"):
         raise RuntimeError("the S3 server is not built: `make programs` does it, with Go on PATH")
@@ -83,7 +85,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def _make_cold(root: str, cache: Path, keys: int, runs: int, tables: int) -> int:
-    """An app with so many such tables; how many bytes their largest SST has."""
+    """Write an app with this many tables. Returns the bytes of the largest SST of the last table."""
     store, opened = open_store(root), SstCache(cache, 1 << 40)
     apps.create_app(store, AppInfo(APP, 1))
     random, table = np.random.default_rng(7), replace(TABLE, partitions=1)
@@ -98,9 +100,9 @@ def _make_cold(root: str, cache: Path, keys: int, runs: int, tables: int) -> int
 def _ask_cold(
     server: Server, proxy: FarAway, process: subprocess.Popen[bytes], keys: int, tables: int
 ) -> Iterator[tuple[float, int, int, float]]:
-    """Of each table the seconds, the requests for its objects, how many of them followed an answer to one before.
+    """Look up one key in each table, and yield the figures of each look-up.
 
-    And the seconds of processor that the server took.
+    They are: seconds, requests for the table's SSTs, round trips among them, and CPU seconds of the server.
     """
     random = np.random.default_rng(6)
     server.app(APP)
@@ -116,7 +118,7 @@ def _ask_cold(
 
 
 def _until_quiet(process: subprocess.Popen[bytes], proxy: FarAway) -> None:
-    """Wait until the server asks for nothing, and does little, for a while."""
+    """Wait until the server has sent no request and used little CPU for 0.4 s."""
     before, now = (-1, 0.0), (len(proxy.seen), processor_s(process))
     while before[0] != now[0] or now[1] - before[1] > 0.05:
         time.sleep(0.4)

@@ -1,8 +1,9 @@
-"""A store of 1,000 apps; an app of 100,000 versions and 1,000 snapshots, 20 ms from the store; and one large row.
+"""A store of 1,000 apps; an app with 100,000 versions and 1,000 snapshots, at 20 ms per request; and one large row.
 
-`python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` takes a tenth of each. The objects are in
-memory; each request takes 20 ms more. The page's first paint is measured by its requests, six at a time as a browser
-asks them, without a browser.
+`python -m bench.tasks.serve.wide [--quick]` prints its rows alone; `--quick` uses a tenth of each.
+
+The objects are in memory; each request takes 20 ms. The page's first paint is measured without a browser: its requests
+are sent six at a time, as a browser sends them.
 """
 
 from __future__ import annotations
@@ -48,17 +49,19 @@ from ...support.written import Stage
 
 APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
-"""The newest versions, each of which changes every key of a few; those before have the rows of the first."""
+"""Number of newest versions, each of which changes all keys of the table. The versions before have the rows of the
+first one.
+"""
 KEYS = 1_000
 LIST_BYTES, MERGE_BYTES, LISTED_BYTES = 100_000_000, 400_000_000, 15_000_000
 APPENDS = 20
-"""Batches that fill the list; the next one is measured."""
+"""Number of batches that fill the list. The batch after them is measured."""
 DELAY_S, REST_S, SETTLED_S = 0.02, 10.0, 11.0
 _BROWSER_REQUESTS = 6
 
 
 def rows(folder: Path, quick: bool) -> Iterator[Row]:
-    """Many apps first, then the long one; two minutes at full scale, most of them to make the store."""
+    """Measure many apps, then the app with many versions; two minutes at full scale, mostly to write the stores."""
     part = 10 if quick else 1
     memory = MemoryStore()
     many_apps(memory, APPS // part)
@@ -71,7 +74,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def far(memory: MemoryStore) -> CountingStore:
-    """A store without what this process knows of the one before."""
+    """Return a view of the store with latency and new counters, without what an earlier view has cached."""
     return CountingStore(memory, on_request=lambda *_request: time.sleep(DELAY_S))
 
 
@@ -131,7 +134,10 @@ def _long(memory: MemoryStore, folder: Path, count: int) -> Iterator[Row]:
 
 
 def _collection(memory: MemoryStore, versions: int) -> Iterator[Row]:
-    """A dry run after a collection, which makes pages and a pack of the snapshots that are older than ten seconds."""
+    """Count GETs of a dry run of garbage collection, after a real one has written pages and a pack of snapshots.
+
+    Only snapshots that are older than ten seconds are packed.
+    """
     time.sleep(SETTLED_S)
     retention = Retention(all_ms=versions * 1_000)
     collect(memory, APP, retention, by="bench")
@@ -149,7 +155,7 @@ def _large_row(folder: Path, row_bytes: int) -> Row:
 
 
 class Words(StatefulProcessor):
-    """A class that appends a batch's share of words to its only key's list."""
+    """A StatefulProcessor that appends many words to the list of its only key in each batch."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,1 +1,1 @@
-"""Measurements of what keeps, copies, hands on and forgets what is stored."""
+"""Benchmarks of storage: input archive, replicas, Iceberg exports, erasure, manifests, and as-of joins."""

@@ -1,4 +1,4 @@
-"""Labels joined with the history of a table: time beside DuckDB's ASOF JOIN, which has all changes in one file."""
+"""As-of join of labels with the history of a table, beside DuckDB's ASOF JOIN on one file with all changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASOF_JOIN = """
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """A million labels over ten thousand versions of a million keys; the store is cold."""
+    """Join a million labels with ten thousand versions of a million keys; the cache is empty."""
     versions, count = (VERSIONS // 50, LABELS // 50) if quick else (VERSIONS, LABELS)
     root = str(folder / "store")
     _write(root, folder, versions)

@@ -1,6 +1,7 @@
-"""What forgetting one key costs: of a table of 10 M rows and 200 versions, whose input is archived.
+"""Cost of forgetting one key of a table with 10 M rows and 200 versions, whose input is archived.
 
-The key is written now and then, so it is in SSTs of all ages. Afterwards every object under the root is decoded.
+The key is written every few versions, so that SSTs of all ages contain it. Afterwards every object under the root is
+decoded to check that the key is gone.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ ROWS = 10_000_000
 VERSIONS = 200
 BATCH = 20_000
 EVERY = 10
-"""In every which batch the key is written."""
+"""Interval, in batches, at which the key is written."""
 PERSON = 4_711_042
 TABLE = Table((Column("person", "string"),), (Column("orders", "int64"), Column("cents", "double")), 8)
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Forgetting one key of a large table with a long history."""
+    """Forget one key of a large table with a long history."""
     num_rows, versions = (ROWS // 50, VERSIONS // 10) if quick else (ROWS, VERSIONS)
     person = PERSON % num_rows
     store, cache = open_store(str(folder / "store")), SstCache(folder / "cache", 8 << 30)
@@ -114,7 +115,7 @@ def _archive(store: ObjectStore, numbers: np.ndarray, batch: int) -> None:
 
 
 def _holding(store: ObjectStore, name: str) -> Iterator[tuple[str, int]]:
-    """The objects in whose decoded bytes the name stands, and their sizes."""
+    """Yield the objects whose decoded content has the name, with their sizes."""
     word = name.encode()
     for info in store.list(""):
         data = store.get(info.key)

@@ -1,11 +1,11 @@
-"""A table as an Iceberg table without a copy, beside a copy of its rows; then one hundredth of the rows changes.
+"""Exporting a table to Iceberg without copying, beside a copy of its rows; then after a change of 1 % of the rows.
 
-`python -m bench.tasks.storage.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M
-rows, not 10 M.
+`python -m bench.tasks.storage.iceberg_tables [FOLDER] [--quick]` prints its rows alone; `--quick` uses 1 M rows instead
+of 10 M.
 
-Everything lies in folders. The SSTs are as a compaction has left them; the changes lie over them in an SST of level 0
-for each state partition, as a batch writes them. The peer is DuckDB, which writes what the same version shows to
-Parquet. Not counted is importing pyiceberg, a second or two.
+Everything is in local folders. The table's SSTs are compacted; the changes are in one level-0 SST per state partition
+on top, as a batch writes them. The peer is DuckDB writing the rows of the same version to Parquet. Importing pyiceberg,
+a second or two, is not included.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ROWS = 10_000_000
 QUICK_ROWS = 1_000_000
 _CHUNK = 2_500_000
 _CHANGED = 100
-"""One row of so many changes."""
+"""One of this number of rows changes."""
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Make the table in the folder and measure; two minutes at full scale.
+    """Write the table to the folder and measure; two minutes at full scale.
 
     Args:
-        folder: an empty one, for some 1 GB.
+        folder: an empty folder on a disk with 1 GB.
         quick: 1 M rows instead of 10 M.
     """
     count = QUICK_ROWS if quick else ROWS

@@ -1,7 +1,7 @@
-"""What the input archive costs: the same app with `[retention] input` and without, in turn, and the archive's bytes.
+"""Cost of the input archive: the same app with and without `[retention] input`, alternately, and the archive's size.
 
 `python -m bench.tasks.storage.input_archive BOOTSTRAP TOPIC FOLDER ROUNDS` runs both in a fresh process and prints
-JSON: of each the seconds from commit to commit, and of the processor; the archive's bytes, and those of the same
+JSON: for each, the seconds from commit to commit and the CPU seconds; the size of the archive, and that of the same
 records as one plain Parquet file with zstd.
 """
 
@@ -29,7 +29,7 @@ LIMIT = 1.1
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Three lines: processor, the median batch with the archive beside that without, and the archive's bytes."""
+    """Return three rows: CPU time, the median batch with the archive beside that without, and the archive's size."""
     fill(bootstrap, BATCH * BATCHES, topic=TOPIC)
     found = side.run("tasks.storage.input_archive", bootstrap, TOPIC, folder, 2 if quick else 4)
     on, off = median(found["on"]), median(found["off"])
@@ -80,14 +80,14 @@ def _run(bootstrap: str, topic: str, folder: Path, rounds: int) -> dict[str, Any
 
 
 def _processor_s() -> float:
-    """What this process and those that it started have taken of the processor: Spark's JVM and its workers."""
+    """Return the CPU seconds of this process and its children: Spark's JVM and Python workers."""
     here = psutil.Process()
     times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
     return sum(each.user + each.system + each.children_user + each.children_system for each in times)
 
 
 def _bytes(root: str, topic: str) -> dict[str, int]:
-    """The bytes of an archive, and of its records as one file that nothing is said about but its compression."""
+    """Return the size of an archive, and of its records as one Parquet file with default settings and zstd."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from slackwater.store.archive import index

@@ -1,7 +1,7 @@
-"""Size of manifests and work of a commit for tables that no machine of two cores holds: SSTs without rows.
+"""Size of manifests and CPU of commits, for tables too large for two cores: simulated with SSTs without rows.
 
-Real picks, folds and manifests; SSTs are entries alone, and a merge's result has the sum of its inputs' bytes. A batch
-a second adds an SST for each hash range.
+The merge picker, leaves and manifests are real. SSTs are only entries in manifests; the result of a merge has the sum
+of its inputs' sizes. Each batch, one a second, adds an SST per hash range.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 from ...support.row import Row
 
 FLUSHED_BYTES = 256 << 10
-"""Bytes of the SST that a batch puts for a hash range: 20,000 rows of 12 bytes."""
+"""Bytes of the SST that a batch writes for a hash range: 20,000 rows of 12 bytes."""
 LIMIT_BYTES, ENTRY_BYTES = 64 << 10, 165
 SIZES = ((1024, 16, 1024 * 64), (2048, 32, 2048 * 64), (10_000, 16, 16_000))
-"""State partitions, tasks, and SSTs."""
+"""Numbers of state partitions, tasks and SSTs."""
 _DEFAULT = Policy()
 _HEX = "0123456789abcdef" * 2
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a table of this size costs, by version."""
+    """Cost of a table of one size, one value per version."""
 
     manifest_bytes: list[int]
     leaf_puts: list[int]
     merge_puts: list[int]
     commit_ms: list[float]
-    """CPU to make, fold and encode a version."""
+    """CPU milliseconds to build, fold and encode a version."""
     pick_ms: list[float]
     key: tuple[int, int]
     """Requests and bytes to open the newest version for one key, in a fresh process."""
@@ -51,7 +51,7 @@ class Measured:
 
 
 class _Table:
-    """A table whose SSTs have no rows."""
+    """A table whose SSTs exist only as manifest entries."""
 
     def __init__(self, partitions: int, tasks: int, ssts: int, policy: Policy) -> None:
         columns = (Column("k", "int64"),), (Column("v", "int64"),)
@@ -138,7 +138,7 @@ def measure(
 
 
 def simulated_rows(quick: bool) -> list[Row]:
-    """Tables of 1,024 and 2,048 state partitions with 64 SSTs each, and one of 10,000 with a billion keys."""
+    """Simulate tables of 1,024 and 2,048 state partitions with 64 SSTs each, and one of 10,000 with a billion keys."""
     measured: list[Row] = []
     for partitions, tasks, ssts in SIZES:
         size = f"{partitions:,} state partitions, {tasks} tasks, {ssts:,} SSTs"
@@ -167,7 +167,7 @@ def simulated_rows(quick: bool) -> list[Row]:
 
 
 def _cost(batches: int) -> Row:
-    """Puts of a month, at a batch of 16 tasks a second: SSTs, leaves, merges and the manifest."""
+    """Compute the monthly cost of puts at one batch of 16 tasks a second: SSTs, leaves, merges and manifests."""
     cost = measure(1024, 16, 1_600, batches, policy=Policy(l0_trigger=16))
     steady = slice(batches // 4, None)
     puts = 16 + 1 + mean(cost.leaf_puts[steady]) + mean(cost.merge_puts[steady])

@@ -2,10 +2,11 @@
 
 `python -m bench.tasks.storage.replicating [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
 
-Both copy from one root to another, with as many threads, over S3 (versitygw, on this machine's disk) where that
-is built, else between folders. The peer lists the objects, gets each and puts it; ours reads versions, checks each
-SST, puts manifests last, pins the cut, and says up to where the replica is complete. Each in turns, to an empty root.
-Then some new keys are committed, and the next round's bytes are set beside those of the objects that are new.
+Both copy from one root to another with the same number of threads: over S3 (versitygw, on this machine's disk) if that
+is built, else between folders. The peer lists the objects, gets each and puts it. `replicate` reads versions, verifies
+each SST, puts manifests last, pins the cut, and records up to which version the replica is complete. They alternate,
+each into an empty root. Then new keys are committed, and the bytes that the next round copies are compared with the
+bytes of the new objects.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ APP = "bench"
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Make the app in the folder and measure; some three minutes at full scale, 3 GB of disk.
+    """Write the app to the folder and measure; about three minutes at full scale, 3 GB of disk.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         quick: 1 M keys instead of 10 M, once.
     """
     count = QUICK_KEYS if quick else KEYS
@@ -102,7 +103,7 @@ def _make(store: ObjectStore, folder: Path, name: str, count: int) -> None:
 
 
 def _more(store: ObjectStore, folder: Path, count: int) -> None:
-    """A version with as many more keys: what another app of that size has for SSTs, copied under new names."""
+    """Commit a version with this many more keys, whose SSTs are copied from another app of that size."""
     head = history.head(store, APP, "legs")
     assert head is not None
     with tempfile.TemporaryDirectory(dir=folder) as other:

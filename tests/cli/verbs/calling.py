@@ -1,4 +1,4 @@
-"""Helpers that run verbs in this process, through typer's runner, and in their own process."""
+"""Helpers that run verbs in this process, through typer's runner, or in a new process."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def rows_of(ref: str, *args: str) -> Any:
 
 @contextmanager
 def process(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a verb in its own process, which ends with the block."""
+    """Run a verb in a new process, which is ended with the block."""
     with subprocess.Popen([*MODULE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             yield started
@@ -56,7 +56,7 @@ def process(*args: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class Terminal:
-    """A verb on its own terminal and in its own process group."""
+    """A verb in a new process group with its own terminal."""
 
     def __init__(self, *args: str, environment: Mapping[str, str] | None = None) -> None:
         self.text = ""

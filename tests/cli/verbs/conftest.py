@@ -17,7 +17,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def written_app(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return an app with forty good flights in four batches, a bad one in a fifth, and five in flight."""
+    """Return an app with forty good flights in four batches, a bad one in a fifth batch, and five flights in flight."""
     app = FlightsApp(open_store(str(tmp_path_factory.mktemp("written") / "store")), Kafka(), clock=Clock())
     app.run(flights(40))
     app.run([BROKEN])

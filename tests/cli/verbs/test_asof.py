@@ -1,4 +1,4 @@
-"""`slackwater asof`: labels of a file get the rows as they were known at their times."""
+"""`slackwater asof`: joins labels of a file with the rows that were current at each label's time."""
 
 import re
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ def write_labels(path: Path, times_ms: list[int], name: str = "carrier") -> int:
     return len(labels)
 
 
-def test_each_label_gets_the_row_of_the_newest_version_committed_by_then(app: FlightsApp, tmp_path: Path) -> None:
+def test_each_label_gets_the_newest_row_committed_by_its_time(app: FlightsApp, tmp_path: Path) -> None:
     versions = [
         history.read(app.store, "flights", "carriers", version)
         for version in history.list_versions(app.store, "flights", "carriers")
@@ -51,7 +51,7 @@ def test_each_label_gets_the_row_of_the_newest_version_committed_by_then(app: Fl
     assert {row["asof_present"] for row in rows} == {True, False}
 
 
-def test_the_first_rows_are_printed_and_the_labels_counted(app: FlightsApp, tmp_path: Path) -> None:
+def test_the_first_rows_are_printed_with_the_number_of_labels(app: FlightsApp, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("carrier,at\nC1,2999-01-01T00:00:00Z\nC1,1999-01-01T00:00:00Z\n")
     found = from_json("asof", str(tmp_path / "labels.csv"), *OPTIONS, "--on", "carrier")
     assert (found["labels"], found["present"], found["absent"], found["unknown"]) == (2, 1, 1, 0)
@@ -77,7 +77,7 @@ def test_the_first_rows_are_printed_and_the_labels_counted(app: FlightsApp, tmp_
         (("--table", "flights/carriers@-5m", "--time", "at"), ("leave out @-5m",)),
     ],
 )
-def test_a_label_that_does_not_fit_is_named(args: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_unusable_label_is_named(args: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
     write_labels(tmp_path / "labels.parquet", [0])
     result = slackwater("asof", str(tmp_path / "labels.parquet"), *args)
     assert result.exit_code != 0

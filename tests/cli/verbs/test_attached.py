@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def checkpoint(store: ObjectStore, tmp_path: Path) -> MemoryCheckpoint:
-    """Return ten batches: two gone when attached, and two more before the last four."""
+    """Return a checkpoint of ten batches: two were deleted before the attach, two more before the last four."""
     checkpoint, cache = a_query(4), SstCache(tmp_path / "cache", 1 << 30)
     checkpoint.clean_up(before=2)
     following = tail(store, cache, checkpoint)
@@ -51,7 +51,7 @@ def checkpoint(store: ObjectStore, tmp_path: Path) -> MemoryCheckpoint:
     return checkpoint
 
 
-def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
+def test_every_verb_works_on_an_attached_app(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
     assert "totals" in done("status", "shop")
     (stage,) = from_json("status", "shop")[0]["stages"]
     assert stage["attached"]["next_batch"] == 10
@@ -105,7 +105,7 @@ def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore
     assert germany("shop@before") == {"orders": 9, "cents": 1e9}
 
 
-def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
+def test_a_clone_needs_no_kafka_and_can_follow_the_query_itself(
     checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path
 ) -> None:
     assert "slackwater attach memory:checkpoint --app staging" in done("clone", "shop/totals@v3", "staging")
@@ -121,7 +121,7 @@ def test_a_copy_needs_no_kafka_and_can_follow_the_query_itself(
         assert "consistent" in done("verify", app, "--deep")
 
 
-def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
+def test_a_key_can_be_forgotten_in_any_table_but_the_query_may_restore_it(
     checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path
 ) -> None:
     key, seen = ("--key", "totals_seen=[700, null]"), "SELECT count(*) AS n FROM totals_seen WHERE id = 700"
@@ -149,7 +149,7 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
     assert "totals_seen" in unknown.output
 
 
-def test_offsets_of_files_are_no_records_and_no_advice_is_to_replay_them(store: ObjectStore, tmp_path: Path) -> None:
+def test_file_offsets_are_not_counted_as_records_and_no_replay_is_suggested(store: ObjectStore, tmp_path: Path) -> None:
     checkpoint = a_query(10)
     checkpoint.batches = [replace(each, non_kafka=frozenset(each.offsets)) for each in checkpoint.batches]
     caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
@@ -168,7 +168,7 @@ def test_offsets_of_files_are_no_records_and_no_advice_is_to_replay_them(store: 
     assert "--kafka" not in given.output
 
 
-def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
+def test_following_continues_after_a_merge(checkpoint: MemoryCheckpoint, store: ObjectStore, tmp_path: Path) -> None:
     done("compact", "shop", "--full")
     a_query(2, checkpoint)
     caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
@@ -176,13 +176,13 @@ def test_after_a_merge_it_goes_on(checkpoint: MemoryCheckpoint, store: ObjectSto
     assert "consistent" in done("verify", "shop", "--deep")
 
 
-def test_what_only_a_program_may_do_is_refused_with_the_way_on(checkpoint: MemoryCheckpoint) -> None:
+def test_a_verb_that_needs_a_program_is_refused_with_a_hint(checkpoint: MemoryCheckpoint) -> None:
     edited = slackwater("edit", "shop/totals", "--sql", "DELETE FROM totals")
     assert edited.exit_code == 1
     assert "slackwater adopt" in edited.output
 
 
-def test_a_moment_between_two_batches_is_that_of_the_earlier_one(checkpoint: MemoryCheckpoint) -> None:
+def test_a_time_between_two_batches_gives_the_earlier_batch(checkpoint: MemoryCheckpoint) -> None:
     commits = json.loads(done("log", "shop", "--json"))
     assert commits[0]["time_ms"] == START_MS + 9_000
     then = "2023-11-14T22:13:28.500Z"

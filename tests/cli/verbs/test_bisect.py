@@ -1,4 +1,4 @@
-"""`slackwater bisect`: its output can be typed again and agrees with the verdict."""
+"""`slackwater bisect`: the commands that it prints work, and agree with the verdict."""
 
 import shlex
 from pathlib import Path
@@ -24,7 +24,7 @@ APART = "SELECT c.flights FROM carriers c, aircraft a WHERE c.flights >= 7 AND a
 
 @pytest.fixture(scope="module")
 def written_skewed(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return three stages with different progress; the last one's clock is slow."""
+    """Return three stages with different progress; the clock of the last one is slow."""
     store = open_store(str(tmp_path_factory.mktemp("skewed") / "store"))
     app = FlightsApp(store, Kafka(), clock=Clock(skew_ms={"carriers": -2_500, "legs": 400}))
     for number in range(10):
@@ -46,7 +46,7 @@ def skewed(written_skewed: FlightsApp, store: ObjectStore) -> FlightsApp:
 
 
 @pytest.mark.usefixtures("app")
-def test_bisect_names_the_commit_its_input_and_the_keys_that_turned_bad() -> None:
+def test_bisect_names_the_commit_its_input_and_the_bad_keys() -> None:
     verdict = from_json("bisect", "flights", "--where", BAD)
     assert verdict["stage"] == "carriers"
     assert (verdict["last_good"]["ref"], verdict["first_bad"]["ref"]) == ("flights/aircraft@v6", "flights/carriers@v6")
@@ -59,7 +59,7 @@ def test_bisect_names_the_commit_its_input_and_the_keys_that_turned_bad() -> Non
 
 
 @pytest.mark.usefixtures("app")
-def test_bisect_lays_out_the_verdict_and_what_to_type_next() -> None:
+def test_bisect_prints_the_verdict_and_the_next_commands() -> None:
     result = slackwater("bisect", "flights", "--where", BAD)
     assert result.exit_code == 0
     assert result.stdout.startswith("carriers v6 is the first bad commit of flights\n")
@@ -92,7 +92,7 @@ def test_bisect_lays_out_the_verdict_and_what_to_type_next() -> None:
         ),
     ],
 )
-def test_what_a_commit_read_is_a_table_or_a_sentence(
+def test_the_input_of_a_commit_is_shown_as_a_table_or_a_sentence(
     direct: tuple[Window, ...], sources: tuple[Window, ...], said: list[str]
 ) -> None:
     parts = list(lineage_blocks(Lineage("s", direct, sources)))
@@ -100,14 +100,14 @@ def test_what_a_commit_read_is_a_table_or_a_sentence(
 
 
 @pytest.mark.usefixtures("app")
-def test_a_predicate_that_finds_nothing_wrong_is_refused() -> None:
+def test_a_predicate_that_never_fails_is_refused() -> None:
     result = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers WHERE flights < 0")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "nothing is wrong there" in result.stderr
 
 
 @pytest.mark.usefixtures("skewed")
-def test_what_bisect_prints_over_two_tables_is_typed_again_and_gives_what_it_says() -> None:
+def test_the_command_printed_for_a_query_over_two_tables_returns_the_printed_rows() -> None:
     result = slackwater("bisect", "flights", "--where", APART)
     good, bad, clone = (shlex.split(line) for line in result.stdout.splitlines()[-3:])
     assert [good[1], bad[1], clone[1]] == ["query", "query", "clone"]
@@ -138,7 +138,7 @@ def test_the_named_commit_is_the_first_of_the_log_at_which_the_query_returns_row
         assert (answer["versions"], bool(answer["rows"])) == (step["cut"], step["bad"])
 
 
-def test_all_keys_that_turned_bad_are_told_ten_of_them_to_people(store: ObjectStore, tmp_path: Path) -> None:
+def test_json_has_all_bad_keys_and_text_the_first_ten(store: ObjectStore, tmp_path: Path) -> None:
     app = FlightsApp(store, Kafka())
     app.run(flights(14, delay=50))
     tails = [f"N00{n}" for n in range(3)] + [f"M{n:02}" for n in range(11)]
@@ -164,7 +164,7 @@ def test_all_keys_that_turned_bad_are_told_ten_of_them_to_people(store: ObjectSt
         assert all(tail in (tmp_path / name).read_text() for tail in in_order)
 
 
-def test_when_the_query_names_no_key_the_keys_that_the_commit_changed_are_called_that(store: ObjectStore) -> None:
+def test_if_the_query_returns_no_keys_bisect_shows_the_keys_that_the_commit_changed(store: ObjectStore) -> None:
     app = FlightsApp(store, Kafka())
     app.run(flights(14))
     app.send(Flight("planted", "C1", 5_000), *flights(14))
@@ -179,7 +179,7 @@ def test_when_the_query_names_no_key_the_keys_that_the_commit_changed_are_called
     assert len(verdict["keys"]) == 8
 
 
-def test_a_stage_without_a_table_has_no_keys_to_write(
+def test_a_stage_without_a_table_has_no_keys_to_export(
     skewed: FlightsApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Settings, "open_channels", lambda _settings: skewed.kafka)
@@ -195,13 +195,13 @@ def test_a_stage_without_a_table_has_no_keys_to_write(
     assert not (tmp_path / "keys.csv").exists()
 
 
-def test_a_file_whose_name_says_no_format_is_refused_before_the_search(skewed: FlightsApp) -> None:
+def test_an_out_file_without_a_known_format_is_refused_before_the_search(skewed: FlightsApp) -> None:
     result = slackwater("bisect", skewed.name, "--where", APART, "--out", "keys.txt")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--out keys.txt has no supported format" in result.stderr
 
 
-def test_a_table_that_was_not_there_yet_has_no_rows_in_a_query_that_says_so(store: ObjectStore) -> None:
+def test_a_table_that_did_not_exist_yet_is_queried_as_empty_with_a_note(store: ObjectStore) -> None:
     app = FlightsApp(store, Kafka(), start=["legs", "aircraft"])
     app.send(*flights(7))
     app.step("legs")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 def answer_until_found(truth: int, *, skips: frozenset[str] = frozenset()) -> tuple[int, str]:
-    """Answer each moment by the version of `carriers` in it. Return the last exit code and output."""
+    """Answer each moment by its version of `carriers`. Returns the last exit code and output."""
     result = slackwater("bisect", "start", "flights", "--json")
     while result.exit_code == 0 and (said := json.loads(result.stdout)).get("wanted"):
         assert said["wanted"].startswith("flights/")
@@ -26,7 +26,7 @@ def answer_until_found(truth: int, *, skips: frozenset[str] = frozenset()) -> tu
 
 
 @pytest.mark.usefixtures("app")
-def test_a_person_who_looks_finds_the_commit() -> None:
+def test_a_manual_search_finds_the_commit() -> None:
     code, text = answer_until_found(truth=6)
     verdict = json.loads(text)
     assert code == 0
@@ -46,7 +46,7 @@ def test_skips_leave_candidates_and_exit_as_git_does() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_what_is_to_be_looked_at_is_printed_as_commands() -> None:
+def test_a_manual_search_prints_the_commands_to_inspect_a_moment() -> None:
     text = done("bisect", "start", "flights", "--good", "flights/carriers@v2", "--bad", "flights/carriers@v6")
     ref = text.split()[2].rstrip(",")
     assert text.startswith(f"look at {ref}")
@@ -56,7 +56,7 @@ def test_what_is_to_be_looked_at_is_printed_as_commands() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_the_log_of_every_search_is_replayed(tmp_path: Path) -> None:
+def test_the_log_of_every_search_can_be_replayed(tmp_path: Path) -> None:
     found = from_json("bisect", "flights", "--where", BAD)
     log = done("bisect", "log", "flights")
     assert log.splitlines()[1].startswith("slackwater bisect flights --where 'SELECT")
@@ -73,7 +73,7 @@ def test_the_log_of_every_search_is_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_explain_says_of_each_moment_what_it_was_and_how_long_that_took() -> None:
+def test_explain_shows_answer_and_duration_of_each_moment() -> None:
     done("bisect", "flights", "--where", BAD)
     lines = done("bisect", "explain", "flights").splitlines()
     assert lines[0].split() == ["moment", "answer", "took", "why"]
@@ -83,7 +83,7 @@ def test_explain_says_of_each_moment_what_it_was_and_how_long_that_took() -> Non
 
 
 @pytest.mark.usefixtures("app")
-def test_a_search_by_hand_is_not_forgotten_by_mistake() -> None:
+def test_an_open_manual_search_is_not_overwritten_by_another() -> None:
     done("bisect", "start", "flights")
     for words in (("flights", "--where", BAD), ("start", "flights")):
         refused = slackwater("bisect", *words)
@@ -103,7 +103,7 @@ def test_answers_that_contradict_each_other_are_refused() -> None:
     assert "flights/carriers@v5 is good and flights/carriers@v4 is bad, but" in refused.stderr
 
 
-def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(store: ObjectStore) -> None:
+def test_an_app_named_like_a_subcommand_is_searched_if_an_option_comes_first(store: ObjectStore) -> None:
     app = FlightsApp(store, Kafka(), "start")
     app.run(flights(20))
     where = "FROM carriers WHERE flights > 4"
@@ -128,7 +128,7 @@ def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(stor
         (("flights", "--python", "mine.py:ok"), "there is no file mine.py"),
     ],
 )
-def test_what_is_no_search_is_a_usage_error(words: tuple[str, ...], expected: str) -> None:
+def test_an_incomplete_search_is_a_usage_error(words: tuple[str, ...], expected: str) -> None:
     result = slackwater("bisect", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert expected in result.stderr
@@ -152,7 +152,7 @@ def test_a_check_a_function_and_a_command_find_the_same_commit(tmp_path: Path) -
         assert done("bisect", "log", "flights").count(words[1]) == 1
 
 
-def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
+def test_the_search_and_the_log_report_input_that_is_gone_from_kafka(
     app: FlightsApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
@@ -169,9 +169,7 @@ def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
     assert ["restore, replay" in line for line in lines[1:]] == [True] * 3 + [False] * 4
 
 
-def test_a_topic_that_was_made_again_is_not_the_one_that_was_read(
-    app: FlightsApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recreated_topic_is_not_the_topic_that_was_read(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new topic has as many offsets as the old one, so only its id differs."""
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
@@ -201,9 +199,7 @@ def test_a_topic_that_was_made_again_is_not_the_one_that_was_read(
         ("init", "flights/carriers", "rows.parquet", "--code", "nosuch.py"),
     ],
 )
-def test_a_program_that_is_not_there_is_refused_before_anything_is_looked_for(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_missing_program_is_refused_before_the_search(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "there.py").touch()
     refused = slackwater(*words)
     assert (refused.exit_code, refused.stdout) == (1, "")
@@ -214,7 +210,7 @@ def test_a_program_that_is_not_there_is_refused_before_anything_is_looked_for(
 
 
 @pytest.mark.usefixtures("app")
-def test_the_good_end_may_be_called_beginning_and_the_bad_one_may_not() -> None:
+def test_good_may_be_the_beginning_but_bad_may_not() -> None:
     plain, named = (from_json("bisect", "flights", "--where", BAD, *more) for more in ((), ("--good", "beginning")))
     assert (named["stage"], named["first_bad"]) == (plain["stage"], plain["first_bad"])
     refused = slackwater("bisect", "flights", "--where", BAD, "--bad", "beginning")

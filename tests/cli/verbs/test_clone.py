@@ -27,7 +27,7 @@ def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> K
 
 
 @pytest.mark.usefixtures("kafka")
-def test_a_clone_has_the_state_of_the_moment_and_runs_on_its_own(store: ObjectStore) -> None:
+def test_a_clone_has_the_state_of_the_moment_and_runs_independently(store: ObjectStore) -> None:
     text = done("clone", "flights/carriers@v5", "flights-staging", "--topic", "flights=flights-corrected")
     assert "cloned flights/carriers@v5 as flights-staging" in text
     assert "flights-corrected[0] " in text
@@ -43,7 +43,7 @@ def test_a_clone_has_the_state_of_the_moment_and_runs_on_its_own(store: ObjectSt
 
 
 @pytest.mark.usefixtures("kafka")
-def test_a_clone_can_go_to_another_store(tmp_path: Path) -> None:
+def test_a_clone_can_be_created_in_another_store(tmp_path: Path) -> None:
     other = str(tmp_path / "other")
     assert f"--store {other}" in done("clone", "flights", "flights-staging", "--to", other)
     sql = "SELECT sum(flights) AS flights FROM aircraft"
@@ -59,7 +59,7 @@ def test_a_dry_run_of_a_clone_changes_nothing(store: ObjectStore) -> None:
 
 
 @pytest.mark.usefixtures("kafka")
-def test_a_clone_of_an_app_that_is_not_in_the_store_of_the_flag_says_what_store_means(tmp_path: Path) -> None:
+def test_cloning_an_app_that_is_not_in_the_given_store_explains_the_store_option(tmp_path: Path) -> None:
     result = slackwater("clone", "flights", "flights-staging", "--store", str(tmp_path / "other"))
     assert result.exit_code == 1
     assert "--to says where the clone goes" in result.stderr
@@ -80,7 +80,7 @@ def _at(patch: pytest.MonkeyPatch, days: float) -> None:
 
 
 @pytest.mark.usefixtures("kafka")
-def test_list_says_whose_a_clone_is_why_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_owner_reason_and_expiry_of_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no clone is known under" in done("clone", "list")
     made = done("clone", "flights", "flights-staging", "--ttl", "3d", "--owner", "ada", "--reason", "try it")
     assert "expires after 3d, at " in made
@@ -97,9 +97,7 @@ def test_list_says_whose_a_clone_is_why_and_until_when(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("kafka")
-def test_rm_removes_clones_whose_time_is_over_and_nothing_else(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rm_expired_removes_only_expired_clones(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     done("clone", "flights", "short", "--ttl", "1h")
     done("clone", "flights", "long", "--ttl", "30d")
     done("clone", "flights", "for-ever")
@@ -119,7 +117,7 @@ def test_rm_removes_clones_whose_time_is_over_and_nothing_else(
 
 
 @pytest.mark.usefixtures("kafka")
-def test_rm_takes_no_app_for_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_refuses_an_app_that_is_no_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     done("clone", "flights", "staging")
     refused = slackwater("clone", "rm", "flights")
     assert refused.exit_code == 1
@@ -134,7 +132,7 @@ def test_rm_takes_no_app_for_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no clone is known" in done("clone", "list")
 
 
-def test_refresh_brings_the_newest_state_under_the_same_name(
+def test_refresh_gives_a_clone_the_newest_state_and_keeps_its_name(
     app: FlightsApp, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
@@ -153,7 +151,7 @@ def test_refresh_brings_the_newest_state_under_the_same_name(
 
 
 @pytest.mark.usefixtures("kafka")
-def test_a_deep_clone_needs_a_root_of_its_own_and_a_mask_a_column(tmp_path: Path) -> None:
+def test_a_deep_clone_requires_another_root_and_a_mask_requires_a_column(tmp_path: Path) -> None:
     wrong = slackwater("clone", "flights", "staging", "--deep")
     assert (wrong.exit_code, "--deep --to ROOT" in wrong.stderr) == (2, True)
     planned = done("clone", "flights", "staging", "--deep", "--to", str(tmp_path / "other"), "--dry-run")
@@ -165,7 +163,7 @@ def test_a_deep_clone_needs_a_root_of_its_own_and_a_mask_a_column(tmp_path: Path
     assert (refused.exit_code, "aircraft.tail cannot be masked: it is part of the key" in refused.stderr) == (1, True)
 
 
-def test_a_masked_clone_says_what_is_hidden(app: FlightsApp, kafka: Kafka) -> None:
+def test_a_masked_clone_lists_its_masked_columns(app: FlightsApp, kafka: Kafka) -> None:
     app.step_all()  # nothing is on the way
     made = done("clone", "flights", "staging", "--mask", "carriers.delay=null")
     assert "carriers has its own SSTs: " in made

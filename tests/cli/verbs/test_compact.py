@@ -53,7 +53,7 @@ def shown(*args: str) -> Any:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(store: ObjectStore, priorities: list[int]) -> None:
+def test_a_dry_run_lists_the_due_merges_and_changes_nothing(store: ObjectStore, priorities: list[int]) -> None:
     before = list(store.list(""))
     assert compact("flights", "--dry-run").stdout.splitlines()[:2] == [
         "would merge in flights",
@@ -68,9 +68,7 @@ def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(store: ObjectSt
     assert priorities == []
 
 
-def test_what_is_due_is_merged_and_stands_in_the_log(
-    app: FlightsApp, store: ObjectStore, priorities: list[int]
-) -> None:
+def test_due_merges_run_and_are_logged(app: FlightsApp, store: ObjectStore, priorities: list[int]) -> None:
     result = compact("flights", "--threads", "2")
     assert result.exit_code == 0, result.output
     assert "compacted flights" in result.stdout
@@ -89,7 +87,7 @@ def test_what_is_due_is_merged_and_stands_in_the_log(
     assert len(list_operations(store, "flights")) == 1
 
 
-def test_all_of_a_table_is_merged_when_asked_for(app: FlightsApp, store: ObjectStore) -> None:
+def test_full_merges_all_of_a_table(app: FlightsApp, store: ObjectStore) -> None:
     app.run(flights(3))
     app.delete("carriers", "C1")
     found = shown("flights", "--stage", "carriers", "--full")
@@ -109,7 +107,7 @@ def test_all_of_a_table_is_merged_when_asked_for(app: FlightsApp, store: ObjectS
         (("flights", "--watch", "--stage", "legs"), 1, "has no table"),
     ],
 )
-def test_what_cannot_be_compacted_is_told(args: tuple[str, ...], code: int, expected: str) -> None:
+def test_compact_reports_what_it_cannot_merge(args: tuple[str, ...], code: int, expected: str) -> None:
     result = compact(*args)
     assert (result.exit_code, result.stdout) == (code, "")
     assert expected in result.stderr
@@ -122,7 +120,7 @@ def test_what_cannot_be_compacted_is_told(args: tuple[str, ...], code: int, expe
         pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.ci),  # so the next test stops it, too
     ],
 )
-def test_watching_merges_what_becomes_due_until_it_is_stopped(
+def test_watch_merges_due_tables_until_it_is_stopped(
     app: FlightsApp, store: ObjectStore, number: signal.Signals
 ) -> None:
     words = [sys.executable, "-m", "slackwater.cli.main", "compact", "flights", "--watch", "--every", "0.1", "--json"]
@@ -143,7 +141,7 @@ def test_watching_merges_what_becomes_due_until_it_is_stopped(
     assert [noted.detail for noted in list_operations(store, "flights")] == ["--watch, all tables"]
 
 
-def test_watching_goes_on_with_the_other_tables_when_one_cannot_be_merged(app: FlightsApp, store: ObjectStore) -> None:
+def test_watch_continues_with_other_tables_if_a_merge_fails(app: FlightsApp, store: ObjectStore) -> None:
     broken = app.heads["aircraft"].ssts[0].object
     whole = store.get(broken)
     store.put(broken, b"")

@@ -64,7 +64,7 @@ def test_diff_shows_the_table_that_the_refs_name_and_no_other(words: tuple[str, 
 
 
 @pytest.mark.usefixtures("app")
-def test_diff_the_other_way_round_says_the_opposite() -> None:
+def test_diff_with_swapped_refs_swaps_the_result() -> None:
     there, back = differing("flights/carriers@v1", BAD), differing(BAD, "flights/carriers@v1")
     for one, other in zip(there["tables"], back["tables"], strict=True):
         assert (one["added"], one["removed"]) == (other["removed"], other["added"])
@@ -72,7 +72,7 @@ def test_diff_the_other_way_round_says_the_opposite() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_diff_shows_less_when_asked_to() -> None:
+def test_options_limit_what_diff_shows() -> None:
     assert differing(GOOD, BAD, "--stat")["tables"][0]["rows"] is None
     (row,) = differing(GOOD, BAD, "--keys")["tables"][0]["rows"]
     assert row == {"key": {"carrier": "C1"}, "change": "changed"}
@@ -133,14 +133,14 @@ def test_history_stops_at_its_limit_and_says_so() -> None:
     assert "request" in result.stderr
 
 
-def test_history_of_a_removed_row_of_a_compacted_table(app: FlightsApp) -> None:
+def test_history_of_a_removed_row_in_a_compacted_table(app: FlightsApp) -> None:
     removed = app.delete("carriers", "C1").version
     app.compact("carriers")
     change = from_json("history", "flights/carriers", "C1")["changes"][0]
     assert (change["version"], change["change"], change["after"]) == (removed, "removed", None)
 
 
-def test_history_of_a_clone_says_where_it_begins(app: FlightsApp) -> None:
+def test_history_of_a_clone_shows_where_the_clone_begins(app: FlightsApp) -> None:
     clone(app.store, BAD, "staging", topics={}, channels=app.kafka, by="test")
     (change,) = from_json("history", "staging/carriers", "C1")["changes"]
     assert (change["inherited"], change["before"]) == ("clone", None)

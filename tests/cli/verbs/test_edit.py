@@ -21,7 +21,7 @@ def app(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
         return app
 
 
-def test_it_is_shown_key_by_key_done_once_and_told_of(app: FlightsApp) -> None:
+def test_an_edit_is_previewed_by_key_applied_once_and_logged(app: FlightsApp) -> None:
     at = app.heads["carriers"].version
     looked = done("edit", "flights/carriers", "--sql", NEGATIVE, "--dry-run")
     assert looked.startswith("would change 1 row of flights/carriers\n")
@@ -47,7 +47,7 @@ def test_it_is_shown_key_by_key_done_once_and_told_of(app: FlightsApp) -> None:
     assert done("query", "flights", "SELECT delay FROM carriers WHERE carrier = 'C0'").split()[-1] == "-1"
 
 
-def test_bisect_names_it_and_no_record(app: FlightsApp) -> None:
+def test_bisect_names_the_edit_and_no_record(app: FlightsApp) -> None:
     done("edit", "flights/carriers", "--sql", NEGATIVE)
     said = slackwater("bisect", "flights", "--where", "FROM carriers WHERE delay < 0").stdout
     assert f"carriers v{app.heads['carriers'].version + 1} is the first bad commit" in said
@@ -58,7 +58,7 @@ def test_bisect_names_it_and_no_record(app: FlightsApp) -> None:
     assert NEGATIVE in said
 
 
-def test_json_has_all_rows_and_values_can_be_hidden(app: FlightsApp) -> None:
+def test_json_has_all_rows_and_can_hide_values(app: FlightsApp) -> None:
     words = ("edit", "flights/carriers", "--sql", "DELETE FROM carriers WHERE carrier <> 'C0'", "--dry-run", "--json")
     data = json.loads(done(*words))
     assert (data["removed"], data["added"], data["changed"], data["version"]) == (2, 0, 0, None)
@@ -77,13 +77,13 @@ def test_json_has_all_rows_and_values_can_be_hidden(app: FlightsApp) -> None:
         (("edit", "flights/carriers", "--sql", "DROP TABLE carriers"), 2, "this is a DROP statement"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(app: FlightsApp, words: tuple[str, ...], code: int, expected: str) -> None:
+def test_an_invalid_edit_is_refused(app: FlightsApp, words: tuple[str, ...], code: int, expected: str) -> None:
     result = slackwater(*words)
     assert (result.exit_code, result.stdout) == (code, "")
     assert expected in result.stderr
 
 
-def test_a_protected_app_wants_its_name(app: FlightsApp, tmp_path: Path) -> None:
+def test_editing_a_protected_app_requires_its_name(app: FlightsApp, tmp_path: Path) -> None:
     done("protect", "flights")
     refused = slackwater("edit", "flights/carriers", "--sql", NEGATIVE)
     assert refused.exit_code == 1

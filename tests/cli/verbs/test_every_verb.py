@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("isolated")
 @pytest.mark.parametrize(
     "words", [("log", "flights"), ("log", "flights", "--operations"), ("query", "flights", "FROM carriers")]
 )
-def test_a_limit_beyond_all_bounds_is_all(words: tuple[str, ...]) -> None:
+def test_a_huge_limit_means_no_limit(words: tuple[str, ...]) -> None:
     assert done(*words, "--limit", "1" + "0" * 30) == done(*words, "--limit", "1000")
 
 
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("words", [("log", "flights"), ("log", "flights", "--operations")])
-def test_a_limit_of_0_is_all(words: tuple[str, ...]) -> None:
+def test_a_limit_of_0_means_no_limit(words: tuple[str, ...]) -> None:
     shown = done(*words, "--limit", "0")
     assert shown == done(*words, "--limit", "100000")
     assert "--operations" in words or len(shown.splitlines()) > len(done(*words, "--limit", "1").splitlines())
@@ -47,7 +47,7 @@ def test_a_limit_of_0_is_all(words: tuple[str, ...]) -> None:
     ],
 )
 @pytest.mark.usefixtures("app")
-def test_what_does_not_exist_is_named_with_the_nearest(args: tuple[str, ...], code: int, expected: str) -> None:
+def test_the_error_for_a_missing_name_lists_the_nearest(args: tuple[str, ...], code: int, expected: str) -> None:
     done("snapshot", "take", "flights", "before", "--instant")
     result = slackwater(*args)
     assert (result.exit_code, result.stdout) == (code, "")
@@ -114,7 +114,7 @@ NO_APP = """
 
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("line", [line.strip() for line in NO_APP.splitlines() if line.strip()])
-def test_an_app_that_is_not_there_is_refused_by_every_verb_and_before_anything_else(line: str) -> None:
+def test_every_verb_refuses_an_unknown_app_before_anything_else(line: str) -> None:
     """One sentence with the existing apps, before any promise or prompt."""
     result = slackwater(*shlex.split(line))
     assert (result.exit_code, result.stdout) == (1, "")
@@ -144,7 +144,7 @@ def test_an_app_that_is_not_there_is_refused_by_every_verb_and_before_anything_e
         ("clone flights@befor x", "the nearest: before"),
     ],
 )
-def test_tables_stages_and_snapshots_that_are_not_there_are_named_with_the_nearest(line: str, expected: str) -> None:
+def test_errors_for_unknown_tables_stages_and_snapshots_name_the_nearest(line: str, expected: str) -> None:
     done("snapshot", "take", "flights", "before", "--instant")
     result = slackwater(*shlex.split(line))
     assert (result.exit_code, result.stdout) == (1, "")
@@ -152,7 +152,7 @@ def test_tables_stages_and_snapshots_that_are_not_there_are_named_with_the_neare
 
 
 @pytest.mark.usefixtures("app")
-def test_a_token_may_name_a_table_that_comes_beside_a_stage_later() -> None:
+def test_a_token_may_name_a_side_table_that_does_not_exist_yet() -> None:
     assert "carriers_rejected" in done("token", "add", "t", "--app", "flights", "--table", "carriers_rejected")
 
 
@@ -166,7 +166,7 @@ def test_a_token_may_name_a_table_that_comes_beside_a_stage_later() -> None:
         ("run", "flights.py", "--patience"),
     ],
 )
-def test_seconds_that_are_no_number_are_refused(words: tuple[str, ...], seconds: str) -> None:
+def test_a_non_numeric_number_of_seconds_is_refused(words: tuple[str, ...], seconds: str) -> None:
     result = slackwater(*words, seconds)
     assert result.exit_code == 2
     assert f"Invalid value for '{words[-1]}'" in result.output
@@ -196,8 +196,8 @@ def test_no_verb_loads_spark_or_kafka() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_row_a_query_and_a_log_load_nothing_that_takes_longer_than_they_do() -> None:
-    """`make bench` measures the durations; pandas alone would double them."""
+def test_get_query_and_log_load_no_slow_modules() -> None:
+    """`make bench` measures their duration; pandas alone would double it."""
     Path("slackwater.toml").write_text('[invariants.few]\napp = "flights"\ncheck = "min(flights) >= 0"\n')
     heavy = (
         "pandas",
@@ -256,8 +256,10 @@ def test_a_row_a_query_and_a_log_load_nothing_that_takes_longer_than_they_do() -
         (("get", "flights/carriers"), 2),
     ],
 )
-def test_a_process_that_ends_early_says_the_same_with_the_same_code(words: tuple[str, ...], code: int) -> None:
-    """Runs in its own process, and in this one by a runner that frees everything, where typer checks the arguments."""
+def test_a_verb_that_skips_cleanup_at_exit_prints_the_same_with_the_same_exit_code(
+    words: tuple[str, ...], code: int
+) -> None:
+    """Compares a run in its own process with a run in this process by typer's runner, which cleans up normally."""
     ran = subprocess.run([*MODULE, *words], capture_output=True, text=True, check=False)
     within = slackwater(*words)
     assert (ran.returncode, within.exit_code) == (code, code)
@@ -265,13 +267,13 @@ def test_a_process_that_ends_early_says_the_same_with_the_same_code(words: tuple
 
 
 @pytest.mark.usefixtures("app")
-def test_all_of_a_large_answer_leaves_a_process_that_ends_early() -> None:
+def test_a_large_result_is_complete_even_if_the_process_skips_cleanup_at_exit() -> None:
     words = ("query", "flights", "SELECT i FROM range(200000) t(i) ORDER BY i", "--limit", "0", "--json")
     ran = subprocess.run([*MODULE, *words], capture_output=True, text=True, check=True)
     assert len(json.loads(ran.stdout)["rows"]) == 200_000
 
 
-def test_arrow_still_makes_frames_after_it_was_kept_from_importing_pandas() -> None:
+def test_arrow_can_still_convert_to_pandas_after_its_import_was_deferred() -> None:
     script = (
         "import sys\n"
         "from slackwater.cli import quick\n"
@@ -289,7 +291,7 @@ def test_arrow_still_makes_frames_after_it_was_kept_from_importing_pandas() -> N
 
 
 @pytest.mark.usefixtures("app")
-def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
+def test_headings_are_bold_on_a_terminal_and_not_in_a_pipe() -> None:
     terminal, end = pty.openpty()
     command, env = [*MODULE, "log", "flights", "--limit", "1"], os.environ | {"TERM": "xterm"}
     subprocess.run(command, stdout=end, env=env, check=True)
@@ -308,7 +310,7 @@ def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
         ("clone", "flights", "yesterday"),
     ],
 )
-def test_nothing_is_made_under_a_name_that_reads_as_a_moment(words: tuple[str, ...]) -> None:
+def test_a_name_that_reads_as_a_moment_is_refused_for_new_objects(words: tuple[str, ...]) -> None:
     result = slackwater(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "could be mistaken for a moment of an app" in result.stderr

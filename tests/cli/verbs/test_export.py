@@ -16,7 +16,7 @@ def test_export_writes_a_file_that_duckdb_opens(tmp_path: Path) -> None:
         assert file.sql("SELECT count(*) FROM aircraft").fetchall() == [(7,)]
 
 
-def test_export_does_not_overwrite_without_being_told(tmp_path: Path) -> None:
+def test_export_overwrites_a_file_only_if_told_to(tmp_path: Path) -> None:
     (tmp_path / "out.duckdb").write_text("mine")
     result = slackwater("export", "flights", "out.duckdb")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -36,7 +36,7 @@ def test_export_does_not_overwrite_without_being_told(tmp_path: Path) -> None:
         (("flights/carriers", "OUT.JSON"), "carriers"),
     ],
 )
-def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...], table: str) -> None:
+def test_a_path_with_a_file_ending_gets_one_table_as_a_file(words: tuple[str, ...], table: str) -> None:
     """DuckDB must read the rows that a query of the moment returns."""
     shown = done("export", *words)
     expected = rows_of(words[0], f"FROM {table} ORDER BY ALL")
@@ -70,7 +70,9 @@ def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...],
         (("diff", "flights@~1", "flights", "--out", "out.xlsx"), "has no supported format"),
     ],
 )
-def test_no_folder_is_made_under_the_name_of_a_file(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+def test_no_folder_is_created_under_a_path_with_a_file_ending(
+    words: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
     (tmp_path / "x.py").touch()
     before = sorted(tmp_path.iterdir())
     result = slackwater(*words)

@@ -21,7 +21,7 @@ def found(tmp_path: Path, name: str = "carriers") -> Any:
     return rows(StaticTable.from_metadata(str(tmp_path / "my lake" / name)))
 
 
-def test_any_reader_of_iceberg_opens_the_tables(app: FlightsApp, tmp_path: Path) -> None:
+def test_any_iceberg_reader_can_open_the_tables(app: FlightsApp, tmp_path: Path) -> None:
     words = done("export", "flights@~2", "--iceberg", "my lake")
     assert words.startswith(f"flights@~2 as Iceberg tables in {tmp_path / 'my lake'}, ")
     assert words.count("new snapshot") == 2
@@ -39,7 +39,7 @@ def test_any_reader_of_iceberg_opens_the_tables(app: FlightsApp, tmp_path: Path)
     assert "for the analysts" in logged
 
 
-def test_the_same_from_python(app: FlightsApp, tmp_path: Path, store: ObjectStore) -> None:
+def test_python_exports_the_same_tables(app: FlightsApp, tmp_path: Path, store: ObjectStore) -> None:
     from slackwater.client import open as opened
 
     with opened(str(tmp_path / "store")) as client:
@@ -49,7 +49,7 @@ def test_the_same_from_python(app: FlightsApp, tmp_path: Path, store: ObjectStor
     assert found(tmp_path) == rows_of("flights@~2", "FROM carriers ORDER BY 1")
 
 
-def test_kept_up_to_date_it_tells_what_moved(app: FlightsApp, tmp_path: Path) -> None:
+def test_a_continuous_export_reports_the_tables_that_moved(app: FlightsApp, tmp_path: Path) -> None:
     with process("export", "flights", "--iceberg", "my lake", "--every", "1s", "--json") as running:
         assert running.stdout is not None
         first = json.loads(running.stdout.readline())
@@ -77,13 +77,13 @@ def test_kept_up_to_date_it_tells_what_moved(app: FlightsApp, tmp_path: Path) ->
         (("flights", "--iceberg", "lake", "--every", "1ms"), "too short"),
     ],
 )
-def test_what_cannot_be_meant_is_said(app: FlightsApp, words: tuple[str, ...], sentence: str) -> None:
+def test_an_invalid_combination_of_options_is_explained(app: FlightsApp, words: tuple[str, ...], sentence: str) -> None:
     result = slackwater("export", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert sentence in " ".join(result.stderr.split())
 
 
-def test_a_root_within_an_app_is_refused(app: FlightsApp, tmp_path: Path) -> None:
+def test_a_root_inside_an_apps_folder_is_refused(app: FlightsApp, tmp_path: Path) -> None:
     result = slackwater("export", "flights", "--iceberg", str(tmp_path / "store" / "flights" / "lake"))
     assert result.exit_code == 1
     assert "flights" in result.stderr

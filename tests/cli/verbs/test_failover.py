@@ -32,7 +32,7 @@ def noted(*words: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("kafka")
-def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_gone(
+def test_an_app_is_replicated_queried_there_and_recovered_when_its_store_is_gone(
     app: FlightsApp, tmp_path: Path
 ) -> None:
     other = str(tmp_path / "elsewhere")
@@ -74,7 +74,7 @@ def test_an_app_is_copied_looked_at_elsewhere_and_recovered_when_its_store_is_go
 
 
 @pytest.mark.usefixtures("kafka")
-def test_a_move_fences_the_old_place_and_a_drill_reports(app: FlightsApp, tmp_path: Path) -> None:
+def test_a_recovery_fences_the_old_store_and_a_drill_writes_a_report(app: FlightsApp, tmp_path: Path) -> None:
     other, report, md = str(tmp_path / "elsewhere"), tmp_path / "drill.html", tmp_path / "drill.md"
     done("replicate", "flights", "--to", other, "--once")
     drill = ("recover", "flights", "--from", other, "--drill", "--keep")
@@ -93,7 +93,7 @@ def test_a_move_fences_the_old_place_and_a_drill_reports(app: FlightsApp, tmp_pa
 
 
 @pytest.mark.usefixtures("app")
-def test_what_cannot_be_meant_is_said_at_once(tmp_path: Path) -> None:
+def test_an_invalid_call_is_refused_at_once(tmp_path: Path) -> None:
     other = str(tmp_path / "elsewhere")
     for words in (
         ("recover", "flights", "--from", other, "--keep"),

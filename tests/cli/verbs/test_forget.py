@@ -21,7 +21,7 @@ def app(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
         return made
 
 
-def test_a_dry_run_lists_what_holds_it_and_what_is_out_of_reach(app: FlightsApp) -> None:
+def test_a_dry_run_lists_the_objects_with_the_key_and_those_out_of_reach(app: FlightsApp) -> None:
     before = {info.key for info in app.store.list("")}
     said = done("forget", "flights", *KEY, "--dry-run")
     lines = said.splitlines()
@@ -37,7 +37,7 @@ def test_a_dry_run_lists_what_holds_it_and_what_is_out_of_reach(app: FlightsApp)
     assert from_json("forget", "flights", *KEY, "--dry-run")["dry_run"]
 
 
-def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp_path: Path) -> None:
+def test_forget_removes_the_key_verify_checks_it_and_the_snapshot_notes_it(app: FlightsApp, tmp_path: Path) -> None:
     assert slackwater("verify", "flights", "--forgotten", *KEY).exit_code == 1
     said = done("forget", "flights", *KEY, "--message", "request 118")
     assert said.startswith("forgot 1 key in flights: ")
@@ -81,7 +81,7 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
         (("verify", "flights@good", "--forgotten", *KEY), 2, "this covers all versions of an app"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(
+def test_an_impossible_forget_is_explained_in_one_sentence(
     app: FlightsApp, words: tuple[str, ...], code: int, expected: str
 ) -> None:
     before = {info.key for info in app.store.list("")}
@@ -91,13 +91,13 @@ def test_what_cannot_be_is_said_in_a_sentence(
     assert {info.key for info in app.store.list("")} - {keys.request_signal("flights")} == before
 
 
-def test_a_protected_app_wants_its_name(app: FlightsApp) -> None:
+def test_forgetting_in_a_protected_app_requires_its_name(app: FlightsApp) -> None:
     done("protect", "flights", "--message", "production")
     assert "flights' is protected" in slackwater("forget", "flights", *KEY).stderr
     assert done("forget", "flights", *KEY, "--yes-really", "flights").startswith("forgot 1 key")
 
 
-def test_after_a_promotion_the_names_that_are_typed_are_told(app: FlightsApp) -> None:
+def test_after_a_promotion_messages_use_the_names_that_users_type(app: FlightsApp) -> None:
     promoted(app)
     refused = slackwater("forget", "flights", *KEY)
     assert (refused.exit_code, "hint: forget it in flights~1: that includes its clones" in refused.stderr) == (1, True)
@@ -109,7 +109,7 @@ def test_after_a_promotion_the_names_that_are_typed_are_told(app: FlightsApp) ->
     assert looked.startswith("no object of flights~1, staging holds any of 1 key\n")
 
 
-def test_fields_are_named_where_only_the_program_knows_and_values_besides(app: FlightsApp) -> None:
+def test_fields_unknown_to_the_store_and_further_values_are_given_as_options(app: FlightsApp) -> None:
     said = done("forget", "flights", *KEY, "--dry-run")
     assert "by-aircraft" in said
     rows = [line.split("  ") for line in said.splitlines() if "records in flight" in line]
@@ -128,7 +128,7 @@ def test_fields_are_named_where_only_the_program_knows_and_values_besides(app: F
             assert (result.exit_code, text in result.stderr) == (code, True), result.output
 
 
-def test_a_message_that_has_the_key_is_refused_since_it_would_stay_in_the_log(app: FlightsApp) -> None:
+def test_a_message_that_contains_the_key_is_refused_since_it_would_stay_in_the_log(app: FlightsApp) -> None:
     refused = slackwater("forget", "flights", *KEY, "--message", "request of N003")
     assert refused.exit_code == 2
     assert "the message contains a key to be forgotten" in refused.stderr
@@ -136,7 +136,7 @@ def test_a_message_that_has_the_key_is_refused_since_it_would_stay_in_the_log(ap
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_a_file_of_keys_is_read_to_the_letter(app: FlightsApp, tmp_path: Path, ending: str) -> None:
+def test_a_file_of_keys_is_read_literally(app: FlightsApp, tmp_path: Path, ending: str) -> None:
     """Windows line ends work; any other line separator is part of the key."""
     app.run([Flight(tail, "C0", 5) for tail in ('a"b', "ä\u2028ö\x0c", " n ")])
     file = tmp_path / "gone.txt"
@@ -147,8 +147,8 @@ def test_a_file_of_keys_is_read_to_the_letter(app: FlightsApp, tmp_path: Path, e
 
 
 @pytest.mark.usefixtures("app")
-def test_a_key_is_forgotten_as_it_is_got() -> None:
-    """`APP/TABLE KEY` and `--key TABLE=KEY` are the same key: one form finds the other's work done."""
+def test_forget_accepts_a_key_as_get_does() -> None:
+    """`APP/TABLE KEY` and `--key TABLE=KEY` are the same key: after one form, the other reports "done already"."""
     assert from_json("forget", "flights/aircraft", "N003", "--dry-run") == from_json(
         "forget", "flights", *KEY, "--dry-run"
     )

@@ -13,7 +13,7 @@ from tests.store.archive.small_archives import append
 from tests.support.histories import FlightsApp, Kafka, flights
 
 
-def test_a_dry_run_of_the_command_says_what_stays_and_why(tmp_path: Path) -> None:
+def test_a_dry_run_lists_what_each_rule_keeps(tmp_path: Path) -> None:
     FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
     done = slackwater("gc", "flights", "--dry-run", "--versions", "2", "--store", str(tmp_path))
     assert done.exit_code == 0, done.output
@@ -21,7 +21,7 @@ def test_a_dry_run_of_the_command_says_what_stays_and_why(tmp_path: Path) -> Non
     assert "carriers keeps 1 newest, 1 newest versions, 1 less than an hour old" in done.output
 
 
-def test_the_command_without_rules_says_so_and_speaks_json(tmp_path: Path) -> None:
+def test_gc_without_rules_says_that_all_history_is_kept(tmp_path: Path) -> None:
     FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
     arguments = ["gc", "flights", "--store", str(tmp_path)]
     assert "all history is kept" in slackwater(*arguments).output
@@ -29,8 +29,8 @@ def test_the_command_without_rules_says_so_and_speaks_json(tmp_path: Path) -> No
     assert [stage["versions"] for stage in told["stages"]] == [0, 0, 0]
 
 
-def test_what_goes_of_an_input_archive_is_not_nothing(tmp_path: Path) -> None:
-    """Its objects are deleted an hour later."""
+def test_gc_reports_collected_records_of_an_input_archive(tmp_path: Path) -> None:
+    """Their objects are deleted an hour later."""
     app = FlightsApp(LocalStore(tmp_path), Kafka())
     app.run(flights(20))
     append(app.store, "flights", Extent(0, 0, 10))
@@ -43,7 +43,7 @@ def test_what_goes_of_an_input_archive_is_not_nothing(tmp_path: Path) -> None:
     assert "input_ms" not in refused.output
 
 
-def test_a_margin_in_which_a_merge_could_still_be_under_way_is_refused(tmp_path: Path) -> None:
+def test_a_margin_shorter_than_a_merge_may_take_is_refused(tmp_path: Path) -> None:
     FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
     arguments = ["gc", "flights", "--store", str(tmp_path), "--margin"]
     for words in (["1s"], ["59m", "--dry-run"], ["0s", "--explain", "app.json"]):

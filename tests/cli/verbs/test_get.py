@@ -20,7 +20,7 @@ def test_get_prints_one_row_and_what_it_read() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_get_of_a_key_that_is_not_there_exits_with_1() -> None:
+def test_get_of_a_missing_key_exits_with_1() -> None:
     result = slackwater("get", "flights/carriers", "ZZ")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no key ZZ" in result.stderr
@@ -30,7 +30,7 @@ def test_get_of_a_key_that_is_not_there_exits_with_1() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_get_with_too_many_values_is_a_usage_error_that_names_the_key() -> None:
+def test_get_with_too_many_values_is_a_usage_error_that_names_the_key_columns() -> None:
     result = slackwater("get", "flights/carriers", "C1", "C2")
     assert result.exit_code == 2
     assert "carrier (string)" in result.stderr

@@ -1,4 +1,4 @@
-"""Verbs after a promotion: meaning of names, clones, protection, removal of the apps."""
+"""Verbs after a promotion: the meaning of names, clones, protection, removal of both apps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def world(isolated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Promote `s` over `p`, of which `other` is a clone, too; the time to live of clone `s` is over."""
+    """Promote `s` over `p`, which has another clone, `other`; the time to live of clone `s` has passed."""
     world = World(Random(1), open_store(str(tmp_path / "store")))
     monkeypatch.setenv("SLACKWATER_KAFKA", world.kafka.properties["bootstrap.servers"])
     codec.put(world.store, keys.app_info("s"), replace(apps.read_app(world.store, "s"), ttl_ms=1))
@@ -39,7 +39,7 @@ def refused(*words: str, code: int = 1) -> str:
 
 
 @pytest.mark.usefixtures("world")
-def test_the_app_behind_a_name_is_neither_removed_nor_made_anew_whatever_it_is_called_by() -> None:
+def test_a_promoted_app_is_neither_removed_nor_recreated_under_any_of_its_names() -> None:
     for called in ("p", "s"):
         for words in (("app", "rm"), ("clone", "rm"), ("clone", "refresh")):
             for dry_run in ((), ("--dry-run",)):
@@ -52,7 +52,7 @@ def test_the_app_behind_a_name_is_neither_removed_nor_made_anew_whatever_it_is_c
     assert "done already" in done("promote", "s", "--over", "p")
 
 
-def test_clones_are_listed_by_the_names_they_have_and_what_took_over_does_not_expire(world: World) -> None:
+def test_clones_are_listed_by_their_current_names_and_a_promoted_clone_does_not_expire(world: World) -> None:
     listed = done("clone", "list")
     assert "is p since a promotion" in listed
     assert "p~1@clone-other" in listed
@@ -70,7 +70,7 @@ def test_clones_are_listed_by_the_names_they_have_and_what_took_over_does_not_ex
     assert gone.stdout.startswith("would remove s: ")
 
 
-def test_a_clone_is_made_anew_from_what_its_sources_name_means(world: World) -> None:
+def test_refresh_recreates_a_clone_from_the_app_that_has_its_sources_name(world: World) -> None:
     assert done("clone", "refresh", "other", "--fence", "--dry-run").startswith(
         "would recreate other from p (folder s), "
     )
@@ -78,7 +78,7 @@ def test_a_clone_is_made_anew_from_what_its_sources_name_means(world: World) -> 
     assert done("clone", "refresh", "other", "--fence", "--dry-run").startswith("would recreate other from p, ")
 
 
-def test_protection_goes_with_the_name_and_wants_the_name_as_typed(world: World) -> None:
+def test_protection_belongs_to_the_name_and_requires_the_name_as_typed(world: World) -> None:
     done("protect", "p", "--message", "production")
     assert done("protect", "s").startswith("done already: p is protected by ")
     said = refused("rewind", "p@-1h")
@@ -102,7 +102,7 @@ def test_protection_goes_with_the_name_and_wants_the_name_as_typed(world: World)
     assert done("protect", "s", "--off") == "done already: s is not protected\n"
 
 
-def test_what_is_printed_has_the_names_that_are_typed_next(world: World) -> None:
+def test_output_uses_the_names_that_users_type_next(world: World) -> None:
     titles = [line for line in done("status").splitlines() if "  created " in line]
     assert [title.partition("  ")[0] for title in titles] == ["other", "p~1 (folder p)", "p (folder s)"]
     logged = "\n".join(each["detail"] for each in from_json("log", "p", "--operations", "--verb", "promote"))

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 @pytest.mark.usefixtures("app")
-def test_query_lists_the_tables_without_sql() -> None:
+def test_query_without_sql_lists_the_tables() -> None:
     aircraft, carriers = from_json("query", "flights")
     assert (aircraft["table"], carriers["table"]) == ("aircraft", "carriers")
     assert [column["name"] for column in carriers["columns"]] == ["carrier", "flights", "delay"]
@@ -21,7 +21,7 @@ def test_query_lists_the_tables_without_sql() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_query_prints_rows_for_people_and_for_machines() -> None:
+def test_query_prints_rows_as_text_and_as_json() -> None:
     sql = "SELECT carrier, flights, sum(delay) AS delay FROM carriers GROUP BY ALL ORDER BY carrier"
     heading, *rows = done("query", "flights", sql).splitlines()
     assert heading == "carrier  flights  delay"
@@ -30,7 +30,7 @@ def test_query_prints_rows_for_people_and_for_machines() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_query_of_an_earlier_moment_is_as_it_was_then() -> None:
+def test_query_of_an_earlier_moment_returns_the_rows_of_that_time() -> None:
     sql = "SELECT max(delay) AS worst FROM carriers"
     assert rows_of("flights", sql) == [{"worst": 5060}]
     assert rows_of("flights/carriers@v5", sql) == [{"worst": 85}]
@@ -44,14 +44,14 @@ def test_query_takes_sql_from_standard_input() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_sql_that_is_not_utf8_is_refused_with_the_place_of_the_byte() -> None:
+def test_the_error_for_sql_that_is_not_utf8_names_the_bad_byte() -> None:
     result = slackwater("query", "flights", "-", text="SELECT 'é' FROM carriers".encode("latin-1"))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "the SQL in standard input is not UTF-8: byte 8 is 0xe9" in result.stderr
 
 
 @pytest.mark.usefixtures("app")
-def test_query_prints_as_many_rows_as_asked_and_tells_how_many_more_there_are() -> None:
+def test_query_prints_as_many_rows_as_requested_and_says_how_many_remain() -> None:
     result = slackwater("query", "flights", "FROM range(1200)", "--limit", "10")
     assert len(result.stdout.splitlines()) == 11
     assert result.stderr == "and 1,190 more rows; --limit 0 prints all\n"
@@ -68,7 +68,7 @@ def test_query_writes_all_rows_to_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_query_refuses_an_unknown_ending_before_it_runs_anything(tmp_path: Path) -> None:
+def test_query_refuses_an_unknown_file_ending_before_running(tmp_path: Path) -> None:
     result = slackwater("query", "flights", "SELECT error('must not run')", "--out", "report.xlsx")
     assert (result.exit_code, result.stdout) == (2, "")
     assert ".parquet, .csv or .json" in result.stderr
@@ -76,7 +76,7 @@ def test_query_refuses_an_unknown_ending_before_it_runs_anything(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("app")
-def test_query_names_other_moments_and_tells_what_they_are() -> None:
+def test_query_lists_the_other_moments_that_it_reads() -> None:
     sql = "SELECT max(now.delay) - max(was.delay) AS more FROM carriers now, carriers AT 'v5' was"
     found = from_json("query", "flights", sql)
     assert found["rows"] == [{"more": 4975}]
@@ -85,14 +85,14 @@ def test_query_names_other_moments_and_tells_what_they_are() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_the_page_shows_whole_moments_only() -> None:
+def test_the_page_shows_only_moments_of_all_tables() -> None:
     result = slackwater("query", "flights", "SELECT 1", "--ui")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--ui shows all tables of a moment" in result.stderr
 
 
 @pytest.mark.usefixtures("app")
-def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
+def test_wrong_sql_gets_duckdbs_message_with_the_query() -> None:
     result = slackwater("query", "flights", "SELEKT 1")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Parser Error" in result.stderr
@@ -101,7 +101,7 @@ def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.usefixtures("app")
-def test_a_reader_that_goes_away_is_no_error(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_no_error(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with process("query", "flights", "FROM range(20000)", "--limit", "0") as query:
         assert query.stdout is not None

@@ -20,7 +20,7 @@ def rejecting(app: FlightsApp, tmp_path: Path) -> FlightsApp:
     return app
 
 
-def test_what_waits_is_listed_with_its_error(rejecting: FlightsApp) -> None:
+def test_records_that_wait_for_a_retry_are_listed_with_their_errors(rejecting: FlightsApp) -> None:
     shown = done("rejected", "flights")
     assert "flights[0]@3" in shown
     assert "ValueError: bad: 3" in shown
@@ -33,11 +33,11 @@ def test_what_waits_is_listed_with_its_error(rejecting: FlightsApp) -> None:
     assert "carriers rejected 2 records, 1 waiting" in done("status", "flights")
 
 
-def test_the_table_of_rejected_records_is_exported_as_others_are(rejecting: FlightsApp, tmp_path: Path) -> None:
+def test_the_table_of_rejected_records_is_exported_too(rejecting: FlightsApp, tmp_path: Path) -> None:
     assert "carriers_rejected" in done("export", "flights", str(tmp_path / "flights.duckdb"))
 
 
-def test_a_retry_is_asked_for_and_a_dry_run_asks_for_none(rejecting: FlightsApp) -> None:
+def test_retry_writes_a_request_and_a_dry_run_does_not(rejecting: FlightsApp) -> None:
     said = done("rejected", "flights", "--retry", "--dry-run")
     assert "flights/carriers: 1 rejected record would be retried; the next `slackwater run` does it" in said
     assert RETRIES.all(rejecting.store, "flights") == ()
@@ -47,7 +47,7 @@ def test_a_retry_is_asked_for_and_a_dry_run_asks_for_none(rejecting: FlightsApp)
     assert asked.stage == "carriers"
 
 
-def test_an_app_that_rejected_nothing_says_so(app: FlightsApp) -> None:
+def test_an_app_without_rejected_records_says_so(app: FlightsApp) -> None:
     assert "no stage of flights rejected a record" in done("rejected", "flights")
     assert "no rejected record of flights waits" in done("rejected", "flights", "--retry")
     refused = slackwater("rejected", "flights", "--dry-run")

@@ -1,4 +1,4 @@
-"""`slackwater replay` on the command line, as far as it works without Spark."""
+"""`slackwater replay` on the command line: the parts that need no Spark."""
 
 from pathlib import Path
 
@@ -25,13 +25,15 @@ pytestmark = pytest.mark.usefixtures("isolated", "app")
         (("case.zip",), 1, "case.zip cannot be read: No such file"),
     ],
 )
-def test_what_cannot_be_replayed_is_told_before_spark_starts(words: tuple[str, ...], code: int, expected: str) -> None:
+def test_a_replay_that_is_not_possible_is_refused_before_spark_starts(
+    words: tuple[str, ...], code: int, expected: str
+) -> None:
     result = slackwater("replay", *words)
     assert (result.exit_code, result.stdout) == (code, "")
     assert expected in result.stderr
 
 
-def test_a_zip_that_is_no_bundle_is_told(tmp_path: Path) -> None:
+def test_the_error_for_a_zip_that_is_no_bundle_says_so(tmp_path: Path) -> None:
     (tmp_path / "case.zip").write_bytes(b"PK")
     result = slackwater("replay", "case.zip")
     assert result.exit_code == 1

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("words", ["flights", "flights/"])
-def test_a_rescale_of_no_stage_says_that_the_stage_is_missing(words: str) -> None:
+def test_rescale_without_a_stage_says_that_the_stage_is_missing(words: str) -> None:
     result = slackwater("rescale", words, "--partitions", "4")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"'{words}' names no stage; expected APP/STAGE" in result.stderr
@@ -18,7 +18,7 @@ def test_a_rescale_of_no_stage_says_that_the_stage_is_missing(words: str) -> Non
 
 
 @pytest.mark.usefixtures("app")
-def test_rescale_changes_the_number_and_nothing_that_a_query_sees() -> None:
+def test_rescale_changes_the_number_of_partitions_and_no_query_result() -> None:
     before = rows_of("flights", "FROM carriers")
     assert done("rescale", "flights/carriers", "--partitions", "5").splitlines() == [
         "rescaled flights/carriers from 2 to 5 state partitions with v7; 9 SSTs kept as they are",
@@ -31,7 +31,7 @@ def test_rescale_changes_the_number_and_nothing_that_a_query_sees() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_rescale_to_the_same_number_has_nothing_to_do_and_succeeds() -> None:
+def test_rescale_to_the_current_number_succeeds_without_a_change() -> None:
     assert done("rescale", "flights/carriers", "--partitions", "2") == (
         "done already: flights/carriers has 2 state partitions\n"
     )
@@ -61,7 +61,7 @@ def test_a_dry_run_of_a_rescale_changes_nothing(store: ObjectStore) -> None:
         ("flights/carriers", "65537", 2, "1 to 65536"),
     ],
 )
-def test_what_cannot_be_rescaled_is_told(stage: str, partitions: str, code: int, expected: str) -> None:
+def test_an_impossible_rescale_is_explained(stage: str, partitions: str, code: int, expected: str) -> None:
     result = slackwater("rescale", stage, "--partitions", partitions)
     assert (result.exit_code, result.stdout) == (code, "")
     assert expected in result.stderr

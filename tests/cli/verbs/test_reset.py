@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """Return an app that continued after its snapshot `good`."""
+    """Return an app that ran on after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app
 
 
 @pytest.mark.usefixtures("late")
-def test_offsets_are_set_and_the_log_says_it() -> None:
+def test_reset_sets_the_offsets_and_is_logged() -> None:
     before = rows_of("flights", "FROM carriers ORDER BY ALL")
     looked = done("reset", "flights", "--all-topics", "--to-earliest", "--dry-run")
     assert looked.startswith("flights would be reset to the earliest offset\nlegs  v")
@@ -66,14 +66,14 @@ def test_offsets_are_set_and_the_log_says_it() -> None:
     ],
 )
 @pytest.mark.usefixtures("late")
-def test_what_cannot_be_is_refused_with_the_reason(words: tuple[str, ...], code: int, expected: str) -> None:
+def test_an_impossible_reset_is_refused_with_the_reason(words: tuple[str, ...], code: int, expected: str) -> None:
     refused = slackwater("reset", "flights", *words)
     assert (refused.exit_code, refused.stdout) == (code, "")
     assert expected in refused.stderr
 
 
 @pytest.mark.usefixtures("late")
-def test_the_same_in_python() -> None:
+def test_python_resets_the_same_way() -> None:
     app = sw.open("memory").app("flights")
     looked = app.reset("flights", shift_by=-1, dry_run=True)
     assert [each["stage"] for each in looked.data["stages"]] == ["legs"]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def app(store: ObjectStore) -> FlightsApp:
-    """Return an app whose program no longer has its last stage; the other stages continue."""
+    """Return an app whose program no longer has its last stage; the other stages run on."""
     app = FlightsApp(store, Kafka())
     app.run(flights(40))
     for _ in range(3):
@@ -28,7 +28,7 @@ def app(store: ObjectStore) -> FlightsApp:
     return app
 
 
-def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after_it(app: FlightsApp) -> None:
+def test_a_snapshot_that_waits_for_a_removed_stage_suggests_retire_and_then_completes(app: FlightsApp) -> None:
     nothing_runs = slackwater("snapshot", "take", "flights", "before", "--timeout", "0.2")
     assert nothing_runs.exit_code == 1
     assert "no answer from" in nothing_runs.stderr
@@ -55,12 +55,12 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
 
 
 def long_ago(asked: SnapshotRequest) -> SnapshotRequest:
-    """Return the request, dated a minute back and after every commit."""
+    """Return the request, dated a minute earlier but after every commit."""
     return SnapshotRequest(asked.id, asked.name, asked.created_ms - 60_000, asked.by)
 
 
 @pytest.mark.usefixtures("app")
-def test_a_retired_stage_is_shown_as_such_and_can_be_looked_into() -> None:
+def test_a_retired_stage_is_marked_and_can_still_be_queried() -> None:
     before = from_json("query", "flights", "FROM carriers ORDER BY carrier")["rows"]
     done("retire", "flights/carriers")
     (line,) = (line for line in done("status").splitlines() if line.startswith("carriers"))
@@ -93,12 +93,12 @@ def test_a_retired_stage_is_shown_as_such_and_can_be_looked_into() -> None:
         (("app", "rm", "flights", "--topics"), 2, "--kafka"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], code: int, told: str) -> None:
+def test_an_impossible_call_is_explained_in_one_sentence(words: tuple[str, ...], code: int, told: str) -> None:
     result = slackwater(*words)
     assert (result.exit_code, told in result.stderr) == (code, True), result.output
 
 
-def test_gc_asks_whether_a_stage_that_holds_it_up_is_still_there(app: FlightsApp, tmp_path: Path) -> None:
+def test_gc_suggests_retire_for_a_stage_that_no_longer_commits(app: FlightsApp, tmp_path: Path) -> None:
     aged(tmp_path)
     said = done("gc", "flights", "--versions", "1", "--dry-run")
     assert "aircraft keeps versions for carriers, which has not committed for an hour or more" in said
@@ -108,7 +108,7 @@ def test_gc_asks_whether_a_stage_that_holds_it_up_is_still_there(app: FlightsApp
 
 
 def aged(tmp_path: Path) -> None:
-    """Let everything in the store become old."""
+    """Set the age of every object in the store to many years."""
     for path in (tmp_path / "store").rglob("*.*"):
         os.utime(path, (1, 1))
 
@@ -143,7 +143,7 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
     assert "app 'staging' is a clone that still uses files of flights" in result.stderr
 
 
-def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
+def test_app_rm_removes_topics_and_groups_in_kafka_if_asked(
     memory_kafka: MemoryKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
     from slackwater.pipeline.kafka.channels import consumer_group

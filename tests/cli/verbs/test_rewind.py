@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """Return an app that continued after its snapshot `good`."""
+    """Return an app that ran on after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app
@@ -25,7 +25,7 @@ def versions(store: ObjectStore) -> dict[str, tuple[int, ...]]:
     return {stage: history.list_versions(store, "flights", stage) for stage in STAGES}
 
 
-def test_a_dry_run_says_what_is_undone_in_rows_and_offsets(late: FlightsApp) -> None:
+def test_a_dry_run_lists_the_rows_and_offsets_to_undo(late: FlightsApp) -> None:
     before = versions(late.store)
     said = done("rewind", "flights@good", "--dry-run")
     assert said.startswith("flights would be rewound to flights@good, ")
@@ -35,7 +35,7 @@ def test_a_dry_run_says_what_is_undone_in_rows_and_offsets(late: FlightsApp) -> 
     assert versions(late.store) == before
 
 
-def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsApp) -> None:
+def test_a_rewind_commits_a_version_per_stage_and_is_logged(late: FlightsApp) -> None:
     said = done("rewind", "flights@good")
     assert "undone state: flights@before-rewind-1" in said
     assert "carriers  v" in said
@@ -73,13 +73,13 @@ def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsA
     ],
 )
 @pytest.mark.usefixtures("late")
-def test_what_cannot_be_is_refused_with_the_reason(words: tuple[str, ...], code: int, expected: str) -> None:
+def test_an_impossible_rewind_is_refused_with_the_reason(words: tuple[str, ...], code: int, expected: str) -> None:
     refused = slackwater(*words)
     assert (refused.exit_code, refused.stdout) == (code, "")
     assert expected in refused.stderr
 
 
-def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: FlightsApp) -> None:
+def test_destructive_verbs_on_a_protected_app_require_its_name(late: FlightsApp) -> None:
     assert done("protect", "flights", "--message", "production") == (
         "flights is protected: production; rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone "
         "refresh "

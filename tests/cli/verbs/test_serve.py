@@ -27,7 +27,7 @@ def app(tmp_path: Path) -> FlightsApp:
     return made
 
 
-def test_a_token_is_made_shown_and_removed(app: FlightsApp) -> None:
+def test_a_token_is_created_listed_and_removed(app: FlightsApp) -> None:
     assert done("token", "list").startswith("this store has no token")
     words = ("token", "add", "reports", "--app", "flights", "--table", "carriers", "--verb", "sql", "--days", "2")
     assert "would make token reports" in done(*words, "--dry-run")
@@ -43,7 +43,7 @@ def test_a_token_is_made_shown_and_removed(app: FlightsApp) -> None:
     assert from_json("token", "list") == []
 
 
-def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
+def test_a_token_for_client_certificates_has_no_secret(app: FlightsApp) -> None:
     assert from_json("token", "add", "grafana", "--app", "*", "--certificate")["token"] == ""
     assert "certificate" in done("token", "list")
 
@@ -64,14 +64,14 @@ def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
         (("query", "flights", "FROM carriers", "--server", "http://127.0.0.1:1"), 1, "does not answer"),
     ],
 )
-def test_what_makes_no_sense_is_told(app: FlightsApp, words: tuple[str, ...], code: int, said: str) -> None:
+def test_an_invalid_call_is_explained(app: FlightsApp, words: tuple[str, ...], code: int, said: str) -> None:
     Path("slackwater.toml").write_text("")
     refused = slackwater(*words)
     assert refused.exit_code == code
     assert said in refused.stderr
 
 
-def test_a_server_is_asked_as_a_store_is(app: FlightsApp, tmp_path: Path) -> None:
+def test_verbs_query_a_server_as_they_query_a_store(app: FlightsApp, tmp_path: Path) -> None:
     sql, before = "SELECT carrier, flights FROM carriers ORDER BY 1", threading.active_count()
     with serving(app.store.url, tmp_path / "cache") as url:
         assert done("query", "flights", sql, "--server", url) == done("query", "flights", sql)
@@ -88,7 +88,7 @@ def test_a_server_is_asked_as_a_store_is(app: FlightsApp, tmp_path: Path) -> Non
     assert threading.active_count() < before + 20
 
 
-def test_whoever_serves_others_without_tls_is_warned(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_other_machines_without_tls_prints_a_warning(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
     from_json("token", "add", "reports", "--app", "flights")
     monkeypatch.setattr("slackwater.serve.server.ServeInstance.run", lambda _instance: None)
     assert "without TLS" in slackwater("serve", "--host", "0.0.0.0").stderr  # noqa: S104
@@ -98,9 +98,7 @@ def test_whoever_serves_others_without_tls_is_warned(app: FlightsApp, monkeypatc
 @pytest.mark.parametrize(
     ("verbose", "line", "code"), [("1", "import 'slackwater.cli.groups'", -signal.SIGINT), ("", "serving ", 130)]
 )
-def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(
-    verbose: str, line: str, code: int, app: FlightsApp
-) -> None:
+def test_ctrl_c_during_start_exits_without_a_traceback(verbose: str, line: str, code: int, app: FlightsApp) -> None:
     words = (SLACKWATER, "serve", "--store", app.store.url, "--port", str(choose_port()))
     how: Any = {"env": os.environ | {"PYTHONVERBOSE": verbose}, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, start_new_session=True, **how) as server:

@@ -1,4 +1,4 @@
-"""Verbs that wait for a silent server soon name the setting with its address."""
+"""Verbs on a server that never answers: within seconds they name the setting that has its address."""
 
 import socket
 from collections.abc import Iterator
@@ -46,11 +46,11 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.param(MORE_VERBS, id="more verbs", marks=pytest.mark.ci),  # `snapshot take` shows it, too
     ],
 )
-def test_each_names_the_setting_long_before_patience_ends(verbs: tuple[tuple[tuple[str, ...], str], ...]) -> None:
+def test_each_verb_names_the_setting_long_before_it_gives_up(verbs: tuple[tuple[tuple[str, ...], str], ...]) -> None:
     Path("app.py").write_text(PROGRAM)
 
     def said(words: tuple[str, ...]) -> str:
-        """Return the output of a verb until it names a setting, else all of it."""
+        """Return the output of a verb until it names a setting, or all of it if it does not."""
         lines = []
         with process(*words) as started:
             assert started.stderr is not None

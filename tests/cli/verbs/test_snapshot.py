@@ -60,7 +60,7 @@ def test_a_snapshot_of_a_running_app_waits_for_every_stage(app: FlightsApp, stor
 
 
 @pytest.mark.usefixtures("app")
-def test_a_snapshot_that_nobody_answers_is_withdrawn_and_names_who_was_silent(store: ObjectStore) -> None:
+def test_an_unanswered_snapshot_is_withdrawn_and_the_error_names_the_silent_stages(store: ObjectStore) -> None:
     result = slackwater("snapshot", "take", "flights", "never", "--timeout", "0")
     assert (result.exit_code, result.stdout) == (1, "")
     told, error, hint = result.stderr.splitlines()
@@ -74,7 +74,7 @@ def test_a_snapshot_that_nobody_answers_is_withdrawn_and_names_who_was_silent(st
 
 
 @pytest.mark.usefixtures("app")
-def test_a_snapshot_can_be_asked_for_without_waiting_and_withdrawn(store: ObjectStore) -> None:
+def test_a_snapshot_can_be_requested_without_waiting_and_withdrawn_later(store: ObjectStore) -> None:
     done("snapshot", "take", "flights", "later", "--no-wait")
     assert [request.name for request in open_requests(store, "flights")] == ["later"]
     assert "requested" in done("snapshot", "list", "flights")
@@ -83,7 +83,7 @@ def test_a_snapshot_can_be_asked_for_without_waiting_and_withdrawn(store: Object
 
 
 @pytest.mark.usefixtures("app")
-def test_a_snapshot_without_a_name_is_named_after_the_time() -> None:
+def test_a_snapshot_without_a_name_gets_the_time_as_name() -> None:
     name = from_json("snapshot", "take", "flights", "--instant")["name"]
     assert name.replace("-", "").isdigit()
     assert done("query", f"flights@{name}", "SELECT 1 AS one").split() == ["one", "1"]

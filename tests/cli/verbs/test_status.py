@@ -20,7 +20,7 @@ from tests.support.histories import START_MS, FlightsApp
 pytestmark = pytest.mark.usefixtures("isolated")
 
 
-def test_status_of_an_empty_store_says_how_to_begin() -> None:
+def test_status_of_an_empty_store_says_how_to_start() -> None:
     assert "slackwater run FILE" in done("status")
 
 
@@ -33,8 +33,8 @@ def test_status_shows_every_stage_upstream_first() -> None:
     assert re.search(r"by-aircraft 1 version, \d+ rows$", lines[3])
 
 
-def test_status_says_which_stages_run(app: FlightsApp) -> None:
-    """A heartbeat counts for its own epoch: a runner that lost its stage runs nothing."""
+def test_status_shows_which_stages_are_running(app: FlightsApp) -> None:
+    """A heartbeat counts only for its own epoch: a fenced runner runs nothing."""
     writer = str(ULID())
     runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
@@ -47,7 +47,7 @@ def test_status_says_which_stages_run(app: FlightsApp) -> None:
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 
-def test_status_says_what_a_stage_waits_for_as_its_runner_said(app: FlightsApp) -> None:
+def test_status_shows_the_reason_of_a_wait_from_the_runners_heartbeat(app: FlightsApp) -> None:
     assert "waits for" not in done("status")
     waits = {"legs": "new records of flights", "carriers": "its turn on the cores"}
     beat = runners.Heartbeat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
@@ -62,7 +62,7 @@ def test_status_says_what_a_stage_waits_for_as_its_runner_said(app: FlightsApp) 
     assert said == {"legs": "new records of flights", "aircraft": "", "carriers": ""}
 
 
-def test_status_tells_the_rows_of_the_last_batch_and_none_of_a_version_that_is_none(app: FlightsApp) -> None:
+def test_status_shows_the_rows_of_the_last_batch_and_none_for_a_claim(app: FlightsApp) -> None:
     app.claim("aircraft")
     lines = done("status").splitlines()
     assert "rows in last batch" in lines[1]
@@ -72,7 +72,7 @@ def test_status_tells_the_rows_of_the_last_batch_and_none_of_a_version_that_is_n
     assert aircraft[at] == "-"
 
 
-def test_status_is_there_when_a_sign_of_life_is_damaged(app: FlightsApp) -> None:
+def test_status_works_with_a_damaged_heartbeat(app: FlightsApp) -> None:
     app.store.put("flights/runners/w1.json", b"{")
     result = slackwater("status")
     assert result.exit_code == 1
@@ -96,7 +96,7 @@ def test_status_counts_keys_and_lag(app: FlightsApp) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_status_goes_on_without_kafka_and_says_why() -> None:
+def test_status_works_without_kafka_and_explains_what_is_missing() -> None:
     result = slackwater("status", "--kafka", "127.0.0.1:1")
     assert result.exit_code == 0
     assert "lag of users' topics is unknown" in result.stderr
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_a_watch_with_130_and_no_traceback() -> None:
         assert (watch.returncode, errors) == (130, "")
 
 
-def test_status_shows_how_far_sinks_are(app: FlightsApp) -> None:
+def test_status_shows_the_progress_of_sinks(app: FlightsApp) -> None:
     head = app.heads["carriers"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
     sinks = {"alerts": Sink("internal", 9, since=draft.version, rows=7, sent=7)}

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """Return an app that continued after its snapshot `good`."""
+    """Return an app that ran on after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app
 
 
 @pytest.mark.usefixtures("late")
-def test_a_moment_leaves_as_a_folder(tmp_path: Path) -> None:
+def test_a_moment_is_exported_as_a_folder(tmp_path: Path) -> None:
     said = done("export", "flights@good", "out")
     assert said.startswith("flights@good in out, ")
     assert "out/tables/carriers\n" in said
@@ -45,7 +45,7 @@ def test_a_moment_leaves_as_a_folder(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("late")
-def test_what_cannot_be_is_refused_with_the_reason(
+def test_an_impossible_export_or_import_is_refused_with_the_reason(
     words: tuple[str, ...], code: int, expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -55,7 +55,9 @@ def test_what_cannot_be_is_refused_with_the_reason(
     assert sorted(each.name for each in tmp_path.iterdir() if not each.name.startswith(".")) == ["there"]
 
 
-def test_without_kafka_only_what_needs_it_is_refused(late: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kafka_only_an_export_of_in_flight_records_is_refused(
+    late: FlightsApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done("export", "flights@good", "out")
     monkeypatch.delenv("SLACKWATER_KAFKA")
     done("export", "flights@good", "again")
@@ -67,7 +69,7 @@ def test_without_kafka_only_what_needs_it_is_refused(late: FlightsApp, monkeypat
 
 
 @pytest.mark.usefixtures("late")
-def test_the_same_in_python() -> None:
+def test_python_exports_the_same_way() -> None:
     with sw.open("memory") as store:
         path = store.app("flights").at("good").export("out")
         assert path == Path("out")
@@ -83,7 +85,7 @@ def test_the_same_in_python() -> None:
 
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("name", ["out", "out.xyz/", "out.csv/", "out-1.5", "out.2025-01-31"])
-def test_a_name_without_an_ending_or_with_a_slash_behind_it_is_a_folders(name: str) -> None:
+def test_a_path_without_a_file_ending_or_with_a_trailing_slash_is_a_folder(name: str) -> None:
     """Digits after a point, as in a version or a date, are no file ending."""
     done("export", "flights@good", name)
     assert (Path(name) / "tables" / "carriers").is_dir()

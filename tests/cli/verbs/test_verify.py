@@ -36,7 +36,7 @@ def one_less_sent(app: FanIn) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_whole_snapshot_is_shown_with_its_books_and_what_was_checked() -> None:
+def test_verify_prints_the_record_counts_and_checks_of_a_consistent_snapshot() -> None:
     result = verify("bank@good")
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -51,7 +51,7 @@ def test_a_whole_snapshot_is_shown_with_its_books_and_what_was_checked() -> None
     assert result.stderr == ""
 
 
-def test_a_difference_is_a_sentence_and_exit_code_1(app: FanIn) -> None:
+def test_an_inconsistency_is_one_sentence_and_exit_code_1(app: FanIn) -> None:
     one_less_sent(app)
     result = verify("bank@good")
     assert result.exit_code == 1
@@ -67,7 +67,7 @@ def test_a_difference_is_a_sentence_and_exit_code_1(app: FanIn) -> None:
     assert "Traceback" not in result.output
 
 
-def test_json_has_everything(app: FanIn) -> None:
+def test_json_has_all_fields(app: FanIn) -> None:
     whole: Any = json.loads(verify("bank@good", "--json").stdout)
     assert whole["consistent"] is True
     assert whole["versions"] == {"left": 3, "right": 5, "join": 3}
@@ -84,14 +84,14 @@ def test_json_has_everything(app: FanIn) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_deep_look_without_kafka_says_what_it_did_not_look_at() -> None:
+def test_deep_without_kafka_says_what_was_not_checked() -> None:
     result = verify("bank", "--deep")
     assert result.exit_code == 0
     assert "manifests (not re-read)" in result.stdout
     assert "records in flight on by-right to join were not re-read: no Kafka configured" in result.stdout
 
 
-def test_damage_to_the_cut_itself_is_no_traceback(app: FanIn) -> None:
+def test_a_damaged_manifest_of_the_cut_is_reported_without_a_traceback(app: FanIn) -> None:
     key = keys.manifest("bank", "right", 5)
     app.store.put(key, b"\x00")
     for words in (["bank@good"], ["bank@good", "--deep"], ["bank/right@v5"]):
@@ -103,7 +103,7 @@ def test_damage_to_the_cut_itself_is_no_traceback(app: FanIn) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_what_is_not_there_and_what_makes_no_sense_are_told_apart() -> None:
+def test_an_unknown_ref_and_an_invalid_ref_have_different_exit_codes() -> None:
     unknown = verify("bank@goof")
     assert (unknown.exit_code, unknown.stdout) == (1, "")
     assert "the nearest: good" in unknown.stderr
@@ -113,7 +113,7 @@ def test_what_is_not_there_and_what_makes_no_sense_are_told_apart() -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_progress_goes_to_stderr_and_the_result_can_be_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_goes_to_stderr_so_the_result_can_be_piped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slackwater.cli.session._PROGRESS_S", -1.0)
     result = verify("bank@good", "--deep", "--json")
     assert json.loads(result.stdout)["deep"] is True
@@ -124,7 +124,7 @@ def test_progress_goes_to_stderr_and_the_result_can_be_piped(monkeypatch: pytest
     assert "history of" not in result.stdout
 
 
-def test_asking_for_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from slackwater.cli.verbs import status as verify; "
         "sys.exit(bool({'pyarrow', 'numpy', 'duckdb', 'confluent_kafka'} & sys.modules.keys()))"

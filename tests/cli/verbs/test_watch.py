@@ -28,7 +28,7 @@ def young(tmp_path: Path) -> FlightsApp:
     return app
 
 
-def test_once_evaluates_all_and_names_the_moment(young: FlightsApp) -> None:
+def test_once_evaluates_all_invariants_and_names_the_moment(young: FlightsApp) -> None:
     write(LATE, ADDS_UP)
     assert "2 hold" in done("watch", "flights", "--once")
     then = rows_of("flights", "FROM carriers ORDER BY ALL")
@@ -36,7 +36,7 @@ def test_once_evaluates_all_and_names_the_moment(young: FlightsApp) -> None:
     assert "slackwater watch by" in done("snapshot", "list", "flights")
 
 
-def test_once_fails_with_the_commit_that_broke_one(young: FlightsApp) -> None:
+def test_once_fails_and_names_the_commit_that_broke_an_invariant(young: FlightsApp) -> None:
     write(LATE, f'on_failure = "env | grep ^SLACKWATER_ | sort > called"\n{ADDS_UP}')
     assert from_json("watch", "flights", "--once")["last_good"] == "flights@last-good"
     good = young.heads["carriers"].version
@@ -60,7 +60,7 @@ def test_once_fails_with_the_commit_that_broke_one(young: FlightsApp) -> None:
     assert rows_of("flights@last-good", BAD) == []
 
 
-def test_machines_get_one_document_with_everything(young: FlightsApp) -> None:
+def test_json_is_one_document_with_everything(young: FlightsApp) -> None:
     write(LATE, ADDS_UP, '[invariants.wrong]\nwhere = "FROM carrierz"\n')
     young.run([BROKEN])
     result = slackwater("watch", "flights", "--once", "--json")
@@ -80,7 +80,7 @@ def test_machines_get_one_document_with_everything(young: FlightsApp) -> None:
     assert found["last_good"] is None
 
 
-def test_without_bisect_only_the_rows_are_told(young: FlightsApp) -> None:
+def test_without_bisect_only_the_violating_rows_are_shown(young: FlightsApp) -> None:
     write(LATE)
     young.run([BROKEN])
     result = slackwater("watch", "flights", "--once", "--no-bisect")
@@ -89,7 +89,7 @@ def test_without_bisect_only_the_rows_are_told(young: FlightsApp) -> None:
     assert not Path("slackwater-reports").exists()
 
 
-def test_where_no_report_can_be_written_that_is_told(young: FlightsApp) -> None:
+def test_an_unwritable_report_is_reported(young: FlightsApp) -> None:
     write(LATE)
     young.run([BROKEN])
     Path("taken").touch()
@@ -98,7 +98,7 @@ def test_where_no_report_can_be_written_that_is_told(young: FlightsApp) -> None:
 
 
 @pytest.mark.usefixtures("young")
-def test_a_command_that_fails_and_a_search_that_cannot_begin_are_told_and_end_nothing() -> None:
+def test_a_failed_command_and_an_impossible_search_are_reported_and_watch_continues() -> None:
     write('[invariants.impossible]\nwhere = "SELECT 1"\non_failure = "exit 3"\n')
     result = slackwater("watch", "flights", "--once")
     assert result.exit_code == 1
@@ -107,7 +107,7 @@ def test_a_command_that_fails_and_a_search_that_cannot_begin_are_told_and_end_no
 
 
 @pytest.mark.usefixtures("young")
-def test_invariants_of_other_apps_are_none_of_it() -> None:
+def test_invariants_of_other_apps_are_ignored() -> None:
     for tables in ((), (LATE, 'app = "others"\n')):
         write(*tables)
         result = slackwater("watch", "flights", "--once")
@@ -115,7 +115,7 @@ def test_invariants_of_other_apps_are_none_of_it() -> None:
         assert "no invariants configured for flights" in result.stderr
 
 
-def test_it_goes_on_until_it_is_told_to_stop(young: FlightsApp) -> None:
+def test_watch_runs_until_it_is_stopped(young: FlightsApp) -> None:
     write(LATE)
     with process("watch", "flights", "--json") as watching:
         assert watching.stdout is not None

@@ -1,4 +1,4 @@
-"""The log of operations: every verb that changes something appears with user, time, reason and change."""
+"""The log of operations: every verb that changes something is recorded with user, time, reason and change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ WHY = "the carriers of ticket 12 were wrong"
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FlightsApp:
-    """Return an app that continued after its snapshot `good`, with a rejected record."""
+    """Return an app that ran on after its snapshot `good`, with a rejected record."""
     app = gone_on()
     reject(app, "carriers", [3], tmp_path / "cache")
     with command_line(app, monkeypatch):
@@ -44,7 +44,7 @@ def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FlightsApp:
 
 @dataclass(frozen=True)
 class Change:
-    """Call of a verb that changes something."""
+    """A call of a verb that changes something."""
 
     call: Callable[[FlightsApp], object]
     makes: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def clone_made_anew(app: FlightsApp) -> None:
 
 
 def promoted(app: FlightsApp) -> None:
-    """Promote a clone that has run; both apps are at the same offsets with nothing left to read."""
+    """Promote a clone that has run; both apps are at the same offsets and have read everything."""
     done("clone", "flights", "staging")
     FlightsApp(app.store, app.kafka, "staging", clock=app.clock)  # its runner claims its stages
     # There are no sinks, so that nothing is asked of Kafka but where topics end.
@@ -172,7 +172,7 @@ ELSEWHERE = {
 """Verbs that are not in the log of operations, with the reason."""
 
 
-def test_every_verb_is_looked_at_and_those_that_change_something_take_a_message() -> None:
+def test_every_verb_is_classified_and_exactly_those_that_change_something_take_a_message() -> None:
     names = {words.removeprefix("slackwater "): command for words, command in VERBS.items()}
     changes = CHANGES.keys() | CHANGES_ELSEWHERE.keys()
     assert names.keys() == changes | LOOKS.keys() | ELSEWHERE.keys()
@@ -196,7 +196,7 @@ def test_a_verb_that_changes_something_is_recorded_with_who_and_why(verb: str, l
 
 
 @pytest.mark.parametrize("verb", LOOKS)
-def test_a_verb_that_takes_no_message_changes_nothing(verb: str, late: FlightsApp) -> None:
+def test_a_verb_without_the_message_option_changes_nothing(verb: str, late: FlightsApp) -> None:
     def objects() -> dict[str, bytes]:
         return {info.key: MemoryStore.get(late.store, info.key) for info in late.store.list("")}  # type: ignore[arg-type]
 
@@ -243,7 +243,7 @@ def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
         (("gc", "flights", "--message", "\udcff"), "the message is not UTF-8"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_happens(
+def test_invalid_input_is_refused_before_anything_is_recorded(
     words: tuple[str, ...], expected: str, late: FlightsApp
 ) -> None:
     refused = slackwater(*words)
@@ -252,7 +252,7 @@ def test_what_makes_no_sense_is_refused_before_anything_happens(
     assert list_operations(late.store, "flights") == ()
 
 
-def test_in_python_the_same_is_said_around_the_calls(late: FlightsApp) -> None:
+def test_python_records_the_reason_given_by_a_context_manager(late: FlightsApp) -> None:
     app = sw.open("memory").app("flights")
     with sw.because(WHY):
         app.protect()

@@ -1,4 +1,4 @@
-"""Clones without Kafka, of an app that has no topics of its own."""
+"""Cloning, without Kafka, an app that has no repartition topics."""
 
 import pytest
 from msgspec.structs import replace
@@ -49,7 +49,7 @@ def shop(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_clone_of_an_app_without_topics_of_its_own_needs_no_kafka() -> None:
+def test_cloning_an_app_without_repartition_topics_needs_no_kafka() -> None:
     result = slackwater("clone", "app@~1", "copy")
     assert result.exit_code == 0, result.output
     assert result.stderr == NOTE
@@ -63,15 +63,15 @@ def test_a_clone_of_an_app_without_topics_of_its_own_needs_no_kafka() -> None:
 
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("more", [("--topic", "orders=mirrored"), ("--topic", "orders=mirrored", "--dry-run")])
-def test_another_topic_is_looked_at(more: tuple[str, ...]) -> None:
-    """The other topic must exist before anything is created."""
+def test_a_clone_with_another_input_topic_needs_kafka(more: tuple[str, ...]) -> None:
+    """The other topic must exist before anything is created, so Kafka is asked first."""
     result = slackwater("clone", "app", "copy", *more)
     assert (result.exit_code, "no Kafka configured" in result.stderr) == (2, True)
     assert slackwater("status", "copy").exit_code == 1
 
 
 @pytest.mark.usefixtures("app")
-def test_an_app_whose_topics_must_be_made_needs_it() -> None:
+def test_cloning_an_app_with_repartition_topics_needs_kafka() -> None:
     result = slackwater("clone", "flights@~1", "copy")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no Kafka configured" in result.stderr.splitlines()[0]
@@ -79,7 +79,7 @@ def test_an_app_whose_topics_must_be_made_needs_it() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_topic_whose_beginning_kafka_has_lost_is_read_on(
+def test_a_clone_can_read_a_topic_whose_first_records_kafka_has_deleted(
     memory_kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory_kafka.create_topics({"orders": 2})

@@ -13,7 +13,7 @@ from tests.operations.from_spark.adopt.adopting import declared
 from tests.operations.from_spark.adopt.test_adoption import ORDERS, ROWS, TOTALS
 
 
-def test_each_column_is_shown_with_what_it_is_made_of() -> None:
+def test_the_plan_shows_the_source_of_each_column() -> None:
     table = declared(ORDERS, ROWS, ["country"])
     mapping = map_tables([TOTALS], table, "stage shop/totals")
     plan = AdoptionPlan(
@@ -28,7 +28,7 @@ def test_each_column_is_shown_with_what_it_is_made_of() -> None:
     assert columns["orders"] == {"type": "int64", "of": ["count"], "how": ""}
 
 
-def test_what_was_made_says_how_it_goes_on() -> None:
+def test_the_result_says_how_to_continue() -> None:
     done = AdoptionResult("shop", "totals", 101, 117, Checksum(1_234, 255), {"orders": (7, 8)})
     said = str(shown.adoption_result(done, "shop.py"))
     assert "equal to what Spark reads at that batch: 1,234 rows, checksum 00000000000000ff" in said
@@ -38,7 +38,7 @@ def test_what_was_made_says_how_it_goes_on() -> None:
     assert again.data["already"]  # type: ignore[index]
 
 
-def test_a_batch_that_differs_shows_the_rows_of_both() -> None:
+def test_a_batch_that_differs_shows_the_rows_of_both_sides() -> None:
     equal = shown.shadow_result(ShadowBatch(17, 1_700_000_000_000, 3, 2, None), 86_400, 86_400_000)
     assert "batch 17: 3 records, 2 keys changed: equal for 1 d, 86,400 batches" in str(equal)
     sides = [pa.table({"cents": [each]}) for each in (5, 1)]

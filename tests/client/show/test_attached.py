@@ -17,7 +17,7 @@ def said(result: Result) -> str:
     return str(result)
 
 
-def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: Path) -> None:
+def test_a_plan_lists_the_tables_and_where_history_begins(tmp_path: Path) -> None:
     store, checkpoint = MemoryStore(), query()
 
     def plan(following: Tail) -> str:

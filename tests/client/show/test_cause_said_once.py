@@ -1,4 +1,4 @@
-"""Evidence of a cause appears once: in its sentence or in the table below."""
+"""Evidence of a cause appears once: in its sentence or in the table below it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -
     assert "both programs" not in text  # the sentence says it in words
 
 
-def test_what_the_sentence_does_not_say_is_in_the_table() -> None:
-    """`[0]@3` differs from the `[0]@31` of the sentence, and v2 from v20."""
+def test_evidence_that_the_sentence_lacks_is_in_the_table() -> None:
+    """The sentence has `[0]@31` and v20. Their substrings, such as `[0]@3` and v2, do not count as mentioned."""
     evidence = {"late": "t[0]@3", "watermark": "2025-01-01T00:00:00Z", "moved_version": "legs@v2", "moved_by": "t[1]@7"}
     sentence = "t[0]@31 is the first late record of legs@v20: the watermark was 2025-01-01T00:00:00Z; t[1]@7 moved it"
     cause = Cause("watermark", proved=True, sentence=sentence, evidence=evidence)

@@ -1,4 +1,4 @@
-"""Output of `history --why`: one record of many is not called the cause."""
+"""Output of `history --why`: a record is called the cause only if it is the only one."""
 
 import pytest
 from slackwater.client.show.history import format_key_record
@@ -19,7 +19,7 @@ HOPS = (
         (0, "flights[2]@91 (the last that changed it)"),
     ],
 )
-def test_a_record_is_named_alone_where_it_is_the_only_one_that_reaches_the_key(of_key: int, shown: str) -> None:
+def test_a_record_that_is_one_of_several_of_its_key_is_shown_with_their_number(of_key: int, shown: str) -> None:
     guilty = RecordPath(HOPS, None, "", (), None, of_key=of_key)
     assert format_key_record(guilty) == shown
     data = record_data(guilty)
@@ -27,5 +27,5 @@ def test_a_record_is_named_alone_where_it_is_the_only_one_that_reaches_the_key(o
     assert data["of_key"] == of_key
 
 
-def test_a_change_that_no_record_made_names_none() -> None:
+def test_a_change_without_a_record_names_none() -> None:
     assert format_key_record(None) == format_key_record(RecordPath((), None, "rows expired", (), None)) == "-"

@@ -41,7 +41,7 @@ EVERYTHING = pa.table(
 )
 
 
-def test_bytes_within_other_values_are_hexadecimal_too() -> None:
+def test_bytes_inside_nested_values_are_hexadecimal_too() -> None:
     kind = pa.struct([("b", pa.binary()), ("l", pa.list_(pa.binary())), ("m", pa.map_(pa.string(), pa.binary()))])
     rows = pa.table({"s": pa.array([{"b": b"\xff", "l": [b"\0", None], "m": [("k", b"\x01")]}, None], kind)})
     shown = {"b": "ff", "l": ["00", None], "m": [("k", "01")]}
@@ -49,7 +49,7 @@ def test_bytes_within_other_values_are_hexadecimal_too() -> None:
     assert [row for (row,) in values.grid(rows).rows] == ['{"b":"ff","l":["00",null],"m":[["k","01"]]}', r"\N"]
 
 
-def test_plain_columns_line_up_and_lose_nothing() -> None:
+def test_plain_columns_are_aligned_and_complete() -> None:
     long = "x" * 500
     grid = TableBlock.from_rows(("stage", ">rows"), [("legs", "1,200"), (long, "3")])
     heading, first, second = as_plain(grid).splitlines()
@@ -58,25 +58,25 @@ def test_plain_columns_line_up_and_lose_nothing() -> None:
     assert second == f"{long}      3"
 
 
-def test_lines_do_not_end_in_blanks() -> None:
+def test_lines_have_no_trailing_blanks() -> None:
     assert as_plain(TableBlock.from_rows(("a", "b"), [("1", ""), ("2", "long")])) == "a  b\n1\n2  long\n"
 
 
-def test_wide_characters_take_two_columns() -> None:
+def test_wide_characters_count_as_two_columns() -> None:
     assert as_plain(TableBlock.from_rows(("a", "b"), [("日本", "1"), ("ab", "2")])).splitlines()[1:] == [
         "日本  1",
         "ab    2",
     ]
 
 
-def test_a_terminal_gets_brackets_as_they_are() -> None:
+def test_brackets_are_printed_literally_on_a_terminal() -> None:
     drawn = StringIO()
     Console(file=drawn, width=80).print(as_rich(TableBlock.from_rows(("read",), [("flights[red] 1..2",)]), 80))
     assert "flights[red] 1..2" in drawn.getvalue()
 
 
 @given(st.lists(st.lists(st.text("abc ", max_size=60), min_size=3, max_size=3), max_size=4), st.integers(30, 120))
-def test_a_terminal_gets_every_value_whole(rows: list[list[str]], width: int) -> None:
+def test_values_are_not_truncated_on_a_terminal(rows: list[list[str]], width: int) -> None:
     drawn = StringIO()
     Console(file=drawn, width=width).print(as_rich(TableBlock.from_rows(("x", ">y", "z"), rows), width))
     letters = sorted(letter for row in rows for cell in row for letter in cell.replace(" ", ""))
@@ -91,12 +91,12 @@ def test_narrow_columns_keep_their_lines_and_wide_ones_fold() -> None:
     assert "2026-11-21T08:46:16Z (25 min ago)  xxx" in drawn.getvalue()
 
 
-def test_windows_name_a_topic_once() -> None:
+def test_offset_ranges_name_each_topic_once() -> None:
     windows = ("flights[0] 1..2", "flights[1] 3..4", "other[0] 5..6")
     assert formats.join_ranges(windows) == "flights[0] 1..2, [1] 3..4, other[0] 5..6"
 
 
-def test_values_are_shown_as_they_are() -> None:
+def test_how_values_of_each_type_are_shown() -> None:
     grid = values.grid(EVERYTHING)
     assert grid.rows[0] == (
         "a,b", "1", "10", "1.50", "0.5", "true", "2013-01-01", "2013-01-01 06:00:00+00:00", "00ff", "[1,2]",
@@ -110,7 +110,7 @@ def rows_of(table: pa.Table) -> Any:
     return json.loads(bytes(values.table_data(table)["rows"]))
 
 
-def test_json_has_numbers_for_decimals_and_null_for_what_json_cannot_say() -> None:
+def test_json_has_numbers_for_decimals_and_null_for_values_without_json() -> None:
     first, second = rows_of(EVERYTHING)
     assert (first["sum"], first["price"], first["raw"], first["list"]) == (10, 1.5, "00ff", [1, 2])
     assert (second["mean"], second["name"]) == (None, None)
@@ -143,7 +143,7 @@ def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_cannot_hold_a_column_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_file_format_that_cannot_hold_a_column_is_refused_and_no_file_stays(tmp_path: Path) -> None:
     with duckdb.connect() as con:
         spans = con.sql("SELECT INTERVAL 3 MONTH AS span").to_arrow_table()
     with pytest.raises(Refused, match=r"cannot hold these columns: .*interval") as caught:
@@ -154,13 +154,13 @@ def test_a_file_that_cannot_hold_a_column_is_refused_and_leaves_nothing_behind(t
     assert (tmp_path / "out.csv").read_text() == '"span"\n"[3,0,0]"\n'
 
 
-def test_columns_of_one_name_are_numbered() -> None:
+def test_columns_of_the_same_name_are_numbered() -> None:
     table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "a_1"])
     assert rows_of(table) == [{"a": 1, "a_1": 2, "a_1_1": 3}]
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json", ".CSV"])
-def test_a_written_file_is_what_duckdb_reads(tmp_path: Path, ending: str) -> None:
+def test_duckdb_reads_a_written_file_back(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"out{ending}"
     values.check_ending(path)
     values.write_table(EVERYTHING, path)
@@ -169,7 +169,7 @@ def test_a_written_file_is_what_duckdb_reads(tmp_path: Path, ending: str) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_unknown_ending_names_the_three(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_file_ending_names_the_three_known(tmp_path: Path) -> None:
     with pytest.raises(Usage, match=r"\.parquet, \.csv or \.json"):
         values.check_ending(tmp_path / "out.xlsx")
 
@@ -200,7 +200,7 @@ ANY_TIME = [
 
 @pytest.mark.parametrize("kind", ANY_TIME, ids=str)
 @given(st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**12), 10**12) | st.just(1_700_000_000_000))
-def test_any_time_is_shown_alike_in_words_in_json_and_in_csv(kind: pa.DataType, ticks: int) -> None:
+def test_any_time_is_the_same_in_text_json_and_csv(kind: pa.DataType, ticks: int) -> None:
     bits = kind.bit_width
     number = (ticks + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
     column = pa.array([number, None], pa.int32() if bits == 32 else pa.int64()).view(kind)
@@ -222,14 +222,14 @@ def test_any_time_is_shown_alike_in_words_in_json_and_in_csv(kind: pa.DataType, 
 
 
 @given(st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**14), 10**14))
-def test_an_instant_of_any_year_is_written(time_ms: int) -> None:
+def test_a_time_of_any_year_is_formatted(time_ms: int) -> None:
     text = str(np.datetime64(time_ms, "ms")) if time_ms > -(2**63) else str(np.datetime64(time_ms + 1, "ms"))[:-1] + "2"
     year, rest = text[: text.index("-", 1)], text[text.index("-", 1) :]
     padded = f"-{year[1:]:0>4}" if year.startswith("-") else f"{year:0>4}"
     assert instants.format_iso(time_ms, "milliseconds") == f"{padded}{rest}Z"
 
 
-def test_bytes_that_are_no_text_are_said_to_be_so() -> None:
+def test_bytes_that_are_not_utf8_are_shown_as_hex() -> None:
     assert values.format_bytes("größer".encode()) == "größer"
     assert values.format_bytes(b"\xff\x00") == "not valid UTF-8, as hex: ff00"
     assert values.format_bytes(b"\xff" * 9, 4, "…") == "not valid UTF-8, as hex: ffff…"
@@ -239,7 +239,7 @@ def test_bytes_that_are_no_text_are_said_to_be_so() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 @example("FROM input('flights')")
 @example("it's $HOME")
-def test_a_quoted_word_is_one_word_of_a_shell(word: str) -> None:
+def test_a_quoted_word_is_one_word_for_a_shell(word: str) -> None:
     quoted = formats.quote_word(word)
     assert shlex.split(quoted) == [word]
     # Within double quotes a shell replaces what these begin.

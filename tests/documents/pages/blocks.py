@@ -8,7 +8,7 @@ from docs.site import PAGES, ROOT
 
 
 class Block(NamedTuple):
-    """A fenced block: its page, the heading of its section, and its number among the page's blocks of its language."""
+    """A fenced block: its page, the heading of its section, and its number among the page's blocks in that language."""
 
     page: str
     heading: str
@@ -61,5 +61,5 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def program(page: str, begin: str = "import slackwater") -> str:
-    """Return the page's first Python block with this beginning."""
+    """Return the page's first Python block that begins with this text."""
     return next(block.code for block in blocks("python", page) if block.code.startswith(begin))

@@ -1,4 +1,4 @@
-"""Blocks of the documentation: each is tried as far as possible, or has a reason why not."""
+"""Code blocks of the documentation: each is checked as far as possible, or listed with a reason why not."""
 
 import json
 import os
@@ -79,12 +79,12 @@ def every(language: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("block", blocks(language), ids=block_id)
 
 
-def test_every_block_is_tried_or_says_why_not() -> None:
+def test_every_block_is_checked_or_listed_with_a_reason() -> None:
     tried = {"python", "toml", "json", "yaml", "promql"}
     assert {block.language for block in BLOCKS} == {*tried, *ELSEWHERE, *NOT_TRIED}
 
 
-def test_every_python_block_has_the_types_of_the_api(tmp_path: Path) -> None:
+def test_every_python_block_passes_mypy(tmp_path: Path) -> None:
     """Checks programs one by one, and the snippets of a page as one module, with mypy."""
     for block in PROGRAMS:
         (tmp_path / f"program_{module_name(block)}_{block.number}.py").write_text(block.code)
@@ -113,7 +113,7 @@ def module_name(block: Block) -> str:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("block", PROGRAMS, ids=block_id)
-def test_every_program_declares_an_app_that_fits_together(block: Block, spark: SparkSession, tmp_path: Path) -> None:
+def test_every_program_declares_a_consistent_app(block: Block, spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / f"{module_name(block)}_{block.number}.py"
     file.write_text(block.code, encoding="utf-8")
     app = load_app(str(file))
@@ -121,18 +121,18 @@ def test_every_program_declares_an_app_that_fits_together(block: Block, spark: S
 
 
 @every("toml")
-def test_every_setting_is_one(block: Block, tmp_path: Path) -> None:
+def test_every_settings_block_is_valid(block: Block, tmp_path: Path) -> None:
     (tmp_path / settings.FILE_NAME).write_text(block.code, encoding="utf-8")
     settings.load(environ={}, folder=tmp_path)
 
 
 @every("json")
-def test_every_json_block_is_json(block: Block) -> None:
+def test_every_json_block_parses(block: Block) -> None:
     json.loads(block.code)
 
 
 @every("yaml")
-def test_every_value_of_the_chart_is_one(block: Block, tmp_path: Path) -> None:
+def test_every_block_of_chart_values_is_valid(block: Block, tmp_path: Path) -> None:
     values = yaml.safe_load(block.code)
     assert values.keys() <= VALUES.keys()
     (tmp_path / settings.FILE_NAME).write_text(values.get("settings", ""), encoding="utf-8")
@@ -140,20 +140,20 @@ def test_every_value_of_the_chart_is_one(block: Block, tmp_path: Path) -> None:
 
 
 @every("promql")
-def test_every_formula_is_one_of_prometheus(block: Block) -> None:
+def test_every_promql_block_parses(block: Block) -> None:
     for expression in re.split(r"\n(?=\S)", block.code.strip()):
         promql.parse(expression)
 
 
 def module_with(words: str) -> ModuleType:
-    """Run the program with these words on the page about writing apps."""
+    """Run the program that contains these words on the page about writing apps."""
     (block,) = (block for block in blocks("python", "docs/writing-apps.md") if words in block.code)
     module = ModuleType(block.name)
     exec(block.code, vars(module))  # noqa: S102  it is our own text that is tried
     return module
 
 
-def test_the_update_function_tells_of_each_customer_once() -> None:
+def test_the_update_function_emits_each_customer_once() -> None:
     program = module_with('"rewards"')
     state: dict[str, int | None] = {}
     told: list[dict[str, Any]] = []
@@ -178,7 +178,7 @@ def test_the_update_function_tells_of_each_customer_once() -> None:
     assert told == [{"customer": "ann", "cents": 100_000}, {"customer": "bob", "cents": 100_000}]
 
 
-def test_orders_and_payments_settle_whichever_comes_first() -> None:
+def test_orders_and_payments_match_in_either_order() -> None:
     program = module_with('"till"')
     nothing = pa.table({"cents": pa.array([], pa.int64()), "_key": pa.array([], pa.int32())})
     orders = pa.table({"cents": [500, 250], "_key": pa.array([0, 1], pa.int32())})
@@ -190,7 +190,7 @@ def test_orders_and_payments_settle_whichever_comes_first() -> None:
     assert program.settle(nothing, payments, program.settle(orders, nothing, new)).to_pydict() == settled
 
 
-def test_a_cart_is_abandoned_when_nothing_came_for_an_hour() -> None:
+def test_a_cart_is_abandoned_after_an_hour_without_records() -> None:
     program = module_with('"abandoned"')
     at = pa.array([0, 60_000_000, 0], pa.timestamp("us", "UTC"))
     rows = pa.table({"at": at, "_key": pa.array([0, 0, 1], pa.int32())})

@@ -1,4 +1,4 @@
-"""Feeders of the documentation and the examples report events that did not arrive, also by exit code."""
+"""Feeders of the documentation and the examples report undelivered events, also by exit code."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def feed(broker: str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_broker_that_is_not_there_is_told(first_app: list[str]) -> None:
+def test_an_unreachable_broker_is_reported(first_app: list[str]) -> None:
     nobody = f"{HOST}:{choose_port()}"
     code, said = feed(nobody, *first_app, "orders", "0", "10")
     assert code == 1
@@ -43,7 +43,7 @@ def test_a_broker_that_is_not_there_is_told(first_app: list[str]) -> None:
 
 
 @pytest.mark.kafka
-def test_events_that_the_broker_does_not_take_are_told(broker: str, first_app: list[str]) -> None:
+def test_events_that_the_broker_refuses_are_reported(broker: str, first_app: list[str]) -> None:
     admin = AdminClient({"bootstrap.servers": broker})
     full = f"full-{uuid4().hex}"
     admin.create_topics([NewTopic(full, 3, config=TOO_LARGE)])[full].result(30)

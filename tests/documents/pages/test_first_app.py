@@ -1,4 +1,4 @@
-"""The first-app page, followed by a new user: its files, commands and outputs."""
+"""The first-app page, followed step by step by a simulated new user: its files, commands and outputs."""
 
 import itertools
 import os
@@ -88,7 +88,7 @@ def user(tmp_path: Path) -> Iterator[User]:
     user.types("slackwater dev down --purge")
 
 
-def test_a_new_user_gets_from_the_page_what_it_says(user: User) -> None:
+def test_following_the_page_gives_the_outputs_that_it_shows(user: User) -> None:
     for command in (command for block in blocks("console", PAGE) for command in commands(block)):
         if command.words.startswith(INSTALLED):
             continue

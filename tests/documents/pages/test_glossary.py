@@ -18,7 +18,7 @@ SYNONYMS = [synonym.strip() for _, _, synonyms in TERMS for synonym in synonyms.
 READ = [page for page in PAGES if page.name not in (GLOSSARY.name, "CHANGELOG.md")]
 
 
-def test_each_term_is_there_once_and_they_are_in_order() -> None:
+def test_terms_are_unique_and_sorted() -> None:
     terms = [term.lower() for term, _, _ in TERMS]
     assert len(terms) > 40
     assert terms == sorted(set(terms))
@@ -30,7 +30,7 @@ def test_no_term_is_a_synonym_of_another() -> None:
 
 
 @pytest.mark.parametrize("page", READ, ids=page_id)
-def test_no_page_has_a_synonym_of_a_term(page: Path) -> None:
+def test_no_page_uses_a_synonym_of_a_term(page: Path) -> None:
     text = " ".join(re.sub(r"`[^`]*`", "", prose(page)).split())
     words = "|".join(re.escape(synonym) for synonym in SYNONYMS)
     assert re.findall(rf"\b(?:{words})s?\b", text, re.IGNORECASE) == []

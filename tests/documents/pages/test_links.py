@@ -36,7 +36,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
 
 
 @every_page
-def test_every_module_that_a_page_names_is_there(page: Path) -> None:
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
     if page.name != "CHANGELOG.md":
         named = set(re.findall(rf"`((?:{'|'.join(PARTS)}|tests|bench|examples)/[\w/]+\.py)`", prose(page)))
         to_come = {"pipeline/kafka/sink.py"}
@@ -48,7 +48,7 @@ def test_every_module_that_a_page_names_is_there(page: Path) -> None:
         assert alone <= {path.name for path in there}
 
 
-def test_every_page_that_the_program_or_an_alert_names_is_there() -> None:
+def test_every_page_that_the_program_or_an_alert_names_exists() -> None:
     named = re.compile(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?")
     for part in (*PARTS, "deploy", "examples"):
         for file in (path for path in (ROOT / part).rglob("*") if path.suffix in (".py", ".yaml", ".yml", ".html")):
@@ -58,7 +58,7 @@ def test_every_page_that_the_program_or_an_alert_names_is_there() -> None:
                 assert not anchor or anchor in anchors(page), f"{file.name}: {name}#{anchor}"
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     seen: set[Path] = set()
     new = {README}
     while new:
@@ -67,7 +67,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert set(PAGES) <= seen
 
 
-def test_every_picture_is_shown_and_loads_nothing() -> None:
+def test_every_picture_is_used_and_loads_nothing() -> None:
     shown = {path for page in PAGES for _, path, _ in links(page)}
     pictures = set((ROOT / "docs" / "images").iterdir())
     assert pictures
@@ -77,12 +77,12 @@ def test_every_picture_is_shown_and_loads_nothing() -> None:
 
 
 @every_page
-def test_no_page_names_a_folder_of_somebodys_machine(page: Path) -> None:
+def test_no_page_names_a_path_of_a_developers_machine(page: Path) -> None:
     assert not re.findall(r"/(?:home|root|tmp|Users)/\S*", page.read_text(encoding="utf-8"))
 
 
 def spoken(page: Path) -> Iterator[str]:
-    """Yield slackwater commands of a page, from consoles and inline code."""
+    """Yield the slackwater commands of a page, from console blocks and inline code."""
     typed = [command.words for block in blocks("console", page_id(page)) for command in commands(block)]
     for text in (*typed, *re.findall(r"`([^`\n]+)`", prose(page))):
         if found := re.search(r"\bslackwater (?=[a-z]|-)(.*)", text):

@@ -1,4 +1,4 @@
-"""The site is built from the pages, has no dead link, and shows what GitHub shows."""
+"""The site is built from the pages, has no dead link, and has the same content as on GitHub."""
 
 import json
 import re
@@ -58,8 +58,8 @@ def test_every_page_is_built_and_no_link_is_dead(pages: dict[Path, Page]) -> Non
     assert [link for page in pages.values() for link in page.dead(pages)] == []
 
 
-def test_a_page_has_the_lists_tables_and_blocks_that_it_has_on_github(pages: dict[Path, Page]) -> None:
-    """The site's Markdown wants an empty line before a list, and deeper indents within it."""
+def test_a_built_page_has_the_lists_tables_and_blocks_that_github_shows(pages: dict[Path, Page]) -> None:
+    """The site's Markdown requires an empty line before a list, and deeper indents within it."""
     on_github = MarkdownIt("commonmark").enable("table")
 
     def counts(html: str) -> dict[str, int]:
@@ -71,7 +71,7 @@ def test_a_page_has_the_lists_tables_and_blocks_that_it_has_on_github(pages: dic
         assert built[name] == counts(on_github.render(page.read_text(encoding="utf-8"))), page.name
 
 
-def test_the_navigation_has_each_page_once_by_what_its_reader_wants() -> None:
+def test_the_navigation_lists_each_page_once_in_the_readmes_groups() -> None:
     groups = site.navigation()
     assert list(groups) == ["Start", "Do", "Look up", "Understand"]
     listed = [page for pages in groups.values() for page in pages.values()]

@@ -1,6 +1,6 @@
-"""Commands of the documentation, typed on test apps: each must succeed.
+"""Commands of the documentation, run on test apps: each must succeed.
 
-Those of one section are a session, with a copy of an app for itself, so that a reader may begin at any heading.
+The commands of one section are a session on a fresh copy of an app, since a reader may begin at any heading.
 """
 
 import json
@@ -112,7 +112,7 @@ PROGRAMS: dict[tuple[str, str], Callable[[str], str]] = {
 
 
 def why_not(page: str, words: str) -> str:
-    """Return the reason why a command is not typed; empty if it is."""
+    """Return the reason why a command is not run; empty if it is."""
     if page in NOT_TYPED_PAGES:
         return NOT_TYPED_PAGES[page]
     return next((why for pattern, why in NOT_TYPED.items() if re.fullmatch(pattern, words)), "")
@@ -139,7 +139,7 @@ def of_app(app: str) -> list[tuple[str, str]]:
     return [session for session in SESSIONS if APPS[session[0]] == app]
 
 
-def test_every_page_with_commands_is_typed_or_says_why_not() -> None:
+def test_every_page_with_commands_is_run_or_listed_with_a_reason() -> None:
     pages = {block.page for block in blocks("console")}
     assert {*APPS, *NOT_TYPED_PAGES} == pages
     assert not APPS.keys() & NOT_TYPED_PAGES.keys()
@@ -170,7 +170,7 @@ def invoked(*arguments: str, may_fail: bool = False) -> str:
 
 @pytest.mark.usefixtures("isolated")
 @pytest.mark.parametrize("session", of_app(FLIGHTS), ids=session_id)
-def test_commands_on_the_flights_succeed(session: tuple[str, str], tmp_path: Path) -> None:
+def test_commands_on_the_flights_app_succeed(session: tuple[str, str], tmp_path: Path) -> None:
     FlightsApp(LocalStore(tmp_path / "store"), Kafka()).run(flights(120))
     invoked("snapshot", "take", "flights", "before-deploy", "--instant")
     for words in SESSIONS[session]:
@@ -179,7 +179,7 @@ def test_commands_on_the_flights_succeed(session: tuple[str, str], tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a folder with the page's program and its app, which has read orders, the last of them wrong."""
+    """Return a folder with the page's program and an app of it that has read orders; the last orders are faulty."""
     folder = tmp_path_factory.mktemp("shop")
     if request.param == README:
         (folder / "shop.py").write_text(program(README))
@@ -212,7 +212,7 @@ def go_to(folder: Path, patch: pytest.MonkeyPatch) -> None:
     indirect=["shop"],
     ids=session_id,
 )
-def test_commands_on_the_shop_succeed(
+def test_commands_on_the_shop_app_succeed(
     session: tuple[str, str], shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(shop, tmp_path, dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""A key is forgotten while the app runs: the runner and other rows are unaffected, and the key begins again."""
+"""A key is forgotten while the app runs: runner and other rows are unaffected, and the key starts from empty state."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 GONE = ("a1", "a2", "a3")
 
 
-def test_a_runner_goes_on_behind_what_was_forgotten(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_running_app_continues_after_a_forget(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.send(1_000)
     keys = [word for account in GONE for word in ("--key", f"accounts={account}")]

@@ -1,4 +1,4 @@
-"""An app is exported, opened without slackwater, continued elsewhere exactly once, and reset."""
+"""An app is exported, read without slackwater, imported and continued exactly once, and reset."""
 
 import json
 import re
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def opened(folder: Path, table: str, spark: SparkSession) -> list[list[str]]:
-    """Return a table's rows as DuckDB, pandas and Spark read them by the documentation's code."""
+    """Read a table with DuckDB, pandas and Spark by the documentation's code, and return its rows."""
     names: dict[str, Any] = {"spark": spark}
     found: list[list[str]] = []
     for code in (block.code for block in blocks("python", "docs/leaving.md")):
@@ -40,13 +40,13 @@ def opened(folder: Path, table: str, spark: SparkSession) -> list[list[str]]:
 
 
 def plain(rows: list[dict[str, Any]]) -> list[str]:
-    """Return rows as sorted text, without libraries' number types."""
+    """Return rows as sorted text, with Python's own number types."""
     return sorted(
         str({name: each if isinstance(each, str) else float(each) for name, each in row.items()}) for row in rows
     )
 
 
-def test_an_app_leaves_and_runs_on_elsewhere_and_each_record_counts_once(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_an_exported_app_continues_elsewhere_and_counts_each_record_once(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.send(600)

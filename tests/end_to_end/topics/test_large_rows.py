@@ -1,4 +1,4 @@
-"""A row that is too large for a repartition topic ends its stage with one sentence; nothing is lost."""
+"""A row that is too large for a repartition topic stops its stage with one sentence; nothing is lost."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.running import APPS, Ledger
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("one_spark")]
 
 
-def test_a_row_too_large_for_a_channel_is_named(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_row_too_large_for_a_repartition_topic_is_named(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path, program=APPS / "large.py")
     producer = Producer(ledger.kafka.properties)
     for amount in (2_000_000, 22_000_000):

@@ -1,4 +1,4 @@
-"""Topics that are deleted and created again under a running app, on a real broker: no record is misread."""
+"""Topics that are deleted and recreated under a running app, on a real broker: no record is misread."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ STAGES = ("entries", "accounts")
 
 
 def make_again(ledger: Ledger, topic: str, partitions: int) -> tuple[str, str]:
-    """Delete a topic and create it again; return both ids."""
+    """Delete a topic and recreate it; return its ids before and after."""
     kafka = ledger.kafka
     before = kafka.topic_id(topic)
     kafka.delete_topics([topic])
@@ -38,7 +38,7 @@ def differences(ledger: Ledger) -> list[str]:
     return [each.message for each in found.differences]
 
 
-def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_or_misread(
+def test_recreating_a_topic_stops_the_app_and_no_record_is_missed_or_misread(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)

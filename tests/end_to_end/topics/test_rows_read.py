@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 class Transactions:
-    """A producer of entries in transactions, one partition after the other."""
+    """A producer that sends entries in transactions, spread over the partitions."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.seq = ledger, 0
@@ -45,7 +45,7 @@ def rows_read(ledger: Ledger) -> tuple[int, int]:
     return at.rows, sum(at.offsets) - sum(was.offsets)
 
 
-def test_marks_and_aborted_records_are_not_counted(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_transaction_markers_and_aborted_records_are_not_counted(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     send = Transactions(ledger)
     send(4)

@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark on this machine: a master, and workers that are told nothing of S3 or Kafka."""
+"""A standalone Spark cluster on this machine: a master, and workers without settings for S3 or Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START_PATIENCE_S = 60.0
 _STOP_PATIENCE_S = 10.0
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _KEPT = ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")
-"""All that a worker is told of this process's environment."""
+"""The only variables of this process's environment that a worker gets."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Cluster:
     """A master and its workers.
 
     Attributes:
-        url: What `--master` takes.
-        folder: Logs, and the workers' folders of executors.
-        pids: The servers' processes.
+        url: The value for `--master`.
+        folder: Folder of the logs and of the executors' working folders.
+        pids: Process ids of the servers.
     """
 
     url: str
@@ -41,7 +41,7 @@ class Cluster:
     pids: tuple[int, ...]
 
     def processes(self) -> list[psutil.Process]:
-        """The servers, their executors, and the executors' Python workers."""
+        """Return the servers, their executors, and the executors' Python workers."""
         found: list[psutil.Process] = []
         for pid in self.pids:
             try:
@@ -52,13 +52,13 @@ class Cluster:
         return found
 
     def executors(self) -> list[psutil.Process]:
-        """The JVMs in which tasks run, oldest first."""
+        """Return the JVMs in which tasks run, oldest first."""
         found = [process for process in self.processes() if _EXECUTOR in words_of(process)]
         return sorted(found, key=lambda process: process.create_time())
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """The words of a process's command line; none of one that has ended."""
+    """Return a process's command line; empty if it has ended."""
     try:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -75,7 +75,7 @@ def packed_rules(folder: Path) -> Path:
 
 @contextmanager
 def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
-    """A running cluster whose workers have one core each. Nothing of it is left when the block is, however it is."""
+    """Run a cluster whose workers have one core each; stop all of its processes at the end of the block."""
     folder.mkdir()
     port, web = choose_port(), choose_port()
     url = f"spark://{HOST}:{port}"
@@ -104,7 +104,7 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
 
 
 def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None = None) -> SupervisedProcess:
-    """A master or a worker, in an environment as another user has it on another machine."""
+    """Start a master or a worker, with the environment of another user on another machine."""
     home = Path(pyspark.__file__).parent
     environment = {
         **{name: os.environ[name] for name in _KEPT if name in os.environ},
@@ -123,7 +123,7 @@ def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None
 
 
 def _workers(web: int) -> int:
-    """How many workers the master knows."""
+    """Return how many workers the master knows."""
     try:
         with urlopen(f"http://{HOST}:{web}/json/", timeout=2) as answer:
             return int(json.load(answer)["aliveworkers"])

@@ -1,4 +1,7 @@
-"""An app whose store is lost goes on from its replica, in a mirror of its topic with other offsets: the real thing."""
+"""Disaster recovery on a real broker and Spark: a lost app is recovered from its replica, onto a mirrored topic.
+
+The mirror has the same records at other offsets.
+"""
 
 import json
 import shutil
@@ -19,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def mirror(ledger: Ledger) -> str:
-    """Another topic with all records of the ledger's, behind some that are none of it, as MirrorMaker 2 calls it."""
+    """Copy all records of the ledger's topic to a topic named as MirrorMaker 2 does, after some unrelated records."""
     name = f"primary.{ledger.topic}"
     ledger.kafka.create_topics({name: 3, "mm2-offset-syncs.primary.internal": 1})
     producer = Producer(dict(ledger.kafka.properties))
@@ -35,7 +38,7 @@ def mirror(ledger: Ledger) -> str:
     return name
 
 
-def test_it_goes_on_from_its_replica_in_a_mirror_and_counts_each_record_once(
+def test_a_recovered_app_continues_on_a_mirrored_topic_and_counts_each_record_once(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, alerts = Ledger(kafka.bootstrap, tmp_path), f"alerts-{uuid4().hex[:6]}"

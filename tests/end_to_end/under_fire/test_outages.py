@@ -1,4 +1,4 @@
-"""What the app needs is away, or gone for good: waited for, refused by name, or passed over if so told."""
+"""Broker outages and deleted offsets: the app waits, names what is missing, or skips it if told to."""
 
 import json
 
@@ -15,14 +15,14 @@ from tests.support.running import Ledger
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
-def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:
+def test_an_unreachable_broker_ends_the_run_with_one_sentence(ledger: Ledger) -> None:
     done = ledger.slackwater("run", "tests/apps/ledger.py", "--kafka", "127.0.0.1:9", "--patience", "3", check=False)
     assert done.returncode == 1
     assert "127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledger) -> None:
+def test_deleted_offsets_are_refused_by_name_unless_the_loss_is_accepted(ledger: Ledger) -> None:
     ledger.send(600)
     ledger.catch_up("entries", "accounts")
     ledger.send(600)
@@ -38,7 +38,7 @@ def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledge
 
 
 @pytest.mark.ci  # the law is snapshot/cut/test_losses.py
-def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_and_new(ledger: Ledger) -> None:
+def test_records_deleted_between_stages_are_skipped_in_one_claim_by_old_and_new_readers(ledger: Ledger) -> None:
     ledger.send(600)
     ledger.catch_up("entries", "accounts", "branches", max_records=200)
     store = open_store(ledger.store)

@@ -1,4 +1,4 @@
-"""Runners under way: cut off, taken over, stopped, asked for snapshots. Nothing is lost or counted twice."""
+"""Running apps that lose their broker, are taken over, stopped, or asked for snapshots: each record counts once."""
 
 import json
 from urllib.error import HTTPError
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 @pytest.mark.ci  # test_snapshots_under_fire.py takes an app over, test_outages.py takes the broker away
-def test_a_runner_waits_for_the_broker_is_taken_over_and_no_record_is_lost_or_counted_twice(
+def test_a_runner_survives_a_broker_outage_and_a_takeover_and_each_record_counts_once(
     kafka: EmbeddedKafka, ledger: Ledger
 ) -> None:
     ledger.send(3_000)
@@ -47,7 +47,7 @@ def test_a_runner_waits_for_the_broker_is_taken_over_and_no_record_is_lost_or_co
 
 
 @pytest.mark.ci  # test_stop_signals.py and test_snapshots_under_fire.py show both, by themselves
-def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_ends_a_busy_one_in_order(ledger: Ledger) -> None:
+def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_stops_a_busy_one_cleanly(ledger: Ledger) -> None:
     ledger.send(500)
     with ledger.running("--max-records", "1000") as app:
         app.await_commit("branches")
@@ -65,7 +65,7 @@ def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_ends_a_busy_one_in
 
 
 @pytest.mark.ci  # pipeline/run/test_health.py shows all else that hangs
-def test_a_runner_whose_jvm_hangs_fails_its_probe_until_that_goes_on(ledger: Ledger) -> None:
+def test_a_runner_fails_its_liveness_probe_while_its_jvm_hangs(ledger: Ledger) -> None:
     port = choose_port()
 
     def ask(probe: str) -> str:
@@ -96,7 +96,7 @@ def test_a_runner_whose_jvm_hangs_fails_its_probe_until_that_goes_on(ledger: Led
 
 
 @pytest.mark.ci  # each part is tested without servers: cli/verbs/test_retire.py
-def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_retired(ledger: Ledger) -> None:
+def test_a_stage_removed_from_the_program_blocks_snapshots_until_it_is_retired(ledger: Ledger) -> None:
     ledger.send(500)
     ledger.catch_up()
     ledger.variant = "without latest"

@@ -1,7 +1,7 @@
-"""Snapshots of running apps under load, overlapping, with stages killed and rescaled on the way: every cut is whole.
+"""Overlapping snapshots of apps under load, whose stages are killed and rescaled meanwhile: every cut is consistent.
 
-The laws of tests/chandy_lamport/test_laws.py on the real thing: broker, Spark, store. Every table of every snapshot,
-with what was kept of records in flight, equals SQL over the input that the cut's first stage had read.
+The laws of tests/chandy_lamport/test_laws.py on a real broker, Spark and store. Every table of every snapshot, together
+with the captured in-flight records, equals SQL over the input that the cut's first stage had read.
 """
 
 import signal
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 
 def elsewhere(app: Ledger, name: str) -> Ledger:
-    """The same app on a machine that has nothing of it: with a cache of its own."""
+    """Return the same app as on another machine, with an empty cache."""
     folder = app.folder / name
     folder.mkdir()
     return replace(app, folder=folder)
@@ -36,7 +36,7 @@ def elsewhere(app: Ledger, name: str) -> Ledger:
         pytest.param(("moves", "debits", "deposits"), 15, id="three stages", marks=pytest.mark.soak),
     ],
 )
-def test_snapshots_are_whole_though_stages_are_killed(
+def test_snapshots_are_consistent_even_if_stages_are_killed(
     kafka: EmbeddedKafka, tmp_path: Path, killed: tuple[str, ...], count: int
 ) -> None:
     app = Ledger(kafka.bootstrap, tmp_path, program=DIAMOND)

@@ -1,4 +1,4 @@
-"""Spark on other machines: what the driver was given reaches the tasks, and nobody else."""
+"""Spark on other machines: settings of the driver reach the tasks, and secrets appear nowhere else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENTRIES = 1_500
 
 
 class GuardedKafka(EmbeddedKafka):
-    """A broker with a second door, which wants a password."""
+    """A broker with a second listener that requires a password."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -53,7 +53,7 @@ class GuardedKafka(EmbeddedKafka):
 
 @dataclass
 class Guarded(Ledger):
-    """An app whose brokers and whose store both want a password."""
+    """An app whose broker and store both require a password."""
 
     guarded: str = ""
 
@@ -89,7 +89,7 @@ def guarded(tmp_path: Path, aws_environment: pytest.MonkeyPatch, monkeypatch: py
 
 
 def shown_by_spark(ui: int) -> dict[str, str]:
-    """What Spark's UI tells of the app that runs: its settings, plans, queries, jobs, and their pages."""
+    """Return everything that Spark's UI shows of the running app: settings, plans, queries, jobs, and HTML pages."""
 
     def ask(path: str) -> str:
         with urlopen(f"http://{HOST}:{ui}/{path}", timeout=20) as answer:
@@ -105,7 +105,7 @@ def shown_by_spark(ui: int) -> dict[str, str]:
 
 
 def said_to_processes(processes: list[psutil.Process]) -> dict[str, str]:
-    """The command line and the environment of each."""
+    """Return the command line and the environment of each process."""
     said = {}
     for process in processes:
         try:
@@ -116,7 +116,7 @@ def said_to_processes(processes: list[psutil.Process]) -> dict[str, str]:
 
 
 def telling(said: dict[str, str]) -> list[str]:
-    """Where a secret stands."""
+    """Return the places where a secret appears."""
     return [where for where, text in said.items() if any(secret in text for secret in SECRETS)]
 
 
@@ -129,9 +129,7 @@ def written_in(*folders: Path) -> dict[str, str]:
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.s3
-def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhere(
-    guarded: Guarded, tmp_path: Path
-) -> None:
+def test_tasks_on_other_machines_can_read_s3_and_kafka_and_no_secret_leaks(guarded: Guarded, tmp_path: Path) -> None:
     events, ui = tmp_path / "events", choose_port()
     events.mkdir()
     conf = {

@@ -1,4 +1,4 @@
-"""Asked to stop in whatever phase, and whoever of its processes hears of it, a run ends in order and loses nothing."""
+"""A run that gets a stop signal, in any phase and by any of its processes, exits cleanly and loses nothing."""
 
 import os
 import signal
@@ -33,12 +33,12 @@ def processes(app: Running) -> list[psutil.Process]:
 
 
 def to_the_group(app: Running, number: int) -> None:
-    """As a terminal sends Ctrl-C, and `kill -TERM -PGID`."""
+    """Signal the process group, as Ctrl-C on a terminal and `kill -TERM -PGID` do."""
     os.killpg(app.process.pid, number)
 
 
 def to_all(app: Running, number: int) -> None:
-    """As a service manager that signals a control group: each process there is, children first."""
+    """Signal every process, children first, as a service manager does that signals a control group."""
     for process in processes(app):
         try:
             process.send_signal(number)
@@ -55,14 +55,14 @@ def says(app: Running, words: str) -> None:
 
 
 def a_batch_is_held(ledger: Ledger, app: Running) -> None:
-    """By sabotage, or by the program."""
+    """Wait until a batch is blocked, by sabotage or by the program itself."""
     held = ledger.folder / "held"
     eventually(lambda: held.exists() or app.process.poll() is not None, "a batch is under way")
     assert held.exists(), app.errors.read_text()
 
 
 def ended(app: Running, before: list[psutil.Process]) -> list[str]:
-    """What it said from when it was asked to stop; it has ended as it should, and with it all that it had started."""
+    """Check that the run and all its processes have exited cleanly; return its output from the stop signal on."""
     code = app.process.wait(PATIENCE_S)
     said = app.errors.read_text()
     assert code == 0, said
@@ -82,7 +82,7 @@ def claimed(ledger: Ledger) -> bool:
     return len(history.list_stages(open_store(ledger.store), ledger.app)) > 0
 
 
-def test_while_it_waits_for_kafka(tmp_path: Path, ledger: Ledger) -> None:
+def test_stop_while_the_run_waits_for_kafka(tmp_path: Path, ledger: Ledger) -> None:
     away = Ledger(ledger.bootstrap, tmp_path)
     away.bootstrap = "127.0.0.1:1"
     with away.running(for_people=True) as app:
@@ -93,7 +93,7 @@ def test_while_it_waits_for_kafka(tmp_path: Path, ledger: Ledger) -> None:
 
 
 @pytest.mark.ci  # an end before the first batch is shown while it waits for Kafka, that of Spark by a second Ctrl-C
-def test_while_spark_starts(ledger: Ledger) -> None:
+def test_stop_while_spark_starts(ledger: Ledger) -> None:
     with ledger.running(for_people=True) as app:
         says(app, "starting Spark (local[2]) …")
         before = processes(app)
@@ -104,7 +104,7 @@ def test_while_spark_starts(ledger: Ledger) -> None:
 
 @pytest.mark.ci  # the rule is pipeline/run/test_stopping.py
 @pytest.mark.parametrize("whom", [to_all])
-def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[Running, int], None]) -> None:
+def test_stop_during_a_batch_commits_the_batch_first(ledger: Ledger, whom: Callable[[Running, int], None]) -> None:
     with ledger.running("--stage", "entries", sabotage="entries held", for_people=True) as app:
         a_batch_is_held(ledger, app)
         before = processes(app)
@@ -119,7 +119,7 @@ def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[
     nothing_is_lost(ledger)
 
 
-def test_a_second_ctrl_c_waits_for_nothing(ledger: Ledger) -> None:
+def test_a_second_ctrl_c_stops_without_finishing_the_batch(ledger: Ledger) -> None:
     ledger.variant = "waits in a task"
     with ledger.running("--stage", "entries", for_people=True) as app:
         a_batch_is_held(ledger, app)
@@ -135,7 +135,7 @@ def test_a_second_ctrl_c_waits_for_nothing(ledger: Ledger) -> None:
 
 
 @pytest.mark.soak
-def test_a_jvm_that_is_gone_is_told_in_a_sentence(ledger: Ledger) -> None:
+def test_a_killed_jvm_is_reported_in_one_sentence(ledger: Ledger) -> None:
     with ledger.running(for_people=True) as app:
         eventually(lambda: claimed(ledger), "it has begun")
         (jvm,) = (process for process in processes(app) if process.name() == "java")
@@ -165,7 +165,7 @@ def is_idle(ledger: Ledger, app: Running) -> None:
 
 
 def compacts(ledger: Ledger, app: Running) -> None:
-    """A merge is held, by sabotage, until it is told to stop."""
+    """Wait until a merge is running; sabotage blocks it until it is told to stop."""
 
     def merges() -> bool:
         ledger.send(20)
@@ -177,7 +177,7 @@ def compacts(ledger: Ledger, app: Running) -> None:
 
 
 def captures(ledger: Ledger, app: Running) -> None:
-    """The first stage has recorded its version for a snapshot, and others have not."""
+    """Wait until the first stage has recorded its version for a snapshot and other stages have not."""
     store = open_store(ledger.store)
 
     def far() -> bool:
@@ -197,7 +197,7 @@ def captures(ledger: Ledger, app: Running) -> None:
 
 
 def is_completed(ledger: Ledger) -> None:
-    """The snapshot that the run was asked for amidst which it was stopped, by the run after it."""
+    """Check that the next run has completed the snapshot that was open when the run was stopped."""
     assert open_requests(open_store(ledger.store), ledger.app) == ()
     ledger.check_snapshot("amid")
 
@@ -206,7 +206,7 @@ def is_completed(ledger: Ledger) -> None:
 @pytest.mark.parametrize("whom", [to_the_group, to_all, to_the_runner])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("phase", [spark_starts, is_claiming, first_batch, is_idle, compacts, captures])
-def test_in_any_phase_whoever_hears_of_it(
+def test_stop_in_any_phase_by_a_signal_to_any_process(
     ledger: Ledger,
     phase: Callable[[Ledger, Running], None],
     number: int,

@@ -1,7 +1,7 @@
-"""Stores written by releases, kept as files: each later release must give the same answers.
+"""Stores written by earlier releases and kept as files: later releases must give the same answers.
 
-`python -m tests.models.releases.test_kept_stores` writes the store of the present format. Run it for a new format;
-never for an old one, since its files are what users have in their buckets.
+`python -m tests.models.releases.test_kept_stores` writes the store of the present format. Run it for a new format only:
+the files of old formats stand for what users have in their buckets.
 """
 
 import json
@@ -23,7 +23,7 @@ _CHECKS = [("verify", app, "--deep") for app in ("flights", "types", "staging")]
 
 
 @pytest.mark.parametrize("stored_format", range(1, codec.FORMAT + 1))
-def test_a_store_in_each_format_is_read_as_its_release_read_it(stored_format: int, tmp_path: Path) -> None:
+def test_a_store_in_each_format_gives_the_answers_of_its_release(stored_format: int, tmp_path: Path) -> None:
     with tarfile.open(_FOLDER / f"format-{stored_format}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     asked = Asking(tmp_path / "cache")

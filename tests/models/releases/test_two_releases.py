@@ -1,7 +1,7 @@
 """Two releases on one store: the older reads formats up to 1, the newer writes format 2.
 
-Each command runs in a process of its release. The older release must carry a command out as if it were alone, or refuse
-it by the name and format of an object and change nothing. The newer release must read whatever both have written.
+Each command runs in a process of one release. The older release must either run a command as if it were alone, or
+refuse it with an object's name and format and change nothing. The newer release must read whatever both have written.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Decoded content of a root: objects that contain a text, and the rows of each version of each table."""
+"""Decoded content of a store root: objects that contain a text, and the rows of each version of each table."""
 
 import io
 import re
@@ -18,7 +18,7 @@ from tests.support.histories import rows_of
 def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
     """Return the objects that contain `text` as a value or as a word in JSON, with the number of occurrences.
 
-    An id or a checksum of JSON (base 32, base 64) may contain `text` by chance, so only whole words count there.
+    Only whole words count in JSON, since an id or a checksum (base 32, base 64) may contain `text` by chance.
     """
     found = []
     word = re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
@@ -37,7 +37,7 @@ def occurrences(store: ObjectStore, text: str) -> list[tuple[str, int]]:
 
 
 def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the rows of each existing version, by stage and version, merged by independent code."""
+    """Return the rows of each existing version, by stage and version, merged by code independent of the product."""
     return {
         (stage, version): rows_of(store, history.read(store, app, stage, version))
         for stage in history.list_stages(store, app)
@@ -46,7 +46,7 @@ def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int]
 
 
 def archive_of(store: ObjectStore, app: str, extent: Extent, values: dict[int, bytes]) -> None:
-    """Write an input archive with a record at each of these offsets, and some of these values."""
+    """Write an input archive with a record at each of these offsets; `values` replaces some of their values."""
     rows = records(extent.partition, range(extent.first, extent.end))
     had = rows["value"].to_pylist()
     made = [values.get(offset, value) for offset, value in zip(rows["offset"].to_pylist(), had, strict=True)]

@@ -1,8 +1,14 @@
-"""Random stores with records of several people in several formats, and an independent decoder.
+"""Random stores with records of several people in several formats, and a decoder independent of the product.
 
-A store has an input archive of `events`, whose records are JSON, Avro or Protobuf, in which one field leads to the key
-of the table `people`; one of `transfers`, in which the same words and numbers stand that are nobody's key; a channel
-with records in flight, kept by a snapshot and unread in Kafka; and rejected records. `n` numbers the records.
+A store has:
+
+- an input archive of `events`: records in JSON, Avro or Protobuf, in which one field leads to the key of the table
+  `people`;
+- an input archive of `transfers`: records with the same words and numbers, but as nobody's key;
+- a channel with records in flight: some are kept by a snapshot, others unread in Kafka;
+- rejected records.
+
+`n` numbers the records.
 """
 
 import io
@@ -66,11 +72,11 @@ message User { string id = 1; }
 """
 SCHEMAS = {"AVRO": 7, "PROTOBUF": 8}
 UNKNOWN = 99
-"""A schema id that the registry has not."""
+"""A schema id that is not in the registry."""
 
 
 def answer(path: str, _authorization: str) -> tuple[int, str]:
-    """The registry's answers."""
+    """Answer a request as the schema registry does."""
     schemas = {"AVRO": json.dumps(AVRO), "PROTOBUF": PROTO}
     for kind, number in SCHEMAS.items():
         if path in (f"/schemas/ids/{number}", f"/subjects/events-{kind}/versions/latest"):
@@ -79,7 +85,7 @@ def answer(path: str, _authorization: str) -> tuple[int, str]:
 
 
 def _event() -> Any:
-    """The Protobuf class of an event, of descriptors by hand."""
+    """Build the Protobuf class of an event from hand-written descriptors."""
     file = descriptor_pb2.FileDescriptorProto(name="of_test.proto", syntax="proto3")
     user, event = file.message_type.add(name="User"), file.message_type.add(name="Event")
     text, number, message = 9, 3, 11
@@ -114,7 +120,7 @@ class RandomStore:
     _n: int = 0
 
     def write(self) -> None:
-        """Write everything."""
+        """Write the whole store."""
         rnd = self.random
         self.kind = rnd.choice(("JSON", "JSON", "AVRO", "PROTOBUF"))
         self.path = "$.user.id" if self.kind != "JSON" else rnd.choice(("$.user.id", "$.users.id", "$.payload.user.id"))
@@ -135,7 +141,7 @@ class RandomStore:
         return self._n
 
     def _people(self) -> list[str]:
-        """Return names, some of which contain others or look like numbers."""
+        """Return people's names; some contain others or look like numbers."""
         rnd = self.random
         first = "".join(rnd.choice(LETTERS) for _ in range(rnd.randint(1, 6)))
         number = str(rnd.randint(1, 99))
@@ -154,7 +160,7 @@ class RandomStore:
         return f'"{made}"'
 
     def _event(self, who: str) -> bytes:
-        """Return a record of a person, with other names in its note."""
+        """Return a record of a person; its note names another person."""
         rnd, n, note = self.random, self.number(), f"of {self.random.choice(self.people)}"
         if rnd.random() < 0.05:
             self.garbage += 1
@@ -178,7 +184,7 @@ class RandomStore:
         return f'{{"n": {n}, {inside}, "note": {self._text(rnd.choice(self.people))}}}'.encode()
 
     def _transfer(self, who: str) -> bytes:
-        """Return a record of nobody, with a key's text as an amount, a note, and in the record's key."""
+        """Return a record of no person that contains a person's name as amount, as note, and as the record's key."""
         amount = who if who.isdigit() else self._text(who)
         return f'{{"n": {self.number()}, "amount": {amount}, "note": {self._text(who)}}}'.encode()
 
@@ -237,7 +243,7 @@ class RandomStore:
             index.change(self.store, archive, index.append_update((one,), extents), by=BY, now_ms=1)
 
     def _rows(self, count: int) -> pa.Table:
-        """Return rows of the channel."""
+        """Return random rows of the channel."""
         some = [self.random.choice(self.people) for _ in range(2 * count)]
         numbers = [self.number() for _ in range(count)]
         return pa.table([some[:count], some[count:], numbers], schema=FIELDS)
@@ -296,7 +302,7 @@ class Found:
     """Content of an object, decoded by Spark's rules in plain Python."""
 
     records: Mapping[int, frozenset[str]]
-    """People to whom each record belongs, by the record's number."""
+    """For each record number, the people to whom the record belongs."""
     undecoded: int
 
 

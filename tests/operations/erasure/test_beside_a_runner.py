@@ -1,4 +1,4 @@
-"""A key is forgotten while the app runs: work in progress, and later records of the key."""
+"""A key is forgotten while the app runs: batches in progress, and later records of the key."""
 
 import io
 import time
@@ -40,7 +40,7 @@ GONE = "person-2"
 
 
 class Runner:
-    """A stage with a counting table, and a runner with batches and merges that wait for one."""
+    """A stage whose table counts records by key, and a runner whose merges wait for the next batch."""
 
     def __init__(self, folder: Path, max_unflushed: int = 0) -> None:
         self.store, self.cache = AgingStore(), SstCache(folder, 1 << 30)
@@ -75,7 +75,7 @@ class Runner:
         return PendingVersion(base, manifest, self.merges, time.monotonic(), lambda _done: None)
 
     def end(self, change: PendingVersion) -> None:
-        """Commit a batch, which is computed again if keys were forgotten meanwhile, as a stage's runner does."""
+        """Commit a batch; as a stage's runner does, compute it again if keys were forgotten meanwhile."""
         try:
             self.committer.submit(change)
         except ForgottenMeanwhile:
@@ -84,7 +84,7 @@ class Runner:
             self.committer.submit(self.begin())
 
     def merge(self) -> None:
-        """Merge everything; the result waits for the next batch."""
+        """Merge everything; the result is committed with the next batch."""
         head = self.committer.tip
         self.merges = tuple(
             run_compaction(self.store, self.cache, "app", "people", TABLE, each)
@@ -92,7 +92,7 @@ class Runner:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return counts by key of the newest version, as another process sees it."""
+        """Return the counts by key in the newest version, as another process sees them."""
         store = fresh(self.store)
         head = history.head(store, "app", "people")
         assert head is not None
@@ -105,7 +105,7 @@ class Runner:
 
 
 def amid(runner: Runner, number: int, do: Callable[[], None]) -> int:
-    """Forget the key, and do something before this request; return the number of requests."""
+    """Forget the key, and call `do` before request `number`; return the number of requests."""
     count, busy = 0, False
 
     def before(verb: str, key: str) -> None:
@@ -128,9 +128,7 @@ def amid(runner: Runner, number: int, do: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("merging", [False, True])
-def test_a_batch_that_ends_anywhere_meanwhile_counts_the_key_from_then_on_or_not_at_all(
-    tmp_path: Path, merging: bool
-) -> None:
+def test_a_batch_that_ends_during_a_forget_counts_the_key_anew_or_not_at_all(tmp_path: Path, merging: bool) -> None:
     met = set()
     requests = amid(started(tmp_path / "all", merging), 0, lambda: None)
     for number in range(1, requests + 1, 1 if SEARCHES else 10):
@@ -150,7 +148,7 @@ def test_a_batch_that_ends_anywhere_meanwhile_counts_the_key_from_then_on_or_not
     assert met == {None, 1}
 
 
-def test_a_runner_that_runs_ahead_of_the_store_commits_in_order_meanwhile_and_goes_on(tmp_path: Path) -> None:
+def test_a_runner_with_unflushed_versions_commits_in_order_during_a_forget(tmp_path: Path) -> None:
     runner = Runner(tmp_path, max_unflushed=3)
     watch = RequestWatch(runner.store, "app", PlannerFiles(tmp_path / "told"), clock=iter(range(0, 1_000, 10)).__next__)
     watch.poll(busy=False)
@@ -187,7 +185,7 @@ def started(folder: Path, merging: bool) -> Runner:
 
 
 def stored(runner: Runner) -> list[tuple[str, dict[str, int]]]:
-    """Return the rows of every existing SST, named or not."""
+    """Return the rows of every existing SST, referenced or not."""
     found = []
     for info in AgingStore.list(runner.store, "app/stages/people/sst/"):
         rows = pq.read_table(io.BytesIO(runner.store.get(info.key))).to_pylist()
@@ -195,14 +193,14 @@ def stored(runner: Runner) -> list[tuple[str, dict[str, int]]]:
     return found
 
 
-def test_a_batch_that_never_ends_leaves_what_gc_takes_and_verify_names(tmp_path: Path) -> None:
+def test_an_unfinished_batch_leaves_no_object_with_the_key(tmp_path: Path) -> None:
     runner = started(tmp_path, merging=False)
     amid(runner, 10, lambda: runner.begin() and None)
     assert GONE not in runner.counts()
     assert [rows for _, rows in stored(runner) if GONE in rows] == []
 
 
-def test_rejected_records_that_hold_the_key_go_and_no_longer_wait(tmp_path: Path) -> None:
+def test_rejected_records_with_the_key_are_removed_and_wait_for_no_retry(tmp_path: Path) -> None:
     runner = started(tmp_path, merging=False)
     head = runner.committer.head
     table = RejectedTable(runner.store, runner.cache, "app", "people")

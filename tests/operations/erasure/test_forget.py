@@ -1,4 +1,4 @@
-"""Forgetting a key: no stored object contains it, and everything else is unchanged."""
+"""Forgetting a key: afterwards no stored object contains it, and everything else is unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ KEY = "aircraft=N003"
 
 
 def declared(app: FlightsApp, *more: str) -> DeclaredFields:
-    """Return the fields of the archive that some tests write, of a topic that no stage reads."""
+    """Declare the key fields of the archive that some tests write; no stage reads its topic."""
     try:
         has_archive = index.newest(fresh(app.store), app.name, TOPIC) is not None
     except Corruption:
@@ -82,7 +82,7 @@ def busy_app(store: ObjectStore | None = None) -> FlightsApp:
     return app
 
 
-def test_a_key_is_in_no_object_of_any_version_and_all_others_are_as_they_were(cache: SstCache) -> None:
+def test_a_forgotten_key_is_in_no_object_and_other_keys_are_unchanged_in_every_version(cache: SstCache) -> None:
     app = busy_app()
     before = tables_of_all_versions(app.store, app.name)
     holding = make(app, cache, dry_run=True).held
@@ -103,7 +103,7 @@ def test_a_key_is_in_no_object_of_any_version_and_all_others_are_as_they_were(ca
     assert verify(app.store, app.name, now_ms=LATER_MS, deep=True).consistent
 
 
-def test_no_tombstone_stays_and_an_sst_of_which_nothing_is_left_is_named_by_nobody(cache: SstCache) -> None:
+def test_no_tombstone_of_the_key_remains_and_an_empty_sst_is_no_longer_referenced(cache: SstCache) -> None:
     app = busy_app()
     app.send(Flight("N900", "C9", 1))
     app.step_all()
@@ -119,7 +119,7 @@ def test_no_tombstone_stays_and_an_sst_of_which_nothing_is_left_is_named_by_nobo
     assert sum(sst.tombstones for sst in head.ssts) == 0
 
 
-def test_what_a_process_knows_from_before_leads_to_what_is_there_now(cache: SstCache) -> None:
+def test_cached_references_of_this_process_lead_to_the_rewritten_objects(cache: SstCache) -> None:
     """Covers cached manifests, open moments, and mapped SSTs."""
     app = busy_app()
     cut = resolve(app.store, "flights", now_ms=LATER_MS)
@@ -144,7 +144,7 @@ def test_what_a_process_knows_from_before_leads_to_what_is_there_now(cache: SstC
     assert "N003" not in str(changed.changes.keys.to_pylist())
 
 
-def test_other_processes_that_fail_over_what_is_gone_read_once_more(cache: SstCache, tmp_path: Path) -> None:
+def test_other_processes_re_read_after_missing_a_deleted_object(cache: SstCache, tmp_path: Path) -> None:
     """Covers a process with an open moment and without a copy of an SST."""
     app = busy_app()
     other, its_cache = fresh(app.store), SstCache(tmp_path / "other", 1 << 30)
@@ -159,7 +159,7 @@ def test_other_processes_that_fail_over_what_is_gone_read_once_more(cache: SstCa
     )
 
 
-def test_a_snapshot_keeps_its_name_and_what_it_keeps_is_without_the_key(cache: SstCache) -> None:
+def test_a_snapshot_keeps_its_name_and_its_records_lose_the_key(cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
     app.send(*flights(14))
@@ -202,9 +202,7 @@ class _Kept:
         return self._kafka.copy(in_flight, topic, app)
 
 
-def test_clones_share_what_is_rewritten_also_under_another_root_and_have_their_own_rewritten(
-    cache: SstCache, tmp_path: Path
-) -> None:
+def test_ssts_shared_with_clones_and_ssts_of_clones_are_rewritten(cache: SstCache, tmp_path: Path) -> None:
     app, root = FlightsApp(LocalStore(tmp_path / "one"), Kafka()), LocalStore(tmp_path / "two")
     app.run(flights(20))
     how: dict[str, Any] = {"channels": app.kafka, "by": "ada@host", "now_ms": LATER_MS}
@@ -229,7 +227,7 @@ def test_clones_share_what_is_rewritten_also_under_another_root_and_have_their_o
         assert verify(fresh(each.store), each.name, now_ms=LATER_MS, deep=True).consistent
 
 
-def test_a_batch_that_was_under_way_leaves_nothing_and_one_that_comes_later_begins_anew(cache: SstCache) -> None:
+def test_a_running_batch_leaves_nothing_of_the_key_and_a_later_one_starts_from_empty_state(cache: SstCache) -> None:
     """The batch was computed from the old row; no version names its SST, which is deleted."""
     app = busy_app()
     app.send(*flights(7))
@@ -249,7 +247,7 @@ def test_a_batch_that_was_under_way_leaves_nothing_and_one_that_comes_later_begi
     assert rows_of(app.store, app.heads["aircraft"])["N003"] == (1, 5, 25)
 
 
-def test_what_was_put_and_never_named_goes_as_well(cache: SstCache) -> None:
+def test_unreferenced_objects_with_the_key_are_deleted_too(cache: SstCache) -> None:
     app = busy_app()
     (held_by,) = {sst.object for sst in app.heads["aircraft"].ssts if sst.level} & {
         name for name, _ in occurrences(app.store, "N003")
@@ -261,7 +259,7 @@ def test_what_was_put_and_never_named_goes_as_well(cache: SstCache) -> None:
     assert occurrences(app.store, "N003") == []
 
 
-def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_replaced_goes(cache: SstCache) -> None:
+def test_unindexed_archive_objects_are_reported_and_replaced_ones_deleted(cache: SstCache) -> None:
     app = busy_app()
     archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
     archive_of(app.store, "flights", Extent(0, 4, 8), {6: b"N003"})
@@ -279,7 +277,7 @@ def test_an_object_of_the_archive_that_no_index_names_is_told_and_what_an_index_
     assert held(app, deep=False) == [f"input archive {litter}"]
 
 
-def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_others(cache: SstCache) -> None:
+def test_archived_messages_between_stages_lose_only_the_rows_of_the_key(cache: SstCache) -> None:
     """The messages are compressed, so their bytes may not show the key."""
     app = busy_app()
     tails = [f"N{number:03}" for number in range(2_000)]
@@ -300,7 +298,7 @@ def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_
         assert stream.read_all() == sent.filter(pa.array([tail != "N003" for tail in tails]))
 
 
-def test_who_knows_an_archive_from_before_reads_what_is_there_now(cache: SstCache) -> None:
+def test_a_process_with_a_cached_archive_index_reads_the_rewritten_objects(cache: SstCache) -> None:
     app = busy_app()
     for first in (0, 4, 8):
         archive_of(app.store, "flights", Extent(0, first, first + 4), {2: b"N003", 3: b"N003", 4: b"N003"})
@@ -315,7 +313,7 @@ def test_who_knows_an_archive_from_before_reads_what_is_there_now(cache: SstCach
         list(Archives(lambda: app.store, "flights").for_topic(TOPIC).rows(0, 0, 12))
 
 
-def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_was_let_go(cache: SstCache) -> None:
+def test_a_damaged_archive_object_stops_the_forget_until_it_is_released(cache: SstCache) -> None:
     app = busy_app()
     archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
     head = index.newest(app.store, "flights", TOPIC)
@@ -334,7 +332,7 @@ def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_wa
     assert occurrences(app.store, "N003") == []
 
 
-def test_where_an_index_of_an_archive_is_damaged_all_else_is_forgotten_and_nothing_is_claimed(cache: SstCache) -> None:
+def test_with_a_damaged_archive_index_all_else_is_forgotten_but_completion_is_not_claimed(cache: SstCache) -> None:
     app = busy_app()
     archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
     head = index.newest(app.store, "flights", TOPIC)
@@ -354,7 +352,7 @@ def test_where_an_index_of_an_archive_is_damaged_all_else_is_forgotten_and_nothi
     assert held(app) == []
 
 
-def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache: SstCache) -> None:
+def test_forget_waits_until_records_already_read_are_archived(cache: SstCache) -> None:
     app = busy_app()
     heads = app.heads["legs"].inputs["flights"].offsets
     index.change(
@@ -389,7 +387,7 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
     assert 0 < len(paused) < 100
 
 
-def test_records_between_stages_that_nobody_has_read_are_named_and_bring_the_key_back(cache: SstCache) -> None:
+def test_unread_records_between_stages_are_reported_and_bring_the_key_back(cache: SstCache) -> None:
     app = busy_app()
     app.send(Flight("N003", "C0", 5), Flight("N001", "C0", 5))
     app.step("legs")
@@ -430,7 +428,7 @@ def test_archives_of_channels_lose_the_rows_of_the_key(cache: SstCache) -> None:
         assert stream.read_all() == sent.slice(1)
 
 
-def test_an_archive_that_no_stage_reads_any_more_is_not_proved(cache: SstCache) -> None:
+def test_an_archive_without_a_reading_stage_is_reported_as_unproved(cache: SstCache) -> None:
     app = busy_app()
     archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
     make(app, cache, declared=DeclaredFields())
@@ -440,7 +438,7 @@ def test_an_archive_that_no_stage_reads_any_more_is_not_proved(cache: SstCache) 
     assert "no stage reads the topic any more" in unproved.why
 
 
-def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache) -> None:
+def test_logged_edits_that_name_the_key_are_masked(cache: SstCache) -> None:
     app = busy_app()
     record_operation(
         app.store, "flights", "edit", "aircraft v3: DELETE FROM aircraft WHERE tail = 'N003'", "ada", message="N003!"
@@ -454,7 +452,7 @@ def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache)
     ]
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> None:
+def test_an_impossible_forget_is_refused_and_nothing_is_changed(cache: SstCache) -> None:
     app = busy_app()
     there = {info.key for info in app.store.list("")}
     with pytest.raises(Refused, match="no object of flights under"):
@@ -473,7 +471,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
     assert forgotten.find_journal(app.store, "flights") is None
 
 
-def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:
+def test_other_forgets_snapshots_and_gc_wait_until_a_forget_is_done(cache: SstCache) -> None:
     app = old_app()
 
     class Broke(Exception):
@@ -509,7 +507,7 @@ def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCac
     make(app, cache, "aircraft=N000")
 
 
-def test_a_forget_that_another_process_ended_leaves_the_note_of_the_next_forget(cache: SstCache) -> None:
+def test_finishing_anothers_forget_keeps_the_journal_of_the_next_forget(cache: SstCache) -> None:
     app = old_app()
 
     class Broke(Exception):
@@ -532,7 +530,7 @@ def test_a_forget_that_another_process_ended_leaves_the_note_of_the_next_forget(
     assert occurrences(app.store, "N002") == occurrences(app.store, "N003") == []
 
 
-def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> None:
+def test_gc_keeps_rewritten_objects_that_stand_for_referenced_ones(cache: SstCache) -> None:
     app = old_app()
     make(app, cache)
     for each in STAGES:
@@ -553,7 +551,7 @@ def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> 
     st.lists(st.integers(0, 6), min_size=1, max_size=2, unique=True),
     st.booleans(),
 )
-def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_keys(
+def test_after_a_forget_every_version_snapshot_and_clone_reads_as_before_without_the_keys(
     steps: list[tuple[int, str]], gone: list[int], cloned: bool
 ) -> None:
     app, cache = aging_app(), SstCache(Path("/nonexistent"), 0)

@@ -1,4 +1,4 @@
-"""Fields that lead to a key, by place, from lineage and declarations."""
+"""Fields whose values become a table's key, for each topic and channel, from lineage and declarations."""
 
 import pytest
 from slackwater.errors import NotFound, Refused, Usage
@@ -32,7 +32,7 @@ def fields(*stages: Manifest, declared: DeclaredFields | None = None, table: str
 
 
 def told(found: KeyFields, place: str) -> list[list[str]]:
-    """Return the fields of each key column by rule, with the functions applied to them."""
+    """Return, for each rule of a topic or channel, the fields of each key column and the functions applied to them."""
     return [
         [
             "|".join(
@@ -45,7 +45,7 @@ def told(found: KeyFields, place: str) -> list[list[str]]:
     ]
 
 
-def test_fields_are_followed_through_channels_up_to_topics_and_other_topics_have_none() -> None:
+def test_key_fields_are_traced_through_channels_to_topics_and_other_topics_have_none() -> None:
     parse = stage("parse", {"orders": ""}, {"by": {"who": of("orders", "$.user.id", "lower")}}, "by", table=None)
     people = stage("people", {"by": "parse"}, {"": {"who": of("by", "who")}})
     amounts = stage("amounts", {"transfers": ""}, {"": {"who": of("transfers", "$.to")}})
@@ -56,14 +56,14 @@ def test_fields_are_followed_through_channels_up_to_topics_and_other_topics_have
     found.check_fields_known("app", ["orders", "by", "transfers"])
 
 
-def test_a_field_below_a_column_of_a_channel_is_one_below_the_columns_own_field() -> None:
+def test_a_field_inside_a_channels_column_is_traced_below_the_columns_source() -> None:
     parse = stage("parse", {"orders": ""}, {"by": {"user": of("orders", "$.user")}}, "by", table=None)
     found = fields(parse, stage("people", {"by": "parse"}, {"": {"who": of("by", "user.id")}}))
     assert told(found, "by") == [["user.id"]]
     assert told(found, "orders") == [["$.user.id"]]
 
 
-def test_channels_beside_the_way_are_compared_by_columns_of_the_same_field() -> None:
+def test_other_channels_are_compared_by_columns_with_the_same_source_field() -> None:
     lineage = {"": {"who": of("orders", "$.id", "lower")}, "out": {"who": of("orders", "$.id", "lower"), "n": ()}}
     people = stage("people", {"orders": ""}, lineage, "out")
     raw = stage("raw", {"orders": ""}, {"raw": {"id": of("orders", "$.id"), "x": of("orders")}}, "raw", table=None)
@@ -79,7 +79,7 @@ def test_channels_beside_the_way_are_compared_by_columns_of_the_same_field() -> 
     found.check_fields_known("app", ["orders", "out", "raw", "h", "u", "o"])
 
 
-def test_what_only_the_program_knows_is_refused_until_it_is_declared() -> None:
+def test_fields_known_only_to_the_program_are_refused_until_declared() -> None:
     python = stage("people", {"orders": ""}, {"": {"who": of("orders")}})
     with pytest.raises(
         Refused, match=r"only the program knows which field of topic 'orders' becomes people.who of app"
@@ -103,7 +103,7 @@ def test_what_only_the_program_knows_is_refused_until_it_is_declared() -> None:
         fields(clear, function).check_fields_known("app", ["orders", "f"])
 
 
-def test_declared_fields_count_where_records_have_to_do_with_the_table_and_elsewhere_by_name() -> None:
+def test_declared_fields_apply_to_topics_of_the_table_and_elsewhere_only_with_a_topic_name() -> None:
     people = stage("people", {"orders": ""}, {"": {"who": of("orders", "$.id")}})
     amounts = stage("amounts", {"transfers": ""}, {"": {"who": of("transfers", "$.to")}})
     declared = DeclaredFields({"people": ["$.also", "transfers:$.from"], "amounts": ["$.x"]})
@@ -117,7 +117,7 @@ def test_declared_fields_count_where_records_have_to_do_with_the_table_and_elsew
         DeclaredFields({"people": ["$.a["]}).check(["people"], [])
 
 
-def test_of_several_key_columns_each_has_its_fields_and_one_that_is_the_same_in_all_records_none() -> None:
+def test_each_of_several_key_columns_has_its_fields_and_a_constant_column_has_none() -> None:
     table = Table((Column("who", "string"), Column("side", "string"), Column("n", "int64")), (), 1)
     key = {"who": of("a", "$.id") + of("b", "$.user"), "side": (), "n": of("a", "$.n") + of("b", "key")}
     found = fields(stage("people", {"a": "", "b": ""}, {"": key}, table=table))
@@ -128,7 +128,7 @@ def test_of_several_key_columns_each_has_its_fields_and_one_that_is_the_same_in_
     assert told(fields(stage("people", {"a": "", "b": ""}, {"": key}, table=table)), "a") == []
 
 
-def test_lineage_in_a_circle_comes_to_an_end() -> None:
+def test_cyclic_lineage_terminates() -> None:
     one = stage("people", {"x": "two"}, {"": {"who": of("x", "who")}, "y": {"who": of("x", "who", "f")}}, "y")
     two = stage("two", {"y": "people"}, {"x": {"who": of("y", "who", "g")}}, "x", table=None)
     with pytest.raises(Exception, match="has too many fields"):

@@ -1,4 +1,4 @@
-"""A forget that is killed at any request: each version shows the key or not, and the same call finishes."""
+"""A forget that is killed at any request: each version shows the key or not, and repeating the call finishes it."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ FIELDS = DeclaredFields({"aircraft": ("orders:value",)})
 
 
 def whole_app() -> FlightsApp:
-    """Return an app with a snapshot that keeps in-flight records, a clone with its own SSTs, and an archive."""
+    """Return an app with a snapshot that keeps in-flight records, a clone with SSTs of its own, and an archive."""
     app = aging_app()
     app.run(flights(20))
     app.compact("aircraft")
@@ -53,7 +53,7 @@ def shown(app: FlightsApp) -> dict[str, Tables]:
     return {name: tables_of_all_versions(fresh(app.store), name) for name in ("flights", "staging")}
 
 
-def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_again_it_is_done(
+def test_after_a_kill_each_version_reads_as_before_or_after_and_a_repeated_call_finishes(
     tmp_path: Path,
 ) -> None:
     cache = SstCache(tmp_path / "cache", 1 << 30)

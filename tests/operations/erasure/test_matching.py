@@ -1,4 +1,4 @@
-"""Records in which a field that leads to a key equals it."""
+"""Matching of records with keys: a record matches if the field that becomes the key equals it."""
 
 import json
 from datetime import UTC, date, datetime
@@ -61,12 +61,12 @@ def holds(key: Any, value: bytes | None, *fields: str) -> bool:
         (None, False),
     ],
 )
-def test_a_field_of_json_is_parsed_and_its_value_is_compared(value: bytes | None, is_held: bool) -> None:
+def test_a_json_field_is_parsed_before_its_value_is_compared(value: bytes | None, is_held: bool) -> None:
     assert holds("user-7", value) == is_held
     assert not found(["user-7"], records(value), "$.id").unproved
 
 
-def test_json_in_text_is_parsed_where_the_field_goes_on_below() -> None:
+def test_json_inside_text_is_parsed_if_the_field_path_continues() -> None:
     inner = json.dumps({"user": {"id": "zoë"}})
     for text in (inner, json.dumps(inner), json.dumps(json.dumps([inner]))):
         assert holds("zoë", json.dumps({"payload": text}).encode(), "$.payload.user.id")
@@ -74,12 +74,12 @@ def test_json_in_text_is_parsed_where_the_field_goes_on_below() -> None:
 
 
 @pytest.mark.parametrize("field", ["$.users.id", "$.users[*].id", "$['users'][0].id", "users.id", "$.*.id"])
-def test_a_field_is_written_in_several_ways(field: str) -> None:
+def test_a_field_path_can_be_written_in_several_ways(field: str) -> None:
     assert holds("ada", b'{"users": [{"id": "bob"}, {"id": "ada"}]}', field)
     assert Field.parse(Field.parse(field).text()) == Field.parse(field)
 
 
-def test_names_of_properties_are_values_too_and_names_with_dots_stand_in_brackets() -> None:
+def test_property_names_are_values_too_and_names_with_dots_are_written_in_brackets() -> None:
     assert holds("ada", b'{"by": {"ada": 1}}', "$.by.~")
     assert holds("ada", b'{"user.id": "ada"}', "$['user.id']")
     assert not holds("ada", b'{"user": {"id": "ada"}}', "$['user.id']")
@@ -87,7 +87,7 @@ def test_names_of_properties_are_values_too_and_names_with_dots_stand_in_bracket
         Field.parse("$.a[")
 
 
-def test_keys_and_headers_are_records_fields() -> None:
+def test_record_keys_and_headers_are_fields_too() -> None:
     rows = records(b"{}", key=b"user-7", headers=[("who", b"user-8"), ("json", b'{"id": "user-9"}')])
     for key, field, is_held in (
         ("user-7", "key", True),
@@ -122,20 +122,20 @@ def test_keys_and_headers_are_records_fields() -> None:
         (b"\x00\xff", ['"AP8="'], ['"AP4="']),
     ],
 )
-def test_values_are_equal_by_the_type_of_the_keys_column(key: Any, equal: list[str], others: list[str]) -> None:
+def test_values_are_compared_by_the_type_of_the_key_column(key: Any, equal: list[str], others: list[str]) -> None:
     for text in equal:
         assert holds(key, b'{"id": %b}' % text.encode()), text
     for text in others:
         assert not holds(key, b'{"id": %b}' % text.encode()), text
 
 
-def test_a_number_as_a_records_key_is_text_or_the_bytes_of_kafkas_serialisers() -> None:
+def test_a_number_as_record_key_is_text_or_bytes_of_kafkas_serialisers() -> None:
     for key in (b"7", b"\0\0\0\7", b"\0\0\0\0\0\0\0\7"):
         assert found([7], records(b"{}", key=key), "key").mask[0]
     assert not found([7], records(b"{}", key=b"\0\7"), "key").mask[0]
 
 
-def test_a_column_of_rows_is_compared_as_its_type_has_it() -> None:
+def test_a_column_of_rows_is_compared_by_its_own_type() -> None:
     rows = pa.table(
         {
             "who": pa.array([42, 43, None], pa.int32()),
@@ -159,7 +159,7 @@ def test_a_column_of_rows_is_compared_as_its_type_has_it() -> None:
     assert found([42], records(b"{}"), "gone").fields == {}
 
 
-def test_of_a_key_of_several_columns_all_are_there() -> None:
+def test_a_key_of_several_columns_matches_only_if_all_columns_do() -> None:
     keys = pa.table({"country": ["DE", "FR", None], "number": [17, 18, 19]})
     rule = Rule("people", tuple((FieldComparison(Field.parse(f), f),) for f in ("$.country", "$.number")))
     values = [{"country": c, "number": n} for c, n in (("DE", 17), ("DE", 18), ("FR", 18), (None, 19), ("DE", 19))]
@@ -174,7 +174,7 @@ def test_of_a_key_of_several_columns_all_are_there() -> None:
     ]
 
 
-def test_what_cannot_be_parsed_is_counted_unless_the_record_goes_anyway() -> None:
+def test_unparsable_records_are_counted_unless_they_match_by_another_field() -> None:
     rows = records(b'{"id": "ada"}', b'{"id": "ada"', b"\x00\x00\x00\x00\x07xyz", b"ada,7", b"{}", b'{"id":"ada"} x')
     some = found(["ada"], rows, "$.id")
     assert some.mask.tolist() == [True, False, False, False, False, True]
@@ -183,7 +183,7 @@ def test_what_cannot_be_parsed_is_counted_unless_the_record_goes_anyway() -> Non
     assert some.fields == {"$.id": 2}
 
 
-def test_functions_that_are_known_are_computed_and_others_are_not_proved() -> None:
+def test_known_functions_are_applied_and_others_are_counted_as_unproved() -> None:
     rows = records(b'{"id": "Ada"}', b'{"id": "ada"}', b'{"id": "bob"}', b"{}")
     assert found(["ada"], rows, "$.id", functions=("lower",)).mask.tolist() == [True, True, False, False]
     assert found(["Ada"], rows, "$.id", key_functions=("lower",)).mask.tolist() == [False, True, False, False]
@@ -196,10 +196,8 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 
 
 @given(st.lists(_TEXT, min_size=1, max_size=8), st.lists(_TEXT, min_size=1, max_size=4, unique=True), st.data())
-def test_json_is_read_as_python_reads_it_however_it_is_escaped(
-    values: list[str], gone: list[str], data: st.DataObject
-) -> None:
-    """Characters are escaped at random."""
+def test_json_is_read_as_by_python_whatever_is_escaped(values: list[str], gone: list[str], data: st.DataObject) -> None:
+    """Random characters are escaped."""
     values += gone
 
     def written(text: str) -> str:
@@ -213,19 +211,19 @@ def test_json_is_read_as_python_reads_it_however_it_is_escaped(
 
 
 @given(st.lists(st.integers(-3, 60), max_size=30), st.lists(st.integers(-3, 60), min_size=1, max_size=30, unique=True))
-def test_many_keys_at_once_are_found_as_each_by_itself(there: list[int], gone: list[int]) -> None:
+def test_matching_many_keys_at_once_equals_matching_each_alone(there: list[int], gone: list[int]) -> None:
     rows = records(*(json.dumps({"id": f"user-{n}" if n % 2 else n}).encode() for n in there))
     texts = [f"user-{n}" if n % 2 else str(n) for n in gone]
     assert found(texts, rows, "$.id").mask.tolist() == [n in gone for n in there]
 
 
-def test_a_hundred_thousand_keys_are_looked_for_in_one_pass() -> None:
+def test_a_hundred_thousand_keys_are_matched_in_one_pass() -> None:
     """A separate search for each key would take hours."""
     rows = records(*(b'{"id": %d}' % number for number in range(0, 400_000, 100)))
     assert found([*range(100_000)], rows, "$.id").mask.sum() == 1_000
 
 
-def test_a_record_counts_once_and_a_column_that_is_the_same_everywhere_is_not_looked_for() -> None:
+def test_a_record_counts_once_and_constant_columns_are_not_compared() -> None:
     rows = records(b'{"id": "ada", "n": 7}', b'{"id": "bob", "n": 7}', key=b"ada")
     assert found(["ada"], rows, "$.id", "key").fields == {"$.id": 1, "key": 1}
     keys = pa.table({"side": ["in"], "n": [7]})
@@ -234,7 +232,7 @@ def test_a_record_counts_once_and_a_column_that_is_the_same_everywhere_is_not_lo
     assert (some.mask.tolist(), some.fields) == ([True, True], {"$.n": 2})
 
 
-def test_a_column_of_no_rows_and_no_pieces_has_no_values() -> None:
+def test_a_column_without_rows_or_chunks_has_no_values() -> None:
     with pa.BufferOutputStream() as sink:
         with pa.ipc.new_stream(sink, pa.schema([("who", pa.string())])):
             pass

@@ -1,4 +1,4 @@
-"""Forgets of random keys in random stores: no object keeps the person's records, and other records stay."""
+"""Erasure of random keys in random stores: no object keeps the person's records, and other records stay."""
 
 import random
 from collections.abc import Iterator
@@ -27,9 +27,7 @@ def registry() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(200 if SEARCHES else 20))
-def test_no_object_holds_the_person_unnamed_and_no_record_of_others_is_gone(
-    seed: int, registry: str, tmp_path: Path
-) -> None:
+def test_no_object_keeps_the_person_and_no_record_of_others_is_lost(seed: int, registry: str, tmp_path: Path) -> None:
     rnd = random.Random(seed)
     made = RandomStore(MemoryStore(), registry, rnd)
     made.write()

@@ -1,4 +1,4 @@
-"""Keys in statements and messages: masked text and unchanged text."""
+"""Keys in SQL statements and messages: which parts of a text are masked."""
 
 import pyarrow as pa
 import pytest
@@ -27,7 +27,7 @@ from slackwater.operations.erasure.texts import TextMasker
         (1, "1 of 11 flights", "1 of 11 flights"),
     ],
 )
-def test_a_key_is_masked_where_it_is_said_to_be_one(key: object, text: str, masked: str) -> None:
+def test_a_key_is_masked_only_where_a_text_means_the_key(key: object, text: str, masked: str) -> None:
     texts = TextMasker({"aircraft": KeyRows(pa.table({"tail": [key]}))})
     made = texts.mask_keys(text)
     assert made == (text.partition("tail")[0] + "tail" + masked.partition("tail")[2] if masked[0] == "…" else masked)

@@ -1,4 +1,4 @@
-"""Compaction of an app's tables outside of its runner."""
+"""Compaction of an app's tables outside its runner."""
 
 import threading
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def sound(app: FlightsApp) -> bool:
     return verify(app.store, app.name, now_ms=app.clock.now_ms, deep=True).consistent
 
 
-def test_what_is_due_is_told_and_nothing_is_changed(app: FlightsApp) -> None:
+def test_a_dry_run_lists_due_merges_and_changes_nothing(app: FlightsApp) -> None:
     before = list(app.store.list("flights/"))
     due = plan(app.store, app.name)
     assert [(merge.stage, merge.partition, merge.inputs) for merge in due] == [
@@ -69,7 +69,7 @@ def test_what_is_due_is_told_and_nothing_is_changed(app: FlightsApp) -> None:
     assert plan(app.store, app.name, ("carriers",)) == due[2:]
 
 
-def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp, cache: SstCache) -> None:
+def test_a_stage_without_a_table_and_an_unknown_stage_are_refused(app: FlightsApp, cache: SstCache) -> None:
     for ask in (
         lambda name: plan(app.store, app.name, (name,)),
         lambda name: [*compactor(app, cache, name).merge_due()],
@@ -80,7 +80,7 @@ def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp
             ask("carrier")
 
 
-def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsApp, cache: SstCache) -> None:
+def test_a_compaction_is_a_separate_version_that_changes_no_row(app: FlightsApp, cache: SstCache) -> None:
     before = {stage: head(app, stage) for stage in ("legs", "aircraft", "carriers")}
     done = [*compactor(app, cache).merge_due()]
     assert [(each.stage, each.version, each.merges, each.partitions) for each in done] == [
@@ -113,7 +113,7 @@ class Odd(MemoryStore):
         super().put(key, data)
 
 
-def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache) -> None:
+def test_a_table_that_fails_is_named_and_the_other_tables_are_merged(cache: SstCache) -> None:
     store = Odd()
     app = FlightsApp(store, Kafka())
     app.run(flights(100))
@@ -132,13 +132,13 @@ def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache
 
 
 def changes(before: Manifest) -> dict[str, Any]:
-    """Return the differences that a compaction may make to a version."""
+    """Return how a version may differ from the one before a compaction."""
     names = ("version", "writer", "time_ms", "kind", "ssts", "by", "duration_ms", "inputs", "outputs")
     names += ("stats", "totals")
     return {name: getattr(before, name) for name in names}
 
 
-def test_a_compaction_tells_what_it_took(app: FlightsApp, cache: SstCache) -> None:
+def test_a_compaction_reports_its_requests_and_bytes(app: FlightsApp, cache: SstCache) -> None:
     asked = CountingStore(app.store)
     done = [*compactor(app, cache, "aircraft", store=asked).merge_due()]
     after = head(app, "aircraft")
@@ -150,7 +150,7 @@ def test_a_compaction_tells_what_it_took(app: FlightsApp, cache: SstCache) -> No
     assert (after.stats.flushed_bytes, after.stats.ms, after.totals) == (0, 0, after.stats)
 
 
-def test_the_stages_after_it_and_a_snapshot_under_way_go_on(app: FlightsApp, cache: SstCache) -> None:
+def test_later_stages_and_a_running_snapshot_continue_after_a_compaction(app: FlightsApp, cache: SstCache) -> None:
     asked = request_snapshot(app.store, app.name, "good", "ada@host")
     app.send(*flights(5))
     app.step("legs")
@@ -189,9 +189,7 @@ def raced() -> FlightsApp:
     return app
 
 
-def test_when_batches_come_first_the_result_goes_into_the_version_after_them(
-    raced: FlightsApp, cache: SstCache
-) -> None:
+def test_if_batches_commit_first_the_result_goes_into_the_next_version(raced: FlightsApp, cache: SstCache) -> None:
     def batch() -> None:
         raced.send(*flights(3))
         raced.step_all()
@@ -206,7 +204,7 @@ def test_when_batches_come_first_the_result_goes_into_the_version_after_them(
     assert sound(raced)
 
 
-def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: SstCache) -> None:
+def test_a_result_that_gc_deleted_before_its_commit_is_dropped(cache: SstCache) -> None:
     app = aging_app(step_ms=1000)
     app.run(flights(100))
     before = head(app, "carriers")
@@ -237,7 +235,7 @@ def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: Sst
     assert sound(app)
 
 
-def test_a_claim_that_comes_first_does_not_stop_it_and_is_not_undone(raced: FlightsApp, cache: SstCache) -> None:
+def test_a_claim_that_commits_first_neither_stops_the_merge_nor_is_undone(raced: FlightsApp, cache: SstCache) -> None:
     raced.store.first.append(lambda: raced.claim("aircraft"))  # type: ignore[attr-defined]
     epoch = head(raced, "aircraft").epoch
     (done,) = compactor(raced, cache, "aircraft").merge_due()
@@ -246,7 +244,7 @@ def test_a_claim_that_comes_first_does_not_stop_it_and_is_not_undone(raced: Flig
     assert rows_of(raced.store, after) == raced.state["aircraft"]
 
 
-def test_a_rescale_that_comes_first_keeps_the_result(raced: FlightsApp, cache: SstCache) -> None:
+def test_a_rescale_that_commits_first_does_not_lose_the_result(raced: FlightsApp, cache: SstCache) -> None:
     raced.store.first.append(lambda: raced.rescale("aircraft", 5))  # type: ignore[attr-defined]
     [*compactor(raced, cache, "aircraft").merge_due()]
     after = head(raced, "aircraft")
@@ -256,9 +254,7 @@ def test_a_rescale_that_comes_first_keeps_the_result(raced: FlightsApp, cache: S
     assert sound(raced)
 
 
-def test_of_two_compactors_one_is_faster_and_the_other_leaves_its_result_out(
-    raced: FlightsApp, cache: SstCache
-) -> None:
+def test_the_slower_of_two_compactors_drops_its_result(raced: FlightsApp, cache: SstCache) -> None:
     done: list[Compacted] = []
     raced.store.first.append(lambda: done.extend(compactor(raced, cache, "aircraft").merge_due()))  # type: ignore[attr-defined]
     assert [*compactor(raced, cache, "aircraft").merge_due()] == []
@@ -266,7 +262,7 @@ def test_of_two_compactors_one_is_faster_and_the_other_leaves_its_result_out(
     assert rows_of(raced.store, head(raced, "aircraft")) == raced.state["aircraft"]
 
 
-def test_a_race_that_is_always_lost_is_given_up(
+def test_a_commit_race_that_is_always_lost_is_given_up(
     raced: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(amend, "_ATTEMPTS", 3)
@@ -281,7 +277,7 @@ def test_a_race_that_is_always_lost_is_given_up(
     assert sound(raced)
 
 
-def test_all_of_a_table_is_merged_once_on_request_whatever_comes_meanwhile(raced: FlightsApp, cache: SstCache) -> None:
+def test_a_full_merge_merges_the_table_once_despite_concurrent_batches(raced: FlightsApp, cache: SstCache) -> None:
     raced.delete("aircraft", "N001")
 
     def batch() -> None:
@@ -301,7 +297,7 @@ def test_all_of_a_table_is_merged_once_on_request_whatever_comes_meanwhile(raced
     assert plan(raced.store, raced.name, ("aircraft",), full=True) == ()
 
 
-def test_the_policy_is_the_tables_own(app: FlightsApp, cache: SstCache) -> None:
+def test_each_table_is_merged_by_its_own_policy(app: FlightsApp, cache: SstCache) -> None:
     table = replace(app.table("aircraft"), compaction=Policy("leveled", l0_trigger=4))
     app.commit(replace(head(app, "aircraft"), version=12, table=table, ssts=head(app, "aircraft").ssts))
     app.run(flights(20))
@@ -312,7 +308,7 @@ def test_the_policy_is_the_tables_own(app: FlightsApp, cache: SstCache) -> None:
         assert max_overlap(mine) == 1
 
 
-def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app: FlightsApp, cache: SstCache) -> None:
+def test_a_check_with_nothing_due_costs_a_listing_and_one_request_per_stage(app: FlightsApp, cache: SstCache) -> None:
     store = CountingStore(app.store)
     watching = compactor(app, cache, store=store)
     assert len([*watching.merge_due()]) == 2
@@ -325,7 +321,7 @@ def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app:
     assert len([*watching.merge_due()]) == 2
 
 
-def test_what_is_merged_stands_in_the_log_of_operations(app: FlightsApp, cache: SstCache) -> None:
+def test_merges_are_recorded_in_the_log_of_operations(app: FlightsApp, cache: SstCache) -> None:
     told: list[Compacted] = []
     (done,) = compactor(app, cache, "aircraft").merge_once(full=True, on_version=told.append)
     assert told == [done]
@@ -334,7 +330,7 @@ def test_what_is_merged_stands_in_the_log_of_operations(app: FlightsApp, cache: 
     assert [(each.verb, each.detail) for each in operations] == [("compact", f"--full, aircraft@v{done.version}")]
 
 
-def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCache) -> None:
+def test_watching_continues_during_a_store_outage(app: FlightsApp, cache: SstCache) -> None:
     stop, notes = threading.Event(), list[str]()
     store = FaultyStore(app.store, 0, refused=0.3, lost=0, late=0, echoed=0)
     watching = compactor(app, cache, store=store, stop=stop)
@@ -358,7 +354,7 @@ def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCac
     assert list_operations(app.store, app.name)[0].detail == "--watch, all tables"
 
 
-def test_a_damaged_sst_is_told(app: FlightsApp, cache: SstCache) -> None:
+def test_a_damaged_sst_is_reported(app: FlightsApp, cache: SstCache) -> None:
     app.store.put(head(app, "aircraft").ssts[3].object, b"")
     with pytest.raises(Corruption):
         [*compactor(app, cache, "aircraft").merge_due()]
@@ -366,14 +362,14 @@ def test_a_damaged_sst_is_told(app: FlightsApp, cache: SstCache) -> None:
     assert head(app, "aircraft").kind == "compaction"
 
 
-def test_once_told_to_stop_it_begins_nothing(app: FlightsApp, cache: SstCache) -> None:
+def test_after_a_stop_no_merge_is_started(app: FlightsApp, cache: SstCache) -> None:
     stop = threading.Event()
     stop.set()
     assert [*compactor(app, cache, stop=stop).merge_due()] == []
     assert head(app, "aircraft").kind == "batch"
 
 
-def test_tables_are_still_merged_when_the_store_was_away_as_they_were_first_looked_at(
+def test_tables_are_still_merged_after_a_store_outage_at_the_first_look(
     app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Findings and advice of `slackwater doctor` about a machine, a store and Kafka."""
+"""What `slackwater doctor` reports about a machine, a store and Kafka."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def test_all_that_is_used_is_found_and_what_is_not_configured_fails_only_if_requested() -> None:
+def test_everything_in_use_is_listed_and_unconfigured_services_fail_only_if_requested() -> None:
     diagnoses = diagnose()
     assert {diagnoses[name].state for name in ("python", "java", "spark", "dev", "serve")} == {"ok"}
     assert {diagnoses[name].state for name in ("store", "kafka")} == {"absent"}
@@ -71,14 +71,14 @@ def test_a_store_and_kafka_that_answer_are_ok_and_nothing_is_written(tmp_path: P
     assert not (tmp_path / "store").exists()
 
 
-def test_rights_to_write_are_tried_on_request_and_leave_nothing(s3_server: str) -> None:
+def test_write_access_is_tested_on_request_and_leaves_nothing(s3_server: str) -> None:
     root = f"s3://{BUCKET}/doctor"
     assert "--write" in diagnose(root)["rights"].detail
     assert diagnose(root, writes=True)["rights"].detail == "list, read, write, write only once, delete"
     assert list(open_store(root).list("")) == []
 
 
-def test_a_store_that_overwrites_fails() -> None:
+def test_a_store_whose_put_if_absent_overwrites_fails() -> None:
     class Overwriting(MemoryStore):
         put_if_absent = MemoryStore.put
 

@@ -1,4 +1,4 @@
-"""Archives filled from Kafka, and merges of their objects, by `archive` and `compact`."""
+"""`archive` fills input archives from Kafka, and `compact` merges their objects."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def newest(store: ObjectStore) -> ArchiveIndex:
     return found
 
 
-def test_it_is_filled_with_what_was_read_since_a_moment_and_each_object_says_when() -> None:
+def test_archive_adds_the_records_read_since_a_moment_with_their_times() -> None:
     store = MemoryStore()
     kafka = KafkaChannels(an_app(store))
     since = resolve(store, f"{APP}/s@v2", now_ms=instants.now_ms())
@@ -72,7 +72,7 @@ def test_it_is_filled_with_what_was_read_since_a_moment_and_each_object_says_whe
     assert (first.verb, second.detail) == ("archive", f"from {since.ref}: 40 records of orders")
 
 
-def test_what_kafka_has_not_any_more_is_named_and_the_rest_is_added() -> None:
+def test_records_no_longer_in_kafka_are_named_and_the_rest_is_added() -> None:
     store = MemoryStore()
     kafka = an_app(store)
     append(store, APP, Extent(0, 5, 8))
@@ -85,7 +85,7 @@ def test_what_kafka_has_not_any_more_is_named_and_the_rest_is_added() -> None:
     assert (again.offsets, again.gone) == (0, ("[0]@8..20",))
 
 
-def test_killed_anywhere_the_same_call_finishes_it() -> None:
+def test_a_killed_archive_call_is_finished_by_the_same_call() -> None:
     def build() -> tuple[AgingStore, NumberedBroker]:
         store = AgingStore()
         return store, NumberedBroker(KafkaChannels(an_app(store, days=4)), store)
@@ -99,7 +99,7 @@ def test_killed_anywhere_the_same_call_finishes_it() -> None:
         assert newest(store).rows == 80
 
 
-def test_a_topic_that_was_made_anew_is_not_added_to_the_archive_of_the_one_before() -> None:
+def test_a_recreated_topic_is_not_added_to_the_old_topics_archive() -> None:
     store = MemoryStore()
     kafka = an_app(store)
     fill(store, APP, KafkaChannels(kafka), None, by=BY)
@@ -126,7 +126,7 @@ def test_small_objects_of_a_day_are_merged_on_demand() -> None:
     assert merge_archives(store, APP, full=True, by=BY) == ()
 
 
-def test_how_far_it_is_beside_what_was_read() -> None:
+def test_the_status_compares_the_archive_with_the_offsets_read() -> None:
     store = MemoryStore()
     an_app(store, days=3)
     append(store, APP, Extent(0, 5, 25), Extent(1, 5, 35))
@@ -136,7 +136,7 @@ def test_how_far_it_is_beside_what_was_read() -> None:
 
 
 @pytest.mark.parametrize("words", [("--from", "beginning", "--dry-run"), ("--from", "beginning"), ()])
-def test_the_verb_says_what_it_added_and_what_there_is(
+def test_the_verb_prints_the_added_and_all_archived_records(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path)
@@ -158,14 +158,14 @@ def test_the_verb_says_what_it_added_and_what_there_is(
         assert slackwater("archive", APP, "--from", "other@-1h").exit_code == 2
 
 
-def test_what_cannot_be_asked_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archiving_an_unknown_app_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path))
     with pytest.raises(NotFound):
         fill(MemoryStore(), "nowhere", KafkaChannels(MemoryKafka("memory://x")), None, by=BY)
     assert slackwater("archive", "nowhere").exit_code == 1
 
 
-def test_what_was_read_of_a_topic_is_not_filled_in_of_another_one() -> None:
+def test_offsets_read_from_a_former_topic_are_not_archived_from_its_successor() -> None:
     store = MemoryStore()
     memory = an_app(store)
     kafka, former = KafkaChannels(memory), memory.topic_id(TOPIC)

@@ -1,4 +1,4 @@
-"""Removal of an app: refused while it is needed, and finished by the next call after a kill."""
+"""Removal of an app: refused while something needs the app, and finished by the next call after a kill."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def made(store: AgingStore | None = None) -> FlightsApp:
 
 
 def gone(app: FlightsApp, name: str = "flights", **more: object) -> Removed:
-    """Remove an app; waiting advances the store's clock."""
+    """Remove an app; waiting advances the store's clock instead."""
     arguments = {"by": "ada@host", "now_ms": LATER_MS, "pause": store_of(app).pause} | more
     return remove_app(app.store, name, **arguments)  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def cloned(app: FlightsApp, source: str, name: str) -> FlightsApp:
     return FlightsApp(app.store, app.kafka, name, clock=app.clock)
 
 
-def test_nothing_is_left_of_it_but_who_removed_it_and_the_name_is_free() -> None:
+def test_only_the_record_of_the_removal_remains_and_the_name_is_free() -> None:
     app = made()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
     request_snapshot(app.store, "flights", "more", "ada@host")
@@ -65,7 +65,7 @@ def test_nothing_is_left_of_it_but_who_removed_it_and_the_name_is_free() -> None
     assert history.first_version(fresh(app.store), "flights", "legs") == 1
 
 
-def test_again_it_says_that_it_is_done_and_a_name_that_never_was_is_told() -> None:
+def test_a_repeated_removal_reports_done_and_an_unknown_name_is_an_error() -> None:
     app = made()
     removal = gone(app).removal
     seen: list[Removal] = []
@@ -83,7 +83,7 @@ def test_a_dry_run_changes_nothing() -> None:
     assert {key: app.store.get(key) for key in keys_of(app.store)} == before  # type: ignore[arg-type]
 
 
-def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_it_finishes() -> None:
+def test_a_killed_removal_leaves_the_app_whole_or_invisible_and_the_next_call_finishes() -> None:
     def build() -> FlightsApp:
         app = made(AgingStore())
         pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
@@ -106,7 +106,7 @@ def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_
     assert "app 'flights' is being removed" in seen
 
 
-def test_a_half_removed_app_is_refused_to_those_who_would_make_or_run_one() -> None:
+def test_creating_or_running_a_half_removed_app_is_refused() -> None:
     app = made()
     outside = lambda _removal: (_ for _ in ()).throw(Refused("Kafka does not allow it"))  # noqa: E731
     with pytest.raises(Refused, match="Kafka"):
@@ -119,7 +119,7 @@ def test_a_half_removed_app_is_refused_to_those_who_would_make_or_run_one() -> N
     assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
 
 
-def test_a_runner_is_not_taken_by_surprise() -> None:
+def test_removing_a_running_app_requires_fence() -> None:
     store = AgingStore()
     store.clock_ms = instants.now_ms()
     app = made(store)
@@ -130,7 +130,7 @@ def test_a_runner_is_not_taken_by_surprise() -> None:
     assert gone(app, fence=True).contents.versions == 12
 
 
-def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:
+def test_a_runner_that_slept_during_the_removal_cannot_commit() -> None:
     app = made()
     running = app.heads["legs"]
     assert horizon.freshness(app.store).is_fresh("flights", "legs", running.version + 1)
@@ -143,7 +143,7 @@ def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:
     assert keys_of(app.store) == {"flights/removed.json"}  # type: ignore[arg-type]
 
 
-def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
+def test_removal_waits_until_no_runner_can_still_commit() -> None:
     app = made()
     told: list[str] = []
     waited: list[float] = []
@@ -161,7 +161,7 @@ def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
     assert told == ["every stage of flights is retired; waiting 45 s until no runner of it can write any more"]
 
 
-def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
+def test_a_claim_during_the_wait_aborts_the_removal() -> None:
     app = made()
 
     def pause(seconds: float) -> None:
@@ -177,7 +177,7 @@ def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
     assert resolve(app.store, "flights", now_ms=app.clock.now_ms).versions.keys() == {"legs", "aircraft", "carriers"}
 
 
-def test_an_app_from_which_a_clone_lives_is_refused_until_that_is_gone() -> None:
+def test_an_app_with_a_clone_is_refused_until_the_clone_is_gone() -> None:
     app = made()
     cloned(app, "flights", "staging")
     for dry_run in (True, False):
@@ -188,7 +188,7 @@ def test_an_app_from_which_a_clone_lives_is_refused_until_that_is_gone() -> None
     assert keys_of(app.store) == {"flights/removed.json", "staging/removed.json"}  # type: ignore[arg-type]
 
 
-def test_a_clone_of_a_clone_is_found_though_its_pin_is_elsewhere() -> None:
+def test_a_clone_of_a_clone_is_found_although_its_pin_is_in_another_app() -> None:
     app = made()
     staging = cloned(app, "flights", "staging")
     second = cloned(app, "staging", "second")
@@ -211,7 +211,7 @@ def test_a_clone_of_a_clone_is_found_though_its_pin_is_elsewhere() -> None:
     delete_snapshot(app.store, "flights", pinned.name)
 
 
-def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
+def test_a_clones_pin_is_removed_although_another_pin_keeps_the_same_state() -> None:
     app = made()
     cloned(app, "flights", "staging")
     cloned(app, "flights", "other")
@@ -223,7 +223,7 @@ def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
         delete_snapshot(app.store, "flights", "clone-other")
 
 
-def test_a_clone_under_another_root_is_found_by_the_pin(tmp_path: Path) -> None:
+def test_a_clone_under_another_root_is_found_by_its_pin(tmp_path: Path) -> None:
     app = FlightsApp(MemoryStore(), made().kafka)
     home = LocalStore(tmp_path / "home")
     app = FlightsApp(home, app.kafka)
@@ -240,7 +240,7 @@ def promoted(app: FlightsApp, folder: str, over: str, number: int = 1) -> None:
     )
 
 
-def test_an_app_that_gets_a_name_while_it_is_being_removed_stays() -> None:
+def test_an_app_that_is_promoted_during_its_removal_stays() -> None:
     app = made()
     cloned(app, "flights", "next")
     with pytest.raises(Refused, match="cannot remove or recreate next: it serves as flights"):
@@ -254,7 +254,7 @@ def wait_and(app: FlightsApp, folder: str) -> None:
     promoted(app, folder, "flights")
 
 
-def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protected() -> None:
+def test_a_replaced_app_can_be_removed_once_nothing_is_shared_and_the_name_stays_protected() -> None:
     app = made()
     taking_over = cloned(app, "flights", "next")
     protect(app.store, "flights", by="t", now_ms=1)
@@ -281,7 +281,7 @@ def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protec
         apps.create_app(app.store, AppInfo("flights", 1))
 
 
-def test_a_cut_that_is_pinned_when_the_note_is_there_is_given_up() -> None:
+def test_a_pin_made_during_the_removal_is_withdrawn() -> None:
     app = made()
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     seen: list[object] = []

@@ -48,7 +48,7 @@ def totals(app: FlightsApp, cache: SstCache, ref: str, table: str = "aircraft") 
     return dict(zip(rows.column(0).to_pylist(), rows["delay"].to_pylist(), strict=True))
 
 
-def test_only_the_number_changes_with_a_newer_epoch(app: FlightsApp) -> None:
+def test_a_rescale_changes_only_the_number_and_the_epoch(app: FlightsApp) -> None:
     before = newest(app)
     done = to(app, 5)
     after = newest(app)
@@ -69,7 +69,7 @@ def test_only_the_number_changes_with_a_newer_epoch(app: FlightsApp) -> None:
     assert (told.verb, told.detail, told.by) == ("rescale", "aircraft to 5 state partitions, from 2", "ada@host")
 
 
-def test_its_cost_does_not_depend_on_the_size_of_the_table(app: FlightsApp) -> None:
+def test_the_cost_of_a_rescale_does_not_depend_on_the_size_of_the_table(app: FlightsApp) -> None:
     assert isinstance(app.store, CountingStore)
     took = []
     for num_keys in (10, 10_000):
@@ -82,7 +82,7 @@ def test_its_cost_does_not_depend_on_the_size_of_the_table(app: FlightsApp) -> N
     assert took[0][1] == 2  # the manifest, and what the log says
 
 
-def test_a_running_writer_is_fenced_and_told_why(app: FlightsApp) -> None:
+def test_a_running_writer_is_fenced_and_its_error_names_the_rescale(app: FlightsApp) -> None:
     running = app.heads["aircraft"]
     to(app, 5)
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
@@ -93,7 +93,7 @@ def test_a_running_writer_is_fenced_and_told_why(app: FlightsApp) -> None:
     assert app.table("aircraft").partitions == 5
 
 
-def test_a_snapshot_under_way_goes_on(app: FlightsApp) -> None:
+def test_a_running_snapshot_continues(app: FlightsApp) -> None:
     asked = request_snapshot(app.store, "flights", "good", "ada@host")
     app.send(*flights(5))
     app.step("legs")
@@ -110,14 +110,14 @@ def test_a_snapshot_under_way_goes_on(app: FlightsApp) -> None:
     assert snapshot.stages["aircraft"] == recorded[asked.id]
 
 
-def test_the_number_that_a_table_has_is_nothing_to_do(app: FlightsApp) -> None:
+def test_rescaling_to_the_current_number_does_nothing(app: FlightsApp) -> None:
     before = newest(app)
     assert to(app, 2) == Rescaled("flights", "aircraft", before.version, 2, 2, len(before.ssts))
     assert newest(app) == before
     assert audit_log.list_operations(app.store, "flights") == ()
 
 
-def test_a_dry_run_says_what_would_be_and_changes_nothing(app: FlightsApp) -> None:
+def test_a_dry_run_reports_the_change_and_changes_nothing(app: FlightsApp) -> None:
     before = newest(app)
     assert to(app, 5, dry_run=True) == Rescaled("flights", "aircraft", before.version + 1, 2, 5, len(before.ssts))
     assert newest(app) == before
@@ -125,12 +125,12 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(app: FlightsApp) -> No
 
 
 @pytest.mark.parametrize("partitions", [0, -1, MAX_PARTITIONS + 1, 2.0, True])
-def test_numbers_that_no_table_can_have_are_refused(app: FlightsApp, partitions: int) -> None:
+def test_impossible_numbers_are_refused(app: FlightsApp, partitions: int) -> None:
     with pytest.raises(Usage, match=rf"is {partitions}; expected a whole number, 1 to {MAX_PARTITIONS}"):
         to(app, partitions)
 
 
-def test_what_is_not_there_is_told_with_the_nearest_names(app: FlightsApp) -> None:
+def test_the_error_for_an_unknown_stage_names_the_nearest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match="aircraft"):
         to(app, 3, "aircrafts")
     with pytest.raises(NotFound, match="flights"):
@@ -140,7 +140,7 @@ def test_what_is_not_there_is_told_with_the_nearest_names(app: FlightsApp) -> No
     assert "slackwater status flights" in refused.value.hint
 
 
-def test_queries_bisect_and_verify_see_through_rescales(app: FlightsApp, cache: SstCache) -> None:
+def test_queries_bisect_and_verify_work_across_rescales(app: FlightsApp, cache: SstCache) -> None:
     expected = {}
     for number, partitions in enumerate((3, 5, 1, 4)):
         app.rescale("aircraft", partitions)
@@ -155,7 +155,7 @@ def test_queries_bisect_and_verify_see_through_rescales(app: FlightsApp, cache: 
     assert (verdict.stage, verdict.bad_version) == ("aircraft", list(expected)[2])
 
 
-def test_a_clone_has_the_number_of_its_source(app: FlightsApp, cache: SstCache) -> None:
+def test_a_clone_has_the_same_number_as_its_source(app: FlightsApp, cache: SstCache) -> None:
     app.rescale("aircraft", 5)
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
     staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)

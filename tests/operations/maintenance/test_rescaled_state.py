@@ -35,7 +35,7 @@ batches = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 99),
 
 @dataclass(frozen=True)
 class Era:
-    """Operations under one number of state partitions."""
+    """Operations while the table has one number of state partitions."""
 
     partitions: int
     batches: list[tuple[int, dict[Key, int | None]]]
@@ -130,9 +130,7 @@ def a_state(hashes: Hashes) -> Iterator[State]:
     st.sampled_from([0, 7]),
     st.sampled_from([picker.WIDE_BYTES, 3_000, 0]),
 )
-def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(
-    history: list[Era], modulus: int, wide_bytes: int
-) -> None:
+def test_batches_merges_and_rescales_lose_no_row(history: list[Era], modulus: int, wide_bytes: int) -> None:
     with a_state(Hashes(modulus)) as state, patch.object(picker, "WIDE_BYTES", wide_bytes):
         waiting: list[tuple[int, CompactionResult]] = []
         for era in history:

@@ -1,4 +1,4 @@
-"""Retiring a stage that the program no longer has: one version, after which the app continues without it."""
+"""Retiring a stage that the program no longer has: one version, after which the app runs on without it."""
 
 import pytest
 from msgspec.structs import replace
@@ -50,14 +50,14 @@ def at(app: FlightsApp, ref: str) -> Cut:
 
 
 def without_carriers(app: FlightsApp, batches: int = 3) -> None:
-    """Continue the program without the stage, but with the channel that it read."""
+    """Run the app on without the last stage; the channel that the stage read is still written."""
     for _ in range(batches):
         app.send(*flights(5))
         app.step("legs")
         app.step("aircraft")
 
 
-def test_it_is_a_version_that_carries_everything_on_under_the_next_epoch(app: FlightsApp) -> None:
+def test_retiring_commits_one_version_with_the_same_content_and_the_next_epoch(app: FlightsApp) -> None:
     before = newest(app)
     without_carriers(app, 2)
     assert gone(app) == Retired(
@@ -79,21 +79,21 @@ def test_it_is_a_version_that_carries_everything_on_under_the_next_epoch(app: Fl
     assert (told.verb, told.detail, told.by) == ("retire", f"carriers with v{after.version}", "ada@host")
 
 
-def test_a_dry_run_says_the_same_and_changes_nothing(app: FlightsApp) -> None:
+def test_a_dry_run_reports_the_same_and_changes_nothing(app: FlightsApp) -> None:
     before = newest(app)
     assert gone(app, dry_run=True).version == before.version + 1
     assert newest(app) == before
     assert audit_log.list_operations(app.store, "flights") == ()
 
 
-def test_again_it_says_that_it_is_done(app: FlightsApp) -> None:
+def test_a_repeated_retire_reports_done(app: FlightsApp) -> None:
     first, again = gone(app), gone(app)
     assert (again.already, again.version) == (True, first.version)
     assert newest(app).version == first.version
     assert len(audit_log.list_operations(app.store, "flights")) == 1
 
 
-def test_a_stage_that_another_one_reads_is_refused_until_that_is_retired(app: FlightsApp) -> None:
+def test_a_stage_is_refused_until_its_readers_are_retired(app: FlightsApp) -> None:
     with pytest.raises(Refused, match="legs cannot be retired: aircraft reads what it writes") as refused:
         gone(app, "legs")
     assert "slackwater retire flights/aircraft" in refused.value.hint
@@ -106,14 +106,14 @@ def test_a_stage_that_another_one_reads_is_refused_until_that_is_retired(app: Fl
         request_snapshot(app.store, "flights", "good", "ada@host")
 
 
-def test_what_is_not_there_is_told_with_the_nearest_names(app: FlightsApp) -> None:
+def test_the_error_for_an_unknown_stage_names_the_nearest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match="carriers"):
         gone(app, "carrier")
     with pytest.raises(NotFound, match="flights"):
         retire(app.store, "flight", "carriers", by="", now_ms=0)
 
 
-def test_a_running_writer_is_fenced_and_told_why(app: FlightsApp) -> None:
+def test_a_running_writer_is_fenced_and_its_error_names_the_retirement(app: FlightsApp) -> None:
     running = app.heads["carriers"]
     gone(app)
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
@@ -122,7 +122,7 @@ def test_a_running_writer_is_fenced_and_told_why(app: FlightsApp) -> None:
     assert "remove it from the program" in fenced.value.hint
 
 
-def test_moments_after_it_leave_the_stage_out_and_those_before_do_not(app: FlightsApp) -> None:
+def test_moments_after_the_retirement_lack_the_stage_and_earlier_moments_have_it(app: FlightsApp) -> None:
     before_ms, last = app.clock.now_ms, newest(app).version
     gone(app)
     retired_ms = app.clock.now_ms
@@ -133,7 +133,7 @@ def test_moments_after_it_leave_the_stage_out_and_those_before_do_not(app: Fligh
     assert at(app, f"flights/carriers@v{last - 2}").versions["carriers"] == last - 2
 
 
-def test_the_stage_itself_is_seen_as_it_was_when_it_was_retired(app: FlightsApp) -> None:
+def test_the_stage_itself_can_be_read_as_of_its_retirement(app: FlightsApp) -> None:
     gone(app)
     without_carriers(app)
     for ref in ("flights/carriers", f"flights/carriers@{_iso(app.clock.now_ms)}"):
@@ -142,7 +142,7 @@ def test_the_stage_itself_is_seen_as_it_was_when_it_was_retired(app: FlightsApp)
         assert in_flight(app.store, cut) == ()
 
 
-def test_its_records_in_flight_are_nobodys(app: FlightsApp) -> None:
+def test_the_stages_records_are_no_longer_in_flight(app: FlightsApp) -> None:
     without_carriers(app)
     assert [flight.receiver for flight in in_flight(app.store, at(app, "flights"))] == ["carriers"]
     gone(app)
@@ -151,7 +151,7 @@ def test_its_records_in_flight_are_nobodys(app: FlightsApp) -> None:
     assert pin_cut(app.store, at(app, "flights"), "here", reader=app.kafka).channels == ()
 
 
-def test_a_snapshot_that_waits_for_the_stage_is_completed_without_it(app: FlightsApp) -> None:
+def test_a_snapshot_that_waits_for_the_stage_completes_without_it(app: FlightsApp) -> None:
     asked = request_snapshot(app.store, "flights", "good", "ada@host")
     without_carriers(app)
     assert try_complete(app.store, "flights", asked, app.kafka) is None
@@ -167,7 +167,7 @@ def test_a_snapshot_that_waits_for_the_stage_is_completed_without_it(app: Flight
     assert report.differences == ()
 
 
-def test_what_the_stage_had_answered_itself_does_not_hold_up_a_snapshot_either(app: FlightsApp) -> None:
+def test_a_snapshot_completes_even_if_the_stage_had_begun_to_answer(app: FlightsApp) -> None:
     asked = request_snapshot(app.store, "flights", "good", "ada@host")
     app.step_all()
     assert newest(app).recorded
@@ -178,7 +178,7 @@ def test_what_the_stage_had_answered_itself_does_not_hold_up_a_snapshot_either(a
     assert snapshot.stages.keys() == {"legs", "aircraft"}
 
 
-def test_only_the_stage_that_was_asked_is_the_silent_one(app: FlightsApp) -> None:
+def test_only_a_stage_that_has_been_reached_by_a_marker_counts_as_asked(app: FlightsApp) -> None:
     asked = request_snapshot(app.store, "flights", "good", "ada@host")
     app.step("legs")
     found = read_answers(app.store, "flights", asked)
@@ -189,7 +189,7 @@ def test_only_the_stage_that_was_asked_is_the_silent_one(app: FlightsApp) -> Non
     }
 
 
-def test_a_program_that_has_the_stage_brings_it_back_where_it_stopped(app: FlightsApp) -> None:
+def test_running_a_program_with_the_stage_again_resumes_it_where_it_stopped(app: FlightsApp) -> None:
     gone(app)
     without_carriers(app)
     asked = request_snapshot(app.store, "flights", "under-way", "ada@host")
@@ -205,7 +205,7 @@ def test_a_program_that_has_the_stage_brings_it_back_where_it_stopped(app: Fligh
     assert not prepare_reactivation(app.store, "flights", "carriers", by="test:2")
 
 
-def test_nothing_but_a_claim_follows(app: FlightsApp) -> None:
+def test_no_verb_commits_to_a_retired_stage_only_a_claim_does(app: FlightsApp) -> None:
     for _ in range(9):
         app.run(flights(10))
     assert {merge.stage for merge in plan(app.store, "flights")} == {"aircraft", "carriers"}
@@ -221,7 +221,7 @@ def test_nothing_but_a_claim_follows(app: FlightsApp) -> None:
         successor(head, kind="compaction", epoch=head.epoch, writer="w", by="", now_ms=0)
 
 
-def test_verify_is_content_with_what_a_retired_stage_has_not_read(app: FlightsApp) -> None:
+def test_verify_accepts_records_that_a_retired_stage_has_not_read(app: FlightsApp) -> None:
     without_carriers(app)
     gone(app)
     without_carriers(app)
@@ -231,13 +231,13 @@ def test_verify_is_content_with_what_a_retired_stage_has_not_read(app: FlightsAp
     assert verify(app.store, "flights/carriers", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-def test_the_log_shows_it(app: FlightsApp) -> None:
+def test_the_log_shows_the_retirement(app: FlightsApp) -> None:
     gone(app)
     first = log_entries(app.store, "flights", 1)[0]
     assert (first.stage, first.kind, first.rows_in) == ("carriers", "retire", 0)
 
 
-def test_a_clone_of_a_moment_after_it_leaves_the_stage_out(app: FlightsApp) -> None:
+def test_a_clone_of_a_later_moment_lacks_the_stage(app: FlightsApp) -> None:
     gone(app)
     without_carriers(app)
     made = clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
@@ -248,7 +248,7 @@ def test_a_clone_of_a_moment_after_it_leaves_the_stage_out(app: FlightsApp) -> N
     assert history.head(app.store, "whole", "carriers") is not None
 
 
-def test_bisect_goes_across_it(app: FlightsApp, cache: SstCache) -> None:
+def test_bisect_works_across_the_retirement(app: FlightsApp, cache: SstCache) -> None:
     app.send(Flight("N001", "C1", 5_000))
     app.step_all()
     bad = newest(app).version
@@ -267,7 +267,7 @@ def test_bisect_goes_across_it(app: FlightsApp, cache: SstCache) -> None:
     assert (verdict.stage, verdict.bad_version) == ("carriers", bad)
 
 
-def test_gc_keeps_nothing_for_it_to_read_and_keeps_its_table() -> None:
+def test_gc_keeps_the_retired_stages_table_but_not_its_unread_input() -> None:
     app = aging_app()
     app.run(flights(40))
     state = dict(app.state["carriers"])
@@ -289,7 +289,7 @@ def test_gc_keeps_nothing_for_it_to_read_and_keeps_its_table() -> None:
     assert resolve(store, "flights", now_ms=app.clock.now_ms).versions.keys() == {"legs", "aircraft"}
 
 
-def test_moments_that_retention_keeps_leave_it_out_from_then_on() -> None:
+def test_moments_kept_by_retention_lack_the_stage_after_the_retirement() -> None:
     app = aging_app()
     app.run(flights(40))
     before_ms = app.clock.now_ms
@@ -304,7 +304,7 @@ def test_moments_that_retention_keeps_leave_it_out_from_then_on() -> None:
     assert resolve(store, f"flights/aircraft@v{hour_later.versions['aircraft']}", now_ms=app.clock.now_ms).stages
 
 
-def test_litter_of_a_retired_stage_goes_without_another_commit() -> None:
+def test_garbage_of_a_retired_stage_is_collected_without_another_commit() -> None:
     app = aging_app()
     app.run(flights(40))
     gone(app)
@@ -317,7 +317,7 @@ def test_litter_of_a_retired_stage_goes_without_another_commit() -> None:
     }
 
 
-def test_stages_that_a_program_has_not_are_named_receivers_first(app: FlightsApp) -> None:
+def test_stages_missing_from_the_program_are_listed_receivers_first(app: FlightsApp) -> None:
     assert stages_missing_from_program(app.store, "flights", {"legs"}) == ("carriers", "aircraft")
     gone(app)
     assert stages_missing_from_program(app.store, "flights", {"legs"}) == ("aircraft",)
@@ -331,7 +331,7 @@ def _iso(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def test_a_stage_with_rows_to_be_published_is_not_retired(app: FlightsApp) -> None:
+def test_a_stage_with_unpublished_rows_is_not_retired(app: FlightsApp) -> None:
     head = app.heads["carriers"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
     head = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))

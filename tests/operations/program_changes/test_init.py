@@ -1,4 +1,4 @@
-"""`slackwater init` on a real broker and Spark: the app continues from the rows, at the given offsets."""
+"""`slackwater init` on a real broker and Spark: the app continues from the imported rows at the given offsets."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def debits(diamond: Ledger) -> pa.Table:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Ledger, tmp_path: Path) -> None:
+def test_the_first_run_continues_from_imported_rows(diamond: Ledger, tmp_path: Path) -> None:
     diamond.send(2_000)
     rows = tmp_path / "debits.parquet"
     expected = debits(diamond)
@@ -85,7 +85,7 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
     diamond.verify(diamond.app)
 
 
-def test_what_cannot_begin_so_is_refused_before_spark_starts(diamond: Ledger) -> None:
+def test_an_impossible_init_is_refused_before_spark_starts(diamond: Ledger) -> None:
     diamond.send(30)
     topic = diamond.topic
     for stage, words, code, said in (
@@ -101,7 +101,7 @@ def test_what_cannot_begin_so_is_refused_before_spark_starts(diamond: Ledger) ->
         assert said in init(diamond, stage, "rows.parquet", *words, code=code)
 
 
-def test_nobody_runs_an_app_whose_rows_are_not_there_yet(diamond: Ledger) -> None:
+def test_an_app_whose_import_was_interrupted_cannot_run(diamond: Ledger) -> None:
     store, info = open_store(diamond.store), AppInfo(diamond.app, 1, initialised="debits")
     apps.create_app(store, replace(info, starts={diamond.topic: (0, 0, 0)}))
     with pytest.raises(Refused, match=r"`slackwater init` of app .* was interrupted: debits has no rows yet"):

@@ -1,4 +1,4 @@
-"""Resetting offsets: tables stay, and offsets read twice or never remain known."""
+"""Resetting offsets: tables stay, and offsets that were read twice or skipped remain known."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,7 +42,7 @@ def set_back(
     fence: bool = False,
     **scenario: object,
 ) -> ResetDone:
-    """Reset the app; its runner claims the stages again."""
+    """Reset the app, and let its runner claim the stages again."""
     done = reset(
         app.store,
         app.name,
@@ -67,7 +67,7 @@ def offsets(app: FlightsApp) -> tuple[int, ...]:
     return head.inputs["flights"].offsets
 
 
-def test_state_stays_and_what_is_read_again_counts_twice(app: FlightsApp) -> None:
+def test_tables_stay_and_re_read_records_count_twice(app: FlightsApp) -> None:
     before, stood = tables(app), offsets(app)
     done = set_back(app, shift_by=-5)
     assert tables(app) == before
@@ -82,13 +82,13 @@ def test_state_stays_and_what_is_read_again_counts_twice(app: FlightsApp) -> Non
     assert {stage: app.heads[stage].version for stage in STAGES} == {s: done.versions[s] + 2 for s in STAGES}
 
 
-def test_a_time_before_all_times_is_the_beginning() -> None:
+def test_a_time_before_1970_means_the_beginning() -> None:
     for scenario in ({"by_duration": "P900000D"}, {"to_datetime_ms": -1}):
         at = Scenario.from_options(now_ms=LATER_MS, **scenario)  # type: ignore[arg-type]
         assert (at.value, str(at)) == (0, "to 1970-01-01T00:00:00Z")
 
 
-def test_what_is_skipped_no_table_knows_of(app: FlightsApp) -> None:
+def test_skipped_records_are_in_no_table(app: FlightsApp) -> None:
     app.send(*flights(20, delay=9))
     done = set_back(app, to_latest=True)
     assert [(each.read_again, each.skipped) for each in done.stages] == [(0, 20)]
@@ -98,7 +98,7 @@ def test_what_is_skipped_no_table_knows_of(app: FlightsApp) -> None:
     assert_whole(app)
 
 
-def test_some_partitions_alone_by_the_topics_name_as_declared_or_in_kafka(app: FlightsApp) -> None:
+def test_selected_partitions_can_be_reset(app: FlightsApp) -> None:
     stood = offsets(app)
     set_back(app, "flights:1", to_earliest=True)
     assert offsets(app) == (stood[0], 0)
@@ -119,7 +119,7 @@ def test_some_partitions_alone_by_the_topics_name_as_declared_or_in_kafka(app: F
         ({"by_duration": "10m"}, (2, 2)),
     ],
 )
-def test_each_scenario_is_the_one_of_kafkas_tool(
+def test_each_scenario_equals_that_of_kafkas_tool(
     app: FlightsApp, scenario: dict[str, object], expected: tuple[int, ...]
 ) -> None:
     assert offsets(app) == (16, 24)
@@ -141,7 +141,7 @@ def test_each_scenario_is_the_one_of_kafkas_tool(
     assert_whole(app)
 
 
-def test_spans_are_those_of_kafkas_tool_or_ours() -> None:
+def test_durations_can_be_written_as_for_kafkas_tool_or_as_elsewhere_here() -> None:
     spans = {"PT30M": 1_800_000, "P1DT2H": 93_600_000, "P2D": 172_800_000, "pt1.5s": 1_500, "1d2h": 93_600_000}
     assert {text: parse_span_ms(text) for text in spans} == spans
     for text in ("P", "PT", "P1", "PT5", "5", "P1M", "P1DT"):
@@ -171,7 +171,7 @@ def test_spans_are_those_of_kafkas_tool_or_ours() -> None:
         (("flights-by-carrier-repartition",), {"to_earliest": True}, Refused, r"is a repartition topic that aircraft"),
     ],
 )
-def test_what_kafka_has_not_and_what_is_no_topic_of_users_is_refused_and_nothing_changed(
+def test_unavailable_offsets_and_internal_topics_are_refused_and_nothing_changes(
     app: FlightsApp, topics: tuple[str, ...], scenario: dict[str, object], error: type[Exception], words: str
 ) -> None:
     before = {stage: history.head(app.store, "flights", stage) for stage in STAGES}
@@ -181,13 +181,13 @@ def test_what_kafka_has_not_and_what_is_no_topic_of_users_is_refused_and_nothing
     assert not MIGRATIONS.all(app.store, "flights")
 
 
-def test_a_topic_that_is_gone_is_refused(app: FlightsApp) -> None:
+def test_a_deleted_topic_is_refused(app: FlightsApp) -> None:
     del app.kafka.topics["flights"]
     with pytest.raises(NotFound, match="no Kafka topic named 'flights'; it was deleted"):
         set_back(app, to_earliest=True)
 
 
-def test_partitions_that_a_topic_got_since_are_read_from_where_it_is_said(app: FlightsApp) -> None:
+def test_partitions_added_to_the_topic_are_read_from_the_requested_offset(app: FlightsApp) -> None:
     app.kafka.topics["flights"].append([])
     app.kafka.send("flights", flights(2))
     done = set_back(app, to_latest=True)
@@ -196,7 +196,7 @@ def test_partitions_that_a_topic_got_since_are_read_from_where_it_is_said(app: F
     assert_whole(app)
 
 
-def test_a_runner_that_lives_is_not_disturbed_unless_that_is_said(app: FlightsApp) -> None:
+def test_resetting_a_running_app_requires_fence(app: FlightsApp) -> None:
     HEARTBEATS.put(app.store, Heartbeat(WRITER, "host:1", {"legs": app.heads["legs"].epoch}), "flights")
     with pytest.raises(Refused, match="legs of flights run on host:1") as held:
         set_back(app, shift_by=-1)
@@ -205,7 +205,7 @@ def test_a_runner_that_lives_is_not_disturbed_unless_that_is_said(app: FlightsAp
     assert set_back(app, shift_by=-1, fence=True).number == 1
 
 
-def test_a_dry_run_says_it_and_changes_nothing_and_said_again_it_is_done(app: FlightsApp) -> None:
+def test_a_dry_run_reports_the_reset_and_a_repeated_reset_reports_done(app: FlightsApp) -> None:
     looked = set_back(app, shift_by=-5, dry_run=True)
     assert (looked.number, looked.stages[0].read_again) == (0, 10)
     assert not MIGRATIONS.all(app.store, "flights")
@@ -227,7 +227,7 @@ def test_a_dry_run_says_it_and_changes_nothing_and_said_again_it_is_done(app: Fl
         assert set_back(app, **scenario).stages == ()
 
 
-def test_the_log_says_it_and_what_was_read_lies_in_stretches(app: FlightsApp, cache: SstCache) -> None:
+def test_the_log_shows_the_reset_and_reads_are_split_into_contiguous_ranges(app: FlightsApp, cache: SstCache) -> None:
     first = history.read(app.store, "flights", "legs", 1)
     with because("ticket 12"):
         done = set_back(app, shift_by=-5)
@@ -250,7 +250,7 @@ def test_the_log_says_it_and_what_was_read_lies_in_stretches(app: FlightsApp, ca
     assert newest.version == app.heads["aircraft"].version
 
 
-def test_bisect_goes_across_it_to_the_batch_that_read_a_record_twice(app: FlightsApp, cache: SstCache) -> None:
+def test_bisect_finds_the_batch_that_read_a_record_twice_across_a_reset(app: FlightsApp, cache: SstCache) -> None:
     done = set_back(app, "flights:1", shift_by=-5)
     app.step_all()
     most = max(number for number, _, _ in tables(app)["aircraft"].values())
@@ -260,14 +260,14 @@ def test_bisect_goes_across_it_to_the_batch_that_read_a_record_twice(app: Flight
     assert [str(each) for each in verdict.lineage.sources] == ["flights[1] 19..24"]
 
 
-def test_moments_before_and_after_are_compared_by_rows_alone(app: FlightsApp, cache: SstCache) -> None:
+def test_diff_across_a_reset_compares_only_rows(app: FlightsApp, cache: SstCache) -> None:
     before = StoredCut(app.store, resolve(app.store, "flights", now_ms=LATER_MS))
     set_back(app, to_earliest=True)
     after = StoredCut(app.store, resolve(app.store, "flights", now_ms=LATER_MS))
     assert all(each.is_equal for each in diff(cache, before, after))
 
 
-def test_a_rewind_goes_back_to_before_it_and_a_clone_keeps_it(app: FlightsApp, cache: SstCache) -> None:
+def test_a_rewind_returns_to_before_the_reset_and_a_clone_keeps_it(app: FlightsApp, cache: SstCache) -> None:
     stood = offsets(app)
     done = set_back(app, to_earliest=True)
     clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=LATER_MS)
@@ -283,7 +283,7 @@ def test_a_rewind_goes_back_to_before_it_and_a_clone_keeps_it(app: FlightsApp, c
     assert sum(number for number, _, _ in staging.state["aircraft"].values()) == 80
 
 
-def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp) -> None:
+def test_a_run_that_was_starting_during_the_reset_reports_it(app: FlightsApp) -> None:
     set_back(app, to_earliest=True)
     with pytest.raises(Refused, match="'flights' was reset by ada@host while this run started") as said:
         check_no_newer_migration(app.store, "flights", 0)
@@ -313,7 +313,7 @@ def killed_and_typed_again(verb: str, typed: Callable[[FlightsApp, str], object]
 
 
 @pytest.mark.parametrize("scenario", [Scenario("shift", -4), Scenario("earliest")])
-def test_killed_anywhere_all_of_it_is_done_or_nothing_and_typed_again_it_is_done_once(scenario: Scenario) -> None:
+def test_a_killed_reset_is_done_entirely_or_not_at_all_and_a_repeated_call_finishes_it(scenario: Scenario) -> None:
     def typed(app: FlightsApp, why: str) -> None:
         with because(why):
             reset(app.store, "flights", {}, scenario, app.kafka, by="ada@host", now_ms=app.clock.now_ms)
@@ -331,7 +331,7 @@ STEPS = st.one_of(
 
 @scaled(60)
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))
-def test_however_often_it_is_reset_or_rewound_tables_have_what_the_stretches_say(
+def test_after_any_resets_and_rewinds_tables_equal_the_ranges_read(
     steps: list[tuple[str, object]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     app, sent = FlightsApp(MemoryStore(), Kafka()), 0

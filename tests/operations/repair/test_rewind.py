@@ -1,4 +1,4 @@
-"""Rewinding: after all records are read again, none is lost and none counted twice."""
+"""Rewinding: when all records have been read again, each is counted exactly once."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ LATER_MS = 2_000_000_000_000
 def rewound(
     app: FlightsApp, cache: SstCache, ref: str, *, keep_offsets: bool = False, dry_run: bool = False
 ) -> Rewound:
-    """Rewind the app; its runner claims the stages again."""
+    """Rewind the app, and let its runner claim the stages again."""
     target = parse_ref(ref, now_ms=LATER_MS) if ref else None
     kafka = None if keep_offsets else app.kafka
     now_ms = app.clock.tick("legs")
@@ -51,7 +51,7 @@ def rewound(
 
 
 def totals(app: FlightsApp) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """Return the tables' expected rows when every flight of the topic is counted once."""
+    """Return the tables' expected rows when every flight of the topic has been counted once."""
     found: dict[str, dict[str, tuple[int, int, int]]] = {"aircraft": {}, "carriers": {}}
     for message in (each for partition in app.kafka.topics[app.topic] for each in partition):
         for flight in message.flights:
@@ -71,7 +71,7 @@ def assert_whole(app: FlightsApp) -> None:
     assert report.consistent, [each.message for each in report.differences]
 
 
-def test_state_and_offsets_are_as_then_and_what_comes_after_is_read_again(app: FlightsApp, cache: SstCache) -> None:
+def test_a_rewind_restores_state_and_offsets_and_later_records_are_read_again(app: FlightsApp, cache: SstCache) -> None:
     then = {stage: app.heads[stage] for stage in STAGES}
     was = tables(app)
     app.run(flights(30, delay=9))
@@ -89,7 +89,7 @@ def test_state_and_offsets_are_as_then_and_what_comes_after_is_read_again(app: F
     assert_whole(app)
 
 
-def test_what_was_on_the_way_then_is_read_and_what_was_sent_since_is_not(app: FlightsApp, cache: SstCache) -> None:
+def test_records_in_flight_at_the_moment_are_read_and_later_ones_are_not(app: FlightsApp, cache: SstCache) -> None:
     app.send(*flights(10, delay=3))
     app.step("legs")
     app.send(*flights(10, delay=4))
@@ -108,7 +108,7 @@ def test_what_was_on_the_way_then_is_read_and_what_was_sent_since_is_not(app: Fl
     assert_whole(app)
 
 
-def test_what_is_undone_keeps_a_name_and_one_more_rewind_leads_back(app: FlightsApp, cache: SstCache) -> None:
+def test_the_undone_state_keeps_a_name_and_can_be_restored_by_another_rewind(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(30, delay=9))
     late = tables(app)
@@ -123,7 +123,7 @@ def test_what_is_undone_keeps_a_name_and_one_more_rewind_leads_back(app: Flights
     assert tables(app) == totals(app)
 
 
-def test_a_dry_run_says_it_and_changes_nothing(app: FlightsApp, cache: SstCache) -> None:
+def test_a_dry_run_reports_the_rewind_and_changes_nothing(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(30, delay=9))
     before = {stage: history.head(app.store, "flights", stage) for stage in STAGES}
@@ -138,7 +138,7 @@ def test_a_dry_run_says_it_and_changes_nothing(app: FlightsApp, cache: SstCache)
     assert not list_snapshots(app.store, "flights")
 
 
-def test_said_again_it_does_nothing(app: FlightsApp, cache: SstCache) -> None:
+def test_a_repeated_rewind_does_nothing(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(30))
     ref = parse_ref(f"flights/carriers@v{early}", now_ms=LATER_MS)
@@ -148,7 +148,7 @@ def test_said_again_it_does_nothing(app: FlightsApp, cache: SstCache) -> None:
     assert len(MIGRATIONS.all(app.store, "flights")) == 1
 
 
-def test_keeping_offsets_only_the_tables_go_back(app: FlightsApp, cache: SstCache) -> None:
+def test_keep_offsets_rewinds_only_the_tables(app: FlightsApp, cache: SstCache) -> None:
     early, was = app.heads["carriers"].version, tables(app)
     app.run(flights(30, delay=9))
     offsets = app.heads["legs"].inputs["flights"].offsets
@@ -163,8 +163,10 @@ def test_keeping_offsets_only_the_tables_go_back(app: FlightsApp, cache: SstCach
     assert_whole(app)
 
 
-@pytest.mark.parametrize("begins_amid_the_rewind", [False, True])
-def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache, begins_amid_the_rewind: bool) -> None:
+@pytest.mark.parametrize("starts_amid_the_rewind", [False, True])
+def test_a_stage_that_did_not_exist_then_is_retired_and_starts_from_the_beginning(
+    cache: SstCache, starts_amid_the_rewind: bool
+) -> None:
     app = aging_app(start=("legs", "aircraft"))
     for _ in range(3):
         app.send(*flights(10))
@@ -176,7 +178,7 @@ def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache, 
         app.claim("carriers")
         app.step("carriers")
 
-    if begins_amid_the_rewind:
+    if starts_amid_the_rewind:
         app.send(*flights(20, delay=2))
         app.step("legs")
         app.step("aircraft")
@@ -199,7 +201,7 @@ def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache, 
     assert_whole(app)
 
 
-def test_the_history_of_a_key_has_what_was_undone_and_that_it_was(app: FlightsApp, cache: SstCache) -> None:
+def test_a_keys_history_shows_the_undone_changes_and_the_rewind(app: FlightsApp, cache: SstCache) -> None:
     early, was = app.heads["carriers"].version, tables(app)["carriers"]["C0"]
     app.run(flights(10, delay=9))
     late = tables(app)["carriers"]["C0"]
@@ -211,7 +213,7 @@ def test_the_history_of_a_key_has_what_was_undone_and_that_it_was(app: FlightsAp
     assert changes[0].version == app.heads["carriers"].version - 1
 
 
-def test_moments_before_and_after_are_compared_by_what_differs(app: FlightsApp, cache: SstCache) -> None:
+def test_diff_across_a_rewind_compares_only_what_differs(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(10, aircraft=2, delay=9))
     late = app.heads["carriers"].version
@@ -228,7 +230,7 @@ def test_moments_before_and_after_are_compared_by_what_differs(app: FlightsApp, 
     assert [len(each.changes) for each in diff(cache, cuts["late"], cuts["now"])] == [2, 2]
 
 
-def test_a_clone_of_an_app_that_was_just_rewound_is_traced_to_its_own_beginning(
+def test_the_lineage_of_a_clone_made_right_after_a_rewind_begins_with_the_clone(
     app: FlightsApp, cache: SstCache
 ) -> None:
     early = app.heads["carriers"].version
@@ -247,7 +249,7 @@ def test_a_clone_of_an_app_that_was_just_rewound_is_traced_to_its_own_beginning(
     assert_whole(staging)
 
 
-def test_offsets_that_are_gone_are_named_and_nothing_is_changed(app: FlightsApp, cache: SstCache) -> None:
+def test_deleted_offsets_are_named_and_nothing_is_changed(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(30))
     app.kafka.earliest["flights"] = app.heads["legs"].inputs["flights"].offsets
@@ -257,12 +259,12 @@ def test_offsets_that_are_gone_are_named_and_nothing_is_changed(app: FlightsApp,
     rewound(app, cache, f"flights/carriers@v{early}", keep_offsets=True)
 
 
-def test_without_an_earlier_program_there_is_no_deploy_to_go_back_to(app: FlightsApp, cache: SstCache) -> None:
+def test_before_deploy_without_an_earlier_program_is_an_error(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(NotFound, match="all remaining versions are of the current program"):
         rewound(app, cache, "")
 
 
-def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cache: SstCache) -> None:
+def test_a_killed_rewind_is_done_entirely_or_not_at_all_and_the_next_run_finishes_it_too(cache: SstCache) -> None:
     def late() -> FlightsApp:
         app = aging_app()
         app.run(flights(20))
@@ -298,7 +300,7 @@ def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cach
     assert amidst <= seen or not SEARCHES, "so few points need not meet the moment between"
 
 
-def test_of_two_at_once_one_is_done_and_the_other_leaves_nothing(cache: SstCache) -> None:
+def test_one_of_two_concurrent_rewinds_is_done_and_the_other_leaves_nothing(cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
     early = app.heads["carriers"].version
@@ -317,7 +319,7 @@ def test_of_two_at_once_one_is_done_and_the_other_leaves_nothing(cache: SstCache
     assert_whole(app)
 
 
-def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp, cache: SstCache) -> None:
+def test_a_run_that_was_starting_during_the_rewind_reports_it(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(10))
     done = rewound(app, cache, f"flights/carriers@v{early}")
@@ -333,7 +335,7 @@ def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp, c
 
 
 def deployed(app: FlightsApp, checksum: str, path: str = "flights.py") -> None:
-    """Let another program claim the stages, or the same one again."""
+    """Let a program claim all stages."""
     for stage in STAGES:
         made = amend(
             app.store,
@@ -346,7 +348,7 @@ def deployed(app: FlightsApp, checksum: str, path: str = "flights.py") -> None:
         app.heads[stage] = made.manifest
 
 
-def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_deploys(
+def test_before_deploy_means_the_first_claim_of_the_newest_program_and_the_log_shows_deploys(
     app: FlightsApp, cache: SstCache
 ) -> None:
     deployed(app, "1a")
@@ -377,7 +379,7 @@ def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_dep
     assert_whole(app)
 
 
-def test_a_migration_belongs_to_the_program_that_is_deployed_with_it(app: FlightsApp, cache: SstCache) -> None:
+def test_a_migration_counts_as_part_of_the_deploy_that_follows(app: FlightsApp, cache: SstCache) -> None:
     deployed(app, "1a")
     app.run(flights(10))
     was = {stage: app.heads[stage].version for stage in STAGES}
@@ -401,7 +403,7 @@ STEPS = st.one_of(
 
 @scaled(60)
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))
-def test_however_often_it_is_rewound_in_the_end_each_record_counts_once(
+def test_after_any_rewinds_each_record_counts_once(
     steps: list[tuple[str, object]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store: ObjectStore = MemoryStore()

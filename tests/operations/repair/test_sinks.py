@@ -1,4 +1,4 @@
-"""A rewind's report of published rows: all since that moment, even if sinks were restarted."""
+"""A rewind's report of published rows: it counts all rows since that moment, even if sinks were restarted."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 
 def published(world: World, folder: str, count: int) -> None:
-    """Send records and let both apps process them; this app publishes."""
+    """Send records, and let both apps process them; this app publishes."""
     if folder not in world.runners:
         world.start(folder)
     world.send(count)
@@ -57,7 +57,7 @@ def words(done: Rewound) -> str:
     return str(rewind_result(done, dry_run=True))
 
 
-def test_it_is_counted_across_promotions_there_and_back(world: World, cache: SstCache) -> None:
+def test_published_rows_are_counted_across_promotions_in_both_directions(world: World, cache: SstCache) -> None:
     pinned(world, "p", "base")
     published(world, "p", 5)
     world.promote("p", "s", calm=True)
@@ -83,7 +83,7 @@ def test_it_is_counted_across_promotions_there_and_back(world: World, cache: Sst
     assert back(world, cache, "s", "later").plan.sinks == ()
 
 
-def test_rows_of_a_line_that_was_undone_before_are_counted_too(world: World, cache: SstCache) -> None:
+def test_rows_published_before_an_earlier_rewind_are_counted_too(world: World, cache: SstCache) -> None:
     world.end("s")
     pinned(world, "p", "base")
     published(world, "p", 20)
@@ -100,7 +100,7 @@ def test_rows_of_a_line_that_was_undone_before_are_counted_too(world: World, cac
     assert done.plan.others == ()
 
 
-def test_rows_that_an_earlier_rewind_dropped_were_not_given(world: World, cache: SstCache) -> None:
+def test_rows_that_an_earlier_rewind_dropped_unpublished_are_not_counted(world: World, cache: SstCache) -> None:
     world.end("s")
     pinned(world, "p", "base")
     published(world, "p", 4)

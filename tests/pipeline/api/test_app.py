@@ -31,7 +31,7 @@ def chain() -> sw.App:
     return app
 
 
-def test_a_stage_is_named_after_its_function_and_keyed_as_its_channel() -> None:
+def test_a_stage_takes_its_name_from_its_function_and_its_key_from_its_channel() -> None:
     app = chain()
 
     @app.stage(reads="by-user", state=sw.aggregate(n=sw.count()))
@@ -43,7 +43,7 @@ def test_a_stage_is_named_after_its_function_and_keyed_as_its_channel() -> None:
     assert app.writer_of("by-user").name == "orders"
 
 
-def test_a_repartition_topic_is_read_by_its_object_or_by_its_name() -> None:
+def test_a_repartition_topic_can_be_read_by_object_or_name() -> None:
     app, by_user = sw.App("shop"), sw.repartition("by-user", "user")
     app.stage(name="orders", reads=sw.topic("orders"), writes=by_user)(rows)
     for name, reads in (("one", by_user), ("several", [by_user]), ("named", "by-user")):
@@ -60,14 +60,14 @@ def test_two_stages_may_read_one_channel() -> None:
     assert [stage.name for stage in app.select_stages(())] == ["orders", "users", "audit"]
 
 
-def test_an_unknown_channel_is_refused_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_channel_names_the_nearest() -> None:
     app = chain()
     app.stage(name="users", reads="by-users", state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(NotFound, match="the nearest: by-user"):
         app.stages_in_order()
 
 
-def test_stages_come_upstream_first_however_they_are_declared() -> None:
+def test_stages_are_sorted_upstream_first_in_any_order_of_declaration() -> None:
     app = sw.App("shop")
     app.stage(name="users", reads=("by-user", "by-visitor"), state=sw.aggregate(n=sw.count()))(rows)
     app.stage(name="visits", reads=sw.topic("visits"), writes=sw.repartition("by-visitor", "user"))(rows)
@@ -76,7 +76,7 @@ def test_stages_come_upstream_first_however_they_are_declared() -> None:
     assert app.key_of(app.stages["users"]) == ("user",)
 
 
-def test_a_circle_is_refused_with_the_way_round() -> None:
+def test_a_cycle_is_refused_and_the_error_shows_it() -> None:
     app = sw.App("shop")
     app.stage(name="a", reads="z", writes=sw.repartition("x", "k"))(rows)
     app.stage(name="b", reads="x", writes=sw.repartition("y", "k"))(rows)
@@ -87,7 +87,7 @@ def test_a_circle_is_refused_with_the_way_round() -> None:
         app.stage(name="d", reads="w", writes=sw.repartition("w", "k"))(rows)
 
 
-def test_inputs_keyed_differently_are_refused_and_both_are_named() -> None:
+def test_inputs_with_different_keys_are_refused_and_both_are_named() -> None:
     app = chain()
     app.stage(name="visits", reads=sw.topic("visits"), writes=sw.repartition("by-page", ["page", "user"]))(rows)
     both = ("by-user", "by-page")
@@ -99,7 +99,7 @@ def test_inputs_keyed_differently_are_refused_and_both_are_named() -> None:
     assert app.key_of(app.stages["joined"]) == ("user",)
 
 
-def test_nothing_twice_and_nothing_strange_is_read() -> None:
+def test_duplicate_inputs_and_objects_that_are_no_inputs_are_refused() -> None:
     for reads in ((), ("by-user", "by-user"), (sw.topic("by-user"), "by-user")):
         with pytest.raises(Usage, match="different names"):
             chain().stage(name="users", reads=reads, state=sw.aggregate(n=sw.count()))(rows)
@@ -107,7 +107,7 @@ def test_nothing_twice_and_nothing_strange_is_read() -> None:
         chain().stage(name="users", reads=("by-user", 7), state=sw.aggregate(n=sw.count()))(rows)  # type: ignore[arg-type]
 
 
-def test_two_stages_of_one_name_are_refused() -> None:
+def test_two_stages_with_the_same_name_are_refused() -> None:
     with pytest.raises(Usage, match="two stages named 'orders'"):
         chain().stage(name="orders", reads="by-user", state=sw.aggregate(n=sw.count()))(rows)
 
@@ -124,23 +124,23 @@ def test_state_without_a_key_is_refused() -> None:
         app.stages_in_order()
 
 
-def test_a_stage_that_does_nothing_is_refused() -> None:
+def test_a_stage_without_state_or_output_is_refused() -> None:
     with pytest.raises(Refused, match="would do nothing"):
         chain().stage(name="n", reads="by-user")(rows)
 
 
-def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_stage_names_the_nearest() -> None:
     with pytest.raises(NotFound, match="orders"):
         chain().select_stages(["order"])
 
 
 @pytest.mark.parametrize("name", ["", "Shop", "a/b", "-shop", "ä", "x" * 64])
-def test_names_that_make_no_object_key_are_refused(name: str) -> None:
+def test_names_that_cannot_be_object_keys_are_refused(name: str) -> None:
     with pytest.raises(Usage, match="not usable"):
         sw.App(name)
 
 
-def test_nonsense_in_declarations_is_refused() -> None:
+def test_invalid_declarations_are_refused() -> None:
     with pytest.raises(Usage, match="earliest"):
         sw.topic("orders", starting_offsets="first")
     with pytest.raises(Usage, match="1 to 262144"):
@@ -153,7 +153,7 @@ def test_nonsense_in_declarations_is_refused() -> None:
         sw.aggregate(n=1)  # type: ignore[arg-type]
 
 
-def test_whoever_starts_an_app_has_the_last_word_on_its_batches() -> None:
+def test_run_options_override_the_programs_batch_limits() -> None:
     app = sw.App("a")
     declared = {"max_records": 500, "trigger": "10 seconds", "max_unflushed": 3}
     for name, knobs in (("silent", {}), ("explicit", declared)):
@@ -172,7 +172,7 @@ def test_whoever_starts_an_app_has_the_last_word_on_its_batches() -> None:
         bounds("silent", max_unflushed=-1)
 
 
-def test_a_file_is_loaded_under_another_name_for_a_clone(tmp_path: object) -> None:
+def test_a_file_can_be_loaded_under_another_name_for_a_clone(tmp_path: object) -> None:
     assert load_app("examples/flights.py", name="staging").name == "staging"
     assert list(load_app("examples/flights.py").stages) == ["legs", "aircraft", "carriers"]
 
@@ -193,7 +193,7 @@ def test_a_folder_is_not_a_program(tmp_path: Path) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., App]:
-    """Load a program with these lines from its own folder; more files by name."""
+    """Load a program with these lines from a new folder; `more` are further files by name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
@@ -223,7 +223,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ap
         ),
     ],
 )
-def test_an_error_in_a_program_is_told_with_its_line(program: Callable[..., App], lines: list[str], said: str) -> None:
+def test_an_error_in_a_program_is_reported_with_its_line(
+    program: Callable[..., App], lines: list[str], said: str
+) -> None:
     with pytest.raises(Refused) as caught:
         program(*lines)
     assert caught.value.message == f"the program does not run: {said}"
@@ -233,7 +235,7 @@ def test_an_error_in_a_program_is_told_with_its_line(program: Callable[..., App]
 
 
 @pytest.mark.parametrize("line", ["F.udf('long')(len)", "F.pandas_udf(len, 'long')", "F.col('key')"])
-def test_what_needs_a_spark_before_there_is_one_is_told_to_wait_for_it(line: str, tmp_path: Path) -> None:
+def test_a_call_that_needs_spark_before_it_starts_gets_a_hint(line: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(f"from pyspark.sql import functions as F\n{line}\n")
     load = "from slackwater.pipeline.run.program import load_app; load_app('shop.py')"
     done = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -241,7 +243,7 @@ def test_what_needs_a_spark_before_there_is_one_is_told_to_wait_for_it(line: str
     assert "hint: Spark starts after the program is read: call Spark's functions inside the function" in done.stderr
 
 
-def test_what_spark_refuses_for_another_reason_is_not_told_to_wait_for_it(tmp_path: Path) -> None:
+def test_another_error_of_a_spark_call_gets_no_such_hint(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("from pyspark.sql import types as T\nT.StructType([1])\n")
     load = "from slackwater.pipeline.run.program import load_app; load_app('shop.py')"
     done = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -249,19 +251,19 @@ def test_what_spark_refuses_for_another_reason_is_not_told_to_wait_for_it(tmp_pa
     assert "hint: fix it and run again" in done.stderr
 
 
-def test_an_error_in_a_module_beside_the_program_is_told_with_the_line_there(program: Callable[..., App]) -> None:
+def test_an_error_in_an_imported_module_is_reported_with_the_line_there(program: Callable[..., App]) -> None:
     with pytest.raises(Refused, match=r": prices_of_shop\.py, line 2: KeyError: 'tea'"):
         program("import prices_of_shop", prices_of_shop="\n{}['tea']")
     with pytest.raises(Refused, match=r": stock_of_shop\.py, line 3: SyntaxError: "):
         program("import stock_of_shop", stock_of_shop="\n\n1 +")
 
 
-def test_our_own_error_in_a_program_stays_what_it_is(program: Callable[..., App]) -> None:
+def test_an_error_of_ours_in_a_program_is_raised_unchanged(program: Callable[..., App]) -> None:
     with pytest.raises(Usage, match=r"^app name 'My Shop'"):
         program("import slackwater as sw", "sw.App('My Shop')")
 
 
-def test_an_error_in_a_stage_is_told_with_the_line_of_its_function() -> None:
+def test_an_error_in_a_stage_is_reported_with_the_line_of_its_function() -> None:
     app = sw.App("shop")
 
     @app.stage(reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))
@@ -275,7 +277,7 @@ def test_an_error_in_a_stage_is_told_with_the_line_of_its_function() -> None:
         apply_to_streams(app.stages["orders"], {"orders": None})  # type: ignore[dict-item]
 
 
-def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -> None:
+def test_sparks_error_in_a_stage_keeps_its_sentence_and_gets_the_line() -> None:
     app = sw.App("shop")
 
     @app.stage(reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))
@@ -286,13 +288,13 @@ def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -
         apply_to_streams(app.stages["orders"], {})
 
 
-def test_errors_are_part_of_the_package() -> None:
+def test_errors_are_exported_by_the_package() -> None:
     with pytest.raises(sw.errors.SlackwaterError):
         sw.App("no such name")
     assert all(issubclass(getattr(sw.errors, name), sw.errors.SlackwaterError) for name in sw.errors.__all__)
 
 
-def test_the_package_names_what_it_has() -> None:
+def test_the_packages_all_lists_its_names() -> None:
     assert all(getattr(sw, name) is not None for name in sw.__all__)
     with pytest.raises(AttributeError, match="no attribute 'agregate'; the nearest is 'aggregate'"):
         _ = sw.agregate  # type: ignore[attr-defined]
@@ -301,14 +303,14 @@ def test_the_package_names_what_it_has() -> None:
     assert set(sw._FOREIGN_NAMES.values()) <= {*sw.__all__}
 
 
-def test_the_numbers_of_ssts_that_hold_batches_back_are_in_order() -> None:
+def test_l0_slowdown_must_be_below_l0_stop() -> None:
     with pytest.raises(Usage, match="l0_slowdown is 40 and l0_stop is 36"):
         sw.table(l0_slowdown=40, l0_stop=36)
 
 
 @pytest.mark.parametrize("value", [-1, 2.0, 4.5, True, math.inf, math.nan, "4"])
 @pytest.mark.parametrize("knob", ["max_records", "max_unflushed"])
-def test_a_count_of_a_stage_is_a_whole_number(knob: str, value: object) -> None:
+def test_counts_of_a_stage_must_be_whole_numbers(knob: str, value: object) -> None:
     app = sw.App("a")
     with pytest.raises(Usage, match=rf"stage 's': {knob} is {value!r}; expected a whole number, [012] "):
         app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), **{knob: value})(rows)  # type: ignore[arg-type]
@@ -317,22 +319,22 @@ def test_a_count_of_a_stage_is_a_whole_number(knob: str, value: object) -> None:
 
 @pytest.mark.parametrize("value", [-1, 2.0, 4.5, True, math.inf, math.nan, "4"])
 @pytest.mark.parametrize("knob", ["partitions", "l0_slowdown", "l0_stop"])
-def test_a_count_of_a_table_is_a_whole_number(knob: str, value: object) -> None:
+def test_counts_of_a_table_must_be_whole_numbers(knob: str, value: object) -> None:
     with pytest.raises(Usage, match=rf"table: {knob} is {value!r}; expected a whole number, [12] "):
         sw.table(**{knob: value})  # type: ignore[arg-type]
 
 
-def test_counts_that_are_numpys_are_taken_for_what_they_are() -> None:
+def test_numpy_integers_are_accepted_as_counts() -> None:
     assert type(sw.table(partitions=np.int64(2)).partitions) is int  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("partitions", [0, 2.0, True, math.nan])
-def test_partitions_of_a_topic_are_a_whole_number(partitions: float) -> None:
+def test_the_partitions_of_a_topic_must_be_a_whole_number(partitions: float) -> None:
     with pytest.raises(Usage, match=f"partitions is {partitions}; expected a whole number, 1 to 262144"):
         sw.repartition("r", "k", partitions=partitions)  # type: ignore[arg-type]
 
 
-def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -> None:
+def test_a_bare_number_as_time_span_is_refused_with_a_hint() -> None:
     with pytest.raises(Usage, match="ttl 7 is not a span of time"):
         sw.table(ttl=7)  # type: ignore[arg-type]
     app = sw.App("a")
@@ -356,14 +358,14 @@ def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -
         ),
     ],
 )
-def test_what_becomes_of_records_that_fail_is_said_in_words_that_fit(more: dict[str, object], said: str) -> None:
+def test_invalid_combinations_of_on_error_options_are_refused(more: dict[str, object], said: str) -> None:
     app = sw.App("shop")
     with pytest.raises(Usage, match=re.escape(said)):
         app.stage(reads=sw.topic("orders"), key="a", state=sw.aggregate(n=sw.count()), **more)(rows)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("names", [("legs", "legs_rejected"), ("legs_rejected", "legs")])
-def test_no_stage_has_the_name_of_another_ones_table_of_rejected_records(names: tuple[str, str]) -> None:
+def test_no_stage_may_have_the_name_of_anothers_table_of_rejected_records(names: tuple[str, str]) -> None:
     app = sw.App("shop")
 
     def declare(name: str) -> None:
@@ -378,7 +380,7 @@ def test_no_stage_has_the_name_of_another_ones_table_of_rejected_records(names: 
 
 
 @pytest.mark.parametrize("late", [sw.sink("late", key="user"), sw.foreach_version(lambda *_: None, name="late")])
-def test_late_rows_have_a_sink_of_their_own_beside_what_the_state_emits(late: TopicSink | FunctionSink) -> None:
+def test_late_rows_can_go_to_a_sink_besides_the_stages_outputs(late: TopicSink | FunctionSink) -> None:
     app, by_user, state = sw.App("shop"), sw.repartition("by-user", "user"), sw.aggregate(n=sw.count())
     times = sw.event_time(late=late)
     app.stage(name="hours", reads=sw.topic("t"), key="hour", writes=by_user, state=state, event_time=times)(rows)
@@ -388,7 +390,7 @@ def test_late_rows_have_a_sink_of_their_own_beside_what_the_state_emits(late: To
         app.stage(name="twice", reads=sw.topic("t"), key="hour", writes=late, state=state, event_time=times)(rows)
 
 
-def test_late_rows_do_not_come_round_again() -> None:
+def test_sending_late_rows_back_to_the_input_topic_is_refused() -> None:
     app, times = sw.App("shop"), sw.event_time(late=sw.sink("t"))
     with pytest.raises(Refused, match="records would circulate forever"):
         app.stage(name="hours", reads=sw.topic("t"), key="hour", state=sw.aggregate(n=sw.count()), event_time=times)(
@@ -396,7 +398,7 @@ def test_late_rows_do_not_come_round_again() -> None:
         )
 
 
-def test_late_rows_have_a_channel_of_their_own_beside_what_the_state_emits() -> None:
+def test_late_rows_can_go_to_a_channel_besides_the_stages_outputs() -> None:
     app, late, by_user = sw.App("shop"), sw.repartition("late", "user"), sw.repartition("by-user", "user")
     times = sw.event_time(late=late, ahead="90m")
     state = sw.aggregate(n=sw.count())
@@ -409,7 +411,7 @@ def test_late_rows_have_a_channel_of_their_own_beside_what_the_state_emits() -> 
         app.stage(name="again", reads=sw.topic("t"), key="hour", state=state, event_time=times)(rows)
 
 
-def test_a_table_of_late_rows_is_a_stage_of_its_own() -> None:
+def test_a_table_of_late_rows_is_a_separate_stage() -> None:
     app, state = sw.App("shop"), sw.aggregate(n=sw.count())
     times = sw.event_time(late="table")
     app.stage(name="hours", reads=sw.topic("t"), key=["hour", "user"], state=state, event_time=times)(rows)
@@ -432,6 +434,6 @@ def test_a_table_of_late_rows_is_a_stage_of_its_own() -> None:
         ({"late": 5}, r"late is 5; expected .* or a slackwater.sink\(...\)"),
     ],
 )
-def test_event_time_options_that_cannot_be_are_refused(declared: dict[str, str], said: str) -> None:
+def test_impossible_event_time_options_are_refused(declared: dict[str, str], said: str) -> None:
     with pytest.raises(Usage, match=said):
         sw.event_time(**declared)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Sinks as programs declare them."""
+"""Declarations of sinks in programs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def declare(writes: Any, *, app: str = "a") -> sw.App:
         (lambda: declare([sw.topic("t")]), "expected a slackwater.repartition"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make: Callable[[], object], said: str | None) -> None:
+def test_invalid_declarations_of_sinks_are_refused(make: Callable[[], object], said: str | None) -> None:
     if said is None:
         make()
     else:
@@ -44,7 +44,7 @@ def test_what_cannot_be_meant_is_refused(make: Callable[[], object], said: str |
             make()
 
 
-def test_a_topic_that_the_app_reads_in_any_stage_is_no_sink() -> None:
+def test_a_topic_that_the_app_reads_cannot_be_its_sink() -> None:
     with pytest.raises(Refused, match="app 'a' reads the topic 'in', and its sink publishes there"):
         declare(sw.sink("in"))
     app = declare(sw.sink("out"))
@@ -52,7 +52,7 @@ def test_a_topic_that_the_app_reads_in_any_stage_is_no_sink() -> None:
         app.stage(reads=sw.topic("out"), writes=sw.sink("elsewhere"), name="other")(lambda raw: raw)
 
 
-def test_a_stage_has_channels_and_sinks_side_by_side() -> None:
+def test_a_stage_can_have_channels_and_sinks() -> None:
     app = declare([sw.repartition("c", "k"), sw.sink("t"), sw.foreach_version(function)])
     stage = app.stages["s"]
     assert [one.name for one in stage.writes] == ["c", "t", "function"]

@@ -1,4 +1,4 @@
-"""Start of a new stage on a topic, with the options of Spark's Kafka source."""
+"""Where a new stage starts on a topic, by the options of Spark's Kafka source."""
 
 import json
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ def at(*offsets: int) -> str:
     return json.dumps({"flights": {str(partition): offset for partition, offset in enumerate(offsets)}})
 
 
-def test_the_two_words_and_offsets_by_partition() -> None:
+def test_earliest_latest_and_offsets_by_partition_are_accepted() -> None:
     assert begins(sw.topic("flights")) == begins(sw.topic("flights", starting_offsets="earliest")) == EARLIEST
     assert begins(sw.topic("flights", starting_offsets="latest")) == ENDS
     assert begins(sw.topic("flights", starting_offsets=at(-2, 3, -1))) == (5, 3, 7)
 
 
 @given(st.tuples(*(st.integers(first, end) for first, end in zip(EARLIEST, ENDS, strict=True))))
-def test_offsets_that_kafka_has_are_taken_as_they_are(offsets: tuple[int, ...]) -> None:
+def test_existing_offsets_are_used_unchanged(offsets: tuple[int, ...]) -> None:
     assert begins(sw.topic("flights", starting_offsets=at(*offsets))) == offsets
 
 
@@ -57,12 +57,12 @@ def test_offsets_that_kafka_has_are_taken_as_they_are(offsets: tuple[int, ...]) 
         (at(), "names the partitions none"),
     ],
 )
-def test_offsets_that_the_topic_has_not_are_refused(offsets: str, said: str) -> None:
+def test_offsets_outside_the_topic_are_refused(offsets: str, said: str) -> None:
     with pytest.raises(Refused, match=f"starting_offsets of topic 'flights'.*{said}"):
         begins(sw.topic("flights", starting_offsets=offsets))
 
 
-def test_a_time_after_all_records_is_refused_unless_the_end_will_do() -> None:
+def test_a_time_after_all_records_is_refused_unless_the_strategy_is_latest() -> None:
     for late in ({"starting_timestamp": 9}, {"starting_offsets_by_timestamp": at(9, 9, 9)}):
         with pytest.raises(Refused, match=r"no record at or after flights\[0\] 9, flights\[1\] 9"):
             begins(sw.topic("flights", **late))  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_a_time_after_all_records_is_refused_unless_the_end_will_do() -> None:
         assert begins(topic) == ENDS
 
 
-def test_as_in_spark_a_time_wins_over_times_by_partition_and_these_over_offsets() -> None:
+def test_the_precedence_of_options_is_that_of_spark() -> None:
     every = {"starting_offsets": "latest", "starting_offsets_by_timestamp": at(1, 2, 3), "starting_timestamp": "4"}
     asked: list[Sequence[int]] = []
 
@@ -104,12 +104,14 @@ def test_as_in_spark_a_time_wins_over_times_by_partition_and_these_over_offsets(
         ("starting_offsets_by_timestamp_strategy", "earliest"),
     ],
 )
-def test_what_is_not_such_as_spark_takes_is_refused_where_it_is_written(option: str, value: object) -> None:
+def test_values_that_spark_would_refuse_are_refused_in_the_declaration(option: str, value: object) -> None:
     with pytest.raises(Usage, match=f"^{option} of topic 'flights'"):
         sw.topic("flights", **{option: value})  # type: ignore[arg-type]
 
 
-def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
+def test_a_stage_is_claimed_at_the_offsets_that_kafka_returns_for_a_time(
+    memory_kafka: MemoryKafka, tmp_path: Path
+) -> None:
     name = f"flights-{uuid4().hex[:8]}"
     memory_kafka.create_topics({name: 2})
     records = [Record(b"x", number % 2, time_ms=1_000 + number) for number in range(10)]
@@ -141,7 +143,9 @@ WHERE = st.one_of(st.sampled_from(["earliest", "latest"]), st.lists(st.integers(
 
 
 @given(st.dictionaries(NAMES, WHERE, min_size=1, max_size=3), st.booleans())
-def test_what_the_command_line_says_is_what_topic_takes(said: dict[str, str | list[int]], as_spark_does: bool) -> None:
+def test_offsets_of_the_command_line_are_parsed_like_those_of_a_topic(
+    said: dict[str, str | list[int]], as_spark_does: bool
+) -> None:
     by_partition = {topic: dict(enumerate(at)) if isinstance(at, list) else at for topic, at in said.items()}
     together = {topic: at for topic, at in by_partition.items() if isinstance(at, dict) and as_spark_does}
     words = [json.dumps(together)] if together else []
@@ -160,17 +164,17 @@ def test_what_the_command_line_says_is_what_topic_takes(said: dict[str, str | li
 @pytest.mark.parametrize(
     "word", ["flights", "latest", "flights=soon", "flights={", "[1]", "{}", '{"flights":3}', '{"0":"x"}']
 )
-def test_words_that_say_no_offsets_are_refused(word: str) -> None:
+def test_malformed_offsets_on_the_command_line_are_refused(word: str) -> None:
     with pytest.raises(Usage):
         parse_offsets_arguments([word])
 
 
-def test_a_topic_is_said_once() -> None:
+def test_naming_a_topic_twice_is_refused() -> None:
     with pytest.raises(Usage, match="each topic once"):
         parse_offsets_arguments(["flights=latest", '{"flights":{"0":1}}'])
 
 
-def test_from_a_time_on_a_partition_without_later_records_begins_at_its_end() -> None:
+def test_a_partition_without_records_after_the_time_starts_at_its_end() -> None:
     asked: list[Sequence[int]] = []
 
     def first_since(times_ms: Sequence[int]) -> tuple[int, ...]:
@@ -181,7 +185,7 @@ def test_from_a_time_on_a_partition_without_later_records_begins_at_its_end() ->
     assert asked == [[1_700] * 3]
 
 
-def test_the_offsets_at_which_an_app_was_begun_are_looked_at_again() -> None:
+def test_stored_starting_offsets_are_checked_against_kafka_again() -> None:
     start = stored_starting_offsets({"flights": (5, 3, 7)})["flights"]
     assert start.resolve("flights", EARLIEST, ENDS, nothing_since) == (5, 3, 7)
     # What Kafka lost since is refused or accepted as for a stage that has begun.
@@ -202,7 +206,7 @@ def test_the_offsets_at_which_an_app_was_begun_are_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])
-def test_offsets_that_kafka_lost_before_a_stage_began_are_refused_unless_accepted(accept_loss: bool) -> None:
+def test_starting_offsets_that_kafka_has_deleted_are_refused_unless_accepted(accept_loss: bool) -> None:
     start = stored_starting_offsets({"flights": (EARLIEST[0] - 1, *EARLIEST[1:])})["flights"]
     finder = StartFinder(MemoryStore(), "app", "legs", None, lambda _topic: TopicState(EARLIEST, ENDS), accept_loss)
     begin = partial(start.resolve, "flights", first_since=nothing_since)

@@ -1,4 +1,4 @@
-"""Source fields of columns, read from the plans of a stage's function."""
+"""Which input fields a column comes from, traced in the plan of a stage's function."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -100,7 +100,7 @@ OF_RECORD: dict[str, tuple[Callable[[DataFrame], DataFrame], Sources]] = {
 
 
 @pytest.mark.parametrize("name", [*OF_ORDER, *OF_RECORD])
-def test_columns_come_of_fields(spark: SparkSession, name: str) -> None:
+def test_columns_are_traced_to_their_source_fields(spark: SparkSession, name: str) -> None:
     made, expected = OF_ORDER.get(name) or OF_RECORD[name]
     with tempfile.TemporaryDirectory() as folder:
         messages = spark.readStream.schema(TOPIC_SCHEMA_WITH_HEADERS).parquet(f"file:{folder}")
@@ -110,8 +110,8 @@ def test_columns_come_of_fields(spark: SparkSession, name: str) -> None:
     }
 
 
-def test_stages_hand_on_what_they_know(spark: SparkSession) -> None:
-    """Covers a table's key and the columns of channels, by kind of state; a Python function hides its sources."""
+def test_sources_are_traced_through_a_stages_state(spark: SparkSession) -> None:
+    """Covers a table's key and the columns of channels, by kind of state. A Python function hides its sources."""
     app = sw.App("lineage")
     newest = sw.repartition("newest", key="who", partitions=1)
     counted = sw.repartition("counted", key="who", partitions=1)

@@ -1,4 +1,4 @@
-"""Asynchronous commits beside compactions of other processes, takeovers and storage faults."""
+"""Asynchronous commits concurrent with compactions of other processes, takeovers and storage faults."""
 
 import threading
 import time
@@ -51,7 +51,7 @@ def head_of(store: ObjectStore) -> Manifest:
 
 
 def compact(store: ObjectStore) -> Manifest:
-    """Commit as `slackwater compact` in another process does."""
+    """Commit a compaction as `slackwater compact` in another process would."""
     compaction = following(head_of(store), kind="compaction", writer="compact")
     commit(store, compaction)
     return compaction
@@ -65,7 +65,7 @@ class Runner:
     told: list[CommittedVersion] = field(default_factory=list)
 
     def begin(self) -> PendingVersion:
-        """Return the version of a batch computed on the current tip."""
+        """Return the version of a batch that was computed on the current tip."""
         base = self.committer.tip
         read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
         return PendingVersion(
@@ -84,7 +84,7 @@ def runner(store: CountingStore) -> Runner:
 
 
 def assert_whole(store: ObjectStore, records: int) -> None:
-    """Check that every record was read once, in a history without gaps."""
+    """Check that every record was read once, and that the history has no gaps."""
     found = versions(store)
     assert [one.version for one in found] == list(range(1, len(found) + 1))
     for before, after in pairwise(found):
@@ -95,7 +95,7 @@ def assert_whole(store: ObjectStore, records: int) -> None:
     assert found[-1].inputs["t"].offsets[0] == records
 
 
-def test_a_batch_is_one_put(store: CountingStore, runner: Runner) -> None:
+def test_a_batch_costs_one_put(store: CountingStore, runner: Runner) -> None:
     for _ in range(3):
         runner.batch()
     assert store.counts == {"put_if_absent": 3}
@@ -104,7 +104,9 @@ def test_a_batch_is_one_put(store: CountingStore, runner: Runner) -> None:
     assert all(told.seconds >= told.commit_seconds > 0 for told in runner.told)
 
 
-def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: CountingStore, runner: Runner) -> None:
+def test_a_batch_whose_number_compactions_have_taken_is_committed_after_them(
+    store: CountingStore, runner: Runner
+) -> None:
     change = runner.begin()
     compact(store)
     last = compact(store)
@@ -119,7 +121,7 @@ def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: Counti
     assert_whole(store, 2)
 
 
-def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
+def test_an_idle_stage_adopts_compactions_and_its_next_batch_commits_without_a_retry(
     store: CountingStore, runner: Runner
 ) -> None:
     compaction = compact(store)
@@ -134,7 +136,9 @@ def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
     assert_whole(store, 1)
 
 
-def test_a_batch_under_way_while_a_compaction_is_adopted_is_put_behind_it(store: CountingStore, runner: Runner) -> None:
+def test_a_running_batch_is_committed_after_a_compaction_adopted_meanwhile(
+    store: CountingStore, runner: Runner
+) -> None:
     change = runner.begin()
     compact(store)
     runner.committer.adopt_newest()
@@ -147,7 +151,7 @@ def test_a_batch_under_way_while_a_compaction_is_adopted_is_put_behind_it(store:
 
 @pytest.mark.parametrize("compactions", [0, 1])
 @pytest.mark.parametrize("idle", [False, True])
-def test_a_writer_that_was_taken_over_is_fenced(
+def test_a_writer_whose_stage_was_taken_over_is_fenced(
     store: CountingStore, runner: Runner, compactions: int, idle: bool
 ) -> None:
     for _ in range(compactions):
@@ -159,7 +163,9 @@ def test_a_writer_that_was_taken_over_is_fenced(
     assert runner.told == []
 
 
-def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runner: Runner) -> None:
+def test_a_batch_is_refused_if_another_writer_commits_anything_but_a_compaction(
+    store: CountingStore, runner: Runner
+) -> None:
     for kind in ("batch", "clone"):
         change = runner.begin()
         commit(store, following(head_of(store), kind=kind, writer="other"))  # type: ignore[arg-type]
@@ -178,7 +184,7 @@ def test_a_compaction_of_a_newer_epoch_is_not_adopted(store: CountingStore, runn
 
 @scaled(60)
 @given(st.integers(0, 10_000), st.lists(st.sampled_from(["batch", "late batch", "compact", "look"]), max_size=20))
-def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int, steps: list[str]) -> None:
+def test_every_record_is_read_once_despite_storage_faults_and_compactions(seed: int, steps: list[str]) -> None:
     inner = MemoryStore()
     runner = Runner(Committer(inner, claimed(inner)))
     faulty = FaultyStore(inner, seed)
@@ -206,7 +212,7 @@ def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int
     assert {told.manifest.version for told in runner.told} <= {one.version for one in found}
 
 
-def test_who_waits_for_the_last_version_goes_on_only_when_its_failure_is_told() -> None:
+def test_drain_returns_only_after_a_failure_has_been_reported() -> None:
     inner = MemoryStore()
     head = claimed(inner)
     went_on = threading.Event()
@@ -240,7 +246,7 @@ class OneByOne(StoreWrapper):
         self._inner.put_if_absent(key, data)
 
 
-def test_what_waits_for_room_when_order_is_asked_for_comes_after_what_is_on_its_way() -> None:
+def test_in_ordered_mode_a_waiting_batch_commits_after_all_earlier_ones() -> None:
     inner, looked, ahead = MemoryStore(), threading.Event(), list[int]()
 
     class Watched(Committer):

@@ -1,4 +1,4 @@
-"""Aggregation before Spark's shuffle: equal tables, times and counts, and the decision to use it."""
+"""Aggregation before Spark's shuffle: same tables, times and counts as without, and when it is used."""
 
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -65,7 +65,7 @@ SUMS = [name for name in NUMBERS if name not in ("day", "at", "local")]
 
 
 def everything() -> dict[str, Aggregate]:
-    """Return every function of every supported type, except sums of `i64`, which overflow most of the time."""
+    """Return every aggregate of every supported type, except sums of `i64`, which overflow most of the time."""
     made = {"n": sw.count()}
     for name in VALUES:
         by = BYS[len(made) % len(BYS)]
@@ -107,7 +107,7 @@ def plain(value: object) -> object:
 
 
 def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[str, object]] | str:
-    """Return the state's rows by key for rows with only `_hash`; or that a sum overflows."""
+    """Return the state's rows by key, for rows with only `_hash`; or the error if a sum overflows."""
     rows, groups = group_by_key(rows, KEY)
     keys = rows.select(list(KEY)).take(pa.array(groups.starts))
     old = pa.table([pa.nulls(groups.num, field.type) for field in state.values], schema=state.values)
@@ -122,7 +122,7 @@ def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[s
 
 
 def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
-    """Return the state's result for rows, and for the same rows aggregated first."""
+    """Return the state's result for rows, and its result for the pre-aggregated rows."""
     table = pa.Table.from_pylist(rows, schema=ROWS)
     bound = state.bind([ROWS], KEY)
     task, frame = task_of(bound, KEY, ROWS), frame_of(table)
@@ -139,7 +139,7 @@ def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
 @pytest.mark.usefixtures("one_spark")
 @settings(max_examples=2, phases=(Phase.generate,))
 @given(st.lists(row, min_size=60, max_size=120))
-def test_what_rows_add_up_to_merges_as_the_rows_do(rows: list[dict[str, object]]) -> None:
+def test_pre_aggregated_rows_give_the_same_state(rows: list[dict[str, object]]) -> None:
     of_rows, of_parts = both(rows, sw.aggregate(**everything()))
     assert of_parts == of_rows
 
@@ -148,14 +148,16 @@ def test_what_rows_add_up_to_merges_as_the_rows_do(rows: list[dict[str, object]]
 @pytest.mark.usefixtures("one_spark")
 @settings(max_examples=6, phases=(Phase.generate,))
 @given(st.lists(row, min_size=1, max_size=12))
-def test_sums_of_long_integers_are_exact_or_refused_either_way(rows: list[dict[str, object]]) -> None:
+def test_sums_of_long_integers_are_exact_or_refused_with_and_without_pre_aggregation(
+    rows: list[dict[str, object]],
+) -> None:
     of_rows, of_parts = both(rows, sw.aggregate(sum=sw.sum("i64"), mean=sw.mean("i64")))
     assert of_parts == of_rows
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_a_sum_that_has_no_room_in_one_task_may_have_it_in_all() -> None:
+def test_a_sum_may_overflow_in_one_task_if_the_total_does_not() -> None:
     rows = [{"k": 1.0, "i64": value} for value in (2**63 - 1, 2**63 - 1, -(2**63), -(2**63), 5)]
     of_rows, of_parts = both(rows, sw.aggregate(sum=sw.sum("i64")))
     assert of_parts == of_rows == {(1.0, None): {"sum": 3}}
@@ -167,7 +169,7 @@ def test_a_sum_that_has_no_room_in_one_task_may_have_it_in_all() -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
 @pytest.mark.parametrize(("kind", "few_keys"), [("decimal(38, 0)", None), ("long", None), ("long", True)])
-def test_a_sum_without_room_stops_the_stage_and_names_its_key(tmp_path: Path, kind: str, few_keys: bool | None) -> None:
+def test_an_overflowing_sum_stops_the_stage_and_names_its_key(tmp_path: Path, kind: str, few_keys: bool | None) -> None:
     value, arrow = (2**62, pa.int64()) if kind == "long" else (Decimal(9 * 10**37), pa.decimal128(38, 0))
     schema = pa.schema([("wallet", pa.string()), ("wei", arrow)])
     rows = pa.Table.from_pylist([{"wallet": each, "wei": value} for each in ("a", "c", "c", "c")], schema=schema)
@@ -183,7 +185,7 @@ def test_a_sum_without_room_stops_the_stage_and_names_its_key(tmp_path: Path, ki
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_batches_at_different_times_run_the_same_code() -> None:
+def test_batches_at_different_times_reuse_the_same_generated_code() -> None:
     rows = pa.Table.from_pylist([{"k": 1.0, "at": NOON}], schema=ROWS)
     bound = sw.aggregate(n=sw.count()).bind([ROWS], KEY)
     codes = []
@@ -235,7 +237,7 @@ def kept(folder: str, ssts: tuple[Sst, ...]) -> list[dict[str, object]]:
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
 @pytest.mark.parametrize("few_keys", [True, pytest.param(False, marks=pytest.mark.ci)])
-def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp_path: Path, few_keys: bool) -> None:
+def test_windows_late_rows_and_times_are_the_same_with_pre_aggregation(tmp_path: Path, few_keys: bool) -> None:
     random = np.random.default_rng(7)
     state = FinalKind(sw.aggregate(n=sw.count(), mm=sw.sum("mm"), low=sw.min("mm"), newest=sw.last("mm", by="at")))
     bound = state.bind([WINDOWED], HOURLY)
@@ -278,7 +280,7 @@ def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp
     assert kept(str(tmp_path / "True"), ssts[True]) == kept(str(tmp_path / "False"), ssts[False])
 
 
-def test_only_what_spark_adds_up_alike_is_added_up() -> None:
+def test_only_aggregates_that_spark_computes_alike_are_pre_aggregated() -> None:
     rows = ROWS.append(pa.field("d38", pa.decimal128(38, 2)))
 
     def adds_up(state: Kind, **more: Any) -> bool:
@@ -300,7 +302,7 @@ def reported(rows: int, keys: int, partials: int = 0) -> tuple[TaskReport, ...]:
     return (TaskReport("a", rows, (Sst("o", 0, 0, keys, 1, "", 0, 0, 1, 1, 0, "", 0),), partials=partials),)
 
 
-def test_a_batch_is_added_up_where_the_one_before_would_have_become_much_smaller() -> None:
+def test_a_batch_is_pre_aggregated_if_that_would_have_shrunk_the_previous_batch() -> None:
     forecast = Forecast()
     assert forecast.few_keys is None, "of the first, nothing is known"
     forecast.learn(reported(400_000, 100))
@@ -318,7 +320,7 @@ def test_a_batch_is_added_up_where_the_one_before_would_have_become_much_smaller
     assert forecast.few_keys is None, "there is nothing to save"
 
 
-def test_it_is_not_tried_again_and_again_where_each_task_has_a_row_of_each_key() -> None:
+def test_useless_pre_aggregation_is_not_retried_for_every_batch() -> None:
     forecast = Forecast()
     forecast.learn(reported(400_000, 100_000))
     assert forecast.few_keys is not None

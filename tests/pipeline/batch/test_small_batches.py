@@ -1,4 +1,4 @@
-"""Small batches have fewer tasks than hash ranges, and put that many SSTs; the rows are equal."""
+"""Small batches have fewer tasks than hash ranges and write as many SSTs as tasks; their rows are the same."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def declared(ledger: Ledger) -> sw.App:
     return app
 
 
-def test_ten_records_put_one_sst_and_one_manifest_and_many_records_an_sst_for_each_task(
+def test_ten_records_write_one_sst_and_many_records_one_sst_per_task(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
@@ -50,7 +50,7 @@ def test_ten_records_put_one_sst_and_one_manifest_and_many_records_an_sst_for_ea
         return {info.key for info in open_store(ledger.store).list(prefix)}
 
     def put_by_a_run(records: int, **options: int) -> tuple[list[int], int]:
-        """Return the number of hash ranges of each SST that was put, and the number of manifests."""
+        """Run the app; return the number of hash ranges of each SST that was put, and the number of manifests."""
         ledger.send(records)
         of_ssts, of_manifests = keys.ssts(ledger.app, "entries"), keys.manifests(ledger.app, "entries")
         old_ssts, old_manifests = objects(of_ssts), objects(of_manifests)

@@ -1,4 +1,4 @@
-"""Snapshots under way in one batch: the events of a commit, and the recorded result."""
+"""Running snapshots in one batch: the protocol events of a commit, and the state that the manifest records."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ def committed(head: Manifest, outcome: ProtocolOutcome) -> Manifest:
     )
 
 
-def test_the_first_marker_records_this_version_and_is_passed_on_to_every_output() -> None:
+def test_the_first_marker_records_this_version_and_is_forwarded_to_every_output() -> None:
     outcome = compute_outcome(stage("left", outputs=("b", "a")), at(left=5), ended("left", 7, "s"), ())
     assert outcome == ProtocolOutcome(
         markers=(("s", "a"), ("s", "b")), recorded={"s": 11}, awaited={}, captured={}, changed=True
@@ -54,14 +54,14 @@ def test_a_batch_without_a_marker_changes_nothing() -> None:
     assert outcome == ProtocolOutcome(markers=(), recorded={}, awaited={}, captured={}, changed=False)
 
 
-def test_the_markers_of_the_other_inputs_are_awaited() -> None:
+def test_markers_of_the_other_inputs_are_awaited() -> None:
     head = stage("left", "right", "third")
     outcome = compute_outcome(head, at(left=5, right=5, third=5), at(right=6, third=5) | ended("left", 7, "s"), ())
     assert (outcome.recorded, outcome.awaited) == ({"s": 11}, {"s": ("right", "third")})
     assert outcome.captured == {}, "what the recording commit itself consumed is in its state"
 
 
-def test_what_comes_until_an_inputs_marker_is_captured_as_one_span_which_the_marker_ends() -> None:
+def test_versions_up_to_an_inputs_marker_are_captured_as_one_span() -> None:
     head = stage("left", "right")
     marked = at(right=5) | ended("left", 7, "s")
     head = committed(head, compute_outcome(head, at(left=5, right=5), marked, ()))
@@ -84,7 +84,7 @@ def test_what_comes_until_an_inputs_marker_is_captured_as_one_span_which_the_mar
     assert not outcome.changed
 
 
-def test_markers_that_one_commit_reaches_on_every_input_leave_nothing_to_capture() -> None:
+def test_nothing_is_captured_if_one_commit_reaches_the_marker_of_every_input() -> None:
     outcome = compute_outcome(
         stage("left", "right"), at(left=5, right=5), ended("left", 7, "s") | ended("right", 9, "s"), ()
     )
@@ -108,13 +108,13 @@ def test_markers_of_overlapping_snapshots_may_arrive_in_one_commit() -> None:
     )
 
 
-def test_two_markers_in_one_place_record_two_snapshots() -> None:
+def test_two_markers_at_the_same_position_record_two_snapshots() -> None:
     outcome = compute_outcome(stage("left"), at(left=5), ended("left", 7, "one", "two"), ())
     assert outcome.recorded == {"one": 11, "two": 11}
     assert outcome.markers == (("one", "out"), ("two", "out"))
 
 
-def test_a_position_that_stays_brings_its_snapshots_once() -> None:
+def test_an_unchanged_position_does_not_repeat_its_snapshots() -> None:
     head = stage("left", "right")
     marked = at(right=5) | ended("left", 7, "s")
     head = committed(head, compute_outcome(head, at(left=5, right=5), marked, ()))
@@ -126,7 +126,7 @@ def test_a_position_that_stays_brings_its_snapshots_once() -> None:
     assert outcome.recorded == {}
 
 
-def test_a_snapshot_that_nobody_asks_for_is_forgotten_with_what_was_captured_for_it() -> None:
+def test_a_snapshot_without_an_open_request_is_forgotten_with_its_captured_versions() -> None:
     head = replace(
         stage("left", "right"),
         recorded={"old": 9, "wanted": 10},
@@ -139,18 +139,18 @@ def test_a_snapshot_that_nobody_asks_for_is_forgotten_with_what_was_captured_for
     assert outcome.captured == {"wanted": {"right": VersionSpan(4, 6)}}
 
 
-def test_what_was_captured_for_a_snapshot_that_is_not_recorded_goes() -> None:
+def test_captured_versions_of_an_unrecorded_snapshot_are_dropped() -> None:
     head = replace(stage("left", "right"), awaited={"s": ("left",)}, captured={"s": {"left": VersionSpan(1, 3)}})
     outcome = compute_outcome(head, at(left=5, right=5), at(left=6, right=6), ())
     assert (outcome.awaited, outcome.captured) == ({}, {})
 
 
-def test_forgetting_alone_is_no_reason_for_a_commit() -> None:
+def test_forgetting_a_snapshot_is_no_reason_for_a_commit() -> None:
     outcome = compute_outcome(replace(stage("left"), recorded={"s": 9}), at(left=5), at(left=5), {"s"})
     assert (outcome.recorded, outcome.changed) == ({}, False)
 
 
-def test_a_request_starts_the_protocol_where_no_channel_is_read() -> None:
+def test_a_request_starts_the_protocol_in_a_stage_without_channels() -> None:
     head = stage(topics=["events"])
     asked = {"events": Position("events", (0,), snapshots=("s",))}
     outcome = compute_outcome(head, {"events": Position("events", (0,))}, asked, ())
@@ -162,7 +162,7 @@ def test_a_request_starts_the_protocol_where_no_channel_is_read() -> None:
     assert compute_outcome(head, asked, asked, {"s"}).recorded == {}
 
 
-def test_a_request_that_two_topics_bring_records_once() -> None:
+def test_a_request_that_arrives_through_two_topics_is_recorded_once() -> None:
     head = stage(topics=["clicks", "orders"])
     before = {name: Position(name, (0,)) for name in head.inputs}
     both = {name: Position(name, (3,), snapshots=("s",)) for name in head.inputs}
@@ -173,7 +173,7 @@ def test_a_request_that_two_topics_bring_records_once() -> None:
     assert (outcome.recorded, outcome.markers, outcome.changed) == ({"s": 11}, (), False)
 
 
-def test_where_channels_are_read_a_topic_brings_no_request() -> None:
+def test_in_a_stage_with_channels_a_topic_starts_no_snapshot() -> None:
     # Its source may see the request before the marker comes; only the marker says where the cut is.
     head = stage("left", topics=["events"])
     before = at(left=5) | {"events": Position("events", (0,))}
@@ -182,14 +182,14 @@ def test_where_channels_are_read_a_topic_brings_no_request() -> None:
     assert compute_outcome(head, asked, {**asked, **ended("left", 6, "s")}, ()).recorded == {"s": 11}
 
 
-def test_a_topics_records_are_never_captured() -> None:
+def test_records_of_a_users_topic_are_never_captured() -> None:
     head = replace(stage("left", "right", topics=["events"]), recorded={"s": 10}, awaited={"s": ("right",)})
     before = at(left=5, right=5) | {"events": Position("events", (0,))}
     after = at(left=5, right=5) | {"events": Position("events", (9,))}
     assert compute_outcome(head, before, after, ()).captured == {}
 
 
-def test_captures_with_a_gap_between_them_are_corruption() -> None:
+def test_a_gap_between_captured_versions_is_corruption() -> None:
     head = replace(
         stage("left", "right"),
         recorded={"s": 9},
@@ -201,7 +201,7 @@ def test_captures_with_a_gap_between_them_are_corruption() -> None:
 
 
 class Sent(NamedTuple):
-    """Records that a channel's writer sent: rows by version from 1 on, and the version of each snapshot's marker."""
+    """Records that a channel's writer has sent: rows by version (from 1), and the version of each snapshot's marker."""
 
     rows: tuple[int, ...]
     markers: dict[str, int]
@@ -214,7 +214,7 @@ class Sent(NamedTuple):
         return Position(name, (self.up_to(version),), version, (self.up_to(version),), here)
 
     def plan(self, start: int, versions: int) -> int:
-        """Return the end after at most this many versions, never past a marker."""
+        """Return the end of the next batch: after at most this many versions, and never past a marker."""
         ahead = [at for at in self.markers.values() if at > start]
         return min(start + versions, *ahead, len(self.rows))
 
@@ -224,7 +224,7 @@ SNAPSHOTS = ("s0", "s1", "s2")
 
 @st.composite
 def channels(draw: st.DrawFn) -> dict[str, Sent]:
-    """Draw two or three channels. Snapshots may have another order on each."""
+    """Draw two or three channels. The order of snapshots may differ between them."""
     found = {}
     for name in ("a", "b", "c")[: draw(st.integers(2, 3))]:
         rows = draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
@@ -317,7 +317,7 @@ steps = st.lists(
 
 
 @given(channels(), steps)
-def test_at_every_marker_what_was_consumed_and_what_was_captured_is_what_was_sent(
+def test_at_every_marker_consumed_plus_captured_records_are_those_sent(
     sent: dict[str, Sent], schedule: list[tuple[dict[str, int], str]]
 ) -> None:
     reader = Reader(sent)

@@ -1,4 +1,4 @@
-"""One batch of a stage, from Spark's plan to the manifest, on Kafka in memory, with a loop in place of Spark's job."""
+"""One batch of a stage, from Spark's plan to the manifest, on in-memory Kafka, with a loop instead of a Spark job."""
 
 import json
 import time
@@ -47,9 +47,9 @@ NO_ENGINE = cast("Engine", None)
 
 
 class Looped(StageJob):
-    """Job that writes its numbers to its channel, each to the partition of its remainder, in two attempts.
+    """A job that writes numbers to its channel, each to the partition `number % 2`, in two attempts.
 
-    A number is its row's event time, too.
+    A number is also its row's event time.
     """
 
     def __init__(self, config: StageConfig, store: ObjectStore, cache: SstCache) -> None:
@@ -139,7 +139,7 @@ class Running:
         ScratchCheckpoint(self.scratch).write(1, tuple(self.at.values()))
 
     def run(self, rows: list[int], *ends: Position) -> Manifest:
-        """Log the ends of the inputs as Spark does, and run the batch; return the new head."""
+        """Log the ends of the inputs as Spark does, run the batch, and return the new head."""
         self.at |= {end.input: end for end in ends}
         self.batch += 1
         lines = "\n".join(json.dumps(position.to_json()) for position in self.at.values())
@@ -164,7 +164,7 @@ class Running:
 
 
 def at(name: str, version: int, rows: int, *snapshots: str) -> Position:
-    """Return a position after a version, with this many messages and `rows` rows in each partition."""
+    """Return the position after a version; each partition has as many messages as versions, and `rows` rows."""
     return Position(name, (version, version), version, (rows, rows), snapshots)
 
 
@@ -182,7 +182,7 @@ def source(memory_kafka: MemoryKafka, tmp_path: Path) -> Iterator[Running]:
     running.runner.close()
 
 
-def test_a_commit_says_what_was_read_and_what_was_sent(joined: Running) -> None:
+def test_a_commit_has_the_offsets_read_and_the_rows_sent(joined: Running) -> None:
     head = joined.run([0, 2, 11, 13], at("left", 3, 2))
     assert (head.version, head.kind) == (2, "batch")
     read = head.inputs["left"]
@@ -196,7 +196,7 @@ def test_a_commit_says_what_was_read_and_what_was_sent(joined: Running) -> None:
     assert [(told.version, told.rows_in, told.rows_out) for told in joined.told] == [(2, 4, 4), (3, 2, 2)]
 
 
-def test_a_commit_says_how_far_each_input_was_read(joined: Running) -> None:
+def test_a_commit_has_the_position_of_each_input(joined: Running) -> None:
     head = joined.run([0, 1], at("left", 3, 2), at("right", 5, 4))
     for name, version, rows in (("left", 3, 2), ("right", 5, 4)):
         read = head.inputs[name]
@@ -205,7 +205,7 @@ def test_a_commit_says_how_far_each_input_was_read(joined: Running) -> None:
     assert joined.job.records == [12], "rows of both inputs, by which the number of tasks is chosen"
 
 
-def test_the_marker_goes_behind_the_rows_of_its_version_into_every_partition(joined: Running) -> None:
+def test_the_marker_is_written_to_every_partition_after_the_rows_of_its_version(joined: Running) -> None:
     head = joined.run([0, 10, 2], at("left", 3, 2, SNAPSHOT))  # nothing for partition 1
     assert [sorted(headers[:-1]) for headers in joined.headers()] == [["w.2.0", "w.2.1"], []]
     assert [headers[-1] for headers in joined.headers()] == [f"marker {SNAPSHOT}"] * 2
@@ -216,7 +216,7 @@ def test_the_marker_goes_behind_the_rows_of_its_version_into_every_partition(joi
     assert joined.run([1], at("left", 4, 3)).outputs["out"].markers == {}, "a marker belongs to one version"
 
 
-def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks_for_it(joined: Running) -> None:
+def test_a_stage_takes_part_in_a_snapshot_from_its_first_marker_until_the_request_is_closed(joined: Running) -> None:
     joined.run([1], at("left", 3, 2, SNAPSHOT))
     assert joined.run([2], at("right", 5, 4)).captured == {SNAPSHOT: {"right": VersionSpan(0, 5)}}
     head = joined.run([], at("right", 6, 4, SNAPSHOT))
@@ -228,7 +228,7 @@ def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks
     assert [headers.count(f"marker {SNAPSHOT}") for headers in joined.headers()] == [1, 1]
 
 
-def test_spark_has_no_work_where_only_markers_were_sent(joined: Running) -> None:
+def test_a_batch_of_markers_starts_no_spark_job(joined: Running) -> None:
     joined.run([1], at("left", 3, 2))
     head = joined.run([], at("left", 4, 2, SNAPSHOT))
     assert (joined.job.jobs, head.inputs["left"].offsets, head.recorded) == (1, (4, 4), {SNAPSHOT: 3})
@@ -236,7 +236,7 @@ def test_spark_has_no_work_where_only_markers_were_sent(joined: Running) -> None
     assert joined.job.jobs == 2
 
 
-def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Running) -> None:
+def test_a_marker_without_rows_is_committed_and_an_empty_batch_is_not(source: Running) -> None:
     head = source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,)))
     assert (head.version, head.recorded) == (2, {SNAPSHOT: 2})
     assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
@@ -248,7 +248,7 @@ def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Runni
     assert source.run([9], Position("events", (1, 0, 2))).inputs["events"].rows == 2
 
 
-def test_a_batch_that_lost_its_number_to_a_compaction_follows_it_whole(joined: Running) -> None:
+def test_a_batch_whose_number_a_compaction_has_taken_is_committed_whole_after_it(joined: Running) -> None:
     before = joined.run([1], at("left", 3, 2))
     compaction = successor(before, kind="compaction", epoch=before.epoch, writer="c", by="test:3", now_ms=2)
     commit(joined.store, compaction)
@@ -260,7 +260,7 @@ def test_a_batch_that_lost_its_number_to_a_compaction_follows_it_whole(joined: R
     assert joined.run([3], at("left", 5, 4)).outputs["out"].attempts == ("w.5.0",)
 
 
-def test_what_was_not_committed_is_named_by_no_manifest(joined: Running) -> None:
+def test_uncommitted_messages_are_named_by_no_manifest(joined: Running) -> None:
     other = claim(joined.store, "a", "s", writer="other", by="test:2", now_ms=2)
     with pytest.raises(Fenced):
         joined.run([0, 1], at("left", 3, 2, SNAPSHOT))
@@ -274,9 +274,7 @@ def expiring(column: str) -> Table:
     return Table((Column("k", "int64"),), (Column("at", "timestamp[us]"),), 1, ttl=Ttl(1_000, column))
 
 
-def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(
-    memory_kafka: MemoryKafka, tmp_path: Path
-) -> None:
+def test_the_event_time_clock_is_the_largest_time_of_earlier_batches(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     running = Running(memory_kafka, tmp_path, "left", table=expiring("at"))
     heads = [
         running.run(rows, at("left", version, version)) for version, rows in enumerate(([3, 17], [5], [], [11, 20]), 1)
@@ -287,9 +285,7 @@ def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(
     )
 
 
-def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
-    memory_kafka: MemoryKafka, tmp_path: Path
-) -> None:
+def test_the_write_time_clock_is_the_drivers_at_the_batchs_start(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     running = Running(memory_kafka, tmp_path, "left", table=expiring(""))
     before_ms = time.time_ns() // 1_000_000
     head = running.run([3, 17], at("left", 1, 1))
@@ -297,7 +293,7 @@ def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
     assert running.job.clocks == [head.clock_ms] * 2
 
 
-def test_a_batch_that_finds_an_object_gone_since_keys_were_forgotten_is_computed_once_more(joined: Running) -> None:
+def test_a_batch_that_misses_an_object_deleted_by_a_forget_is_computed_again(joined: Running) -> None:
     job, compute = joined.job, joined.job._compute_rows
 
     def meanwhile(rows: list[int], base: Manifest, times: BatchTimes, **more: object) -> tuple[TaskReport, ...]:

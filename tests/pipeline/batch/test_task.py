@@ -1,4 +1,4 @@
-"""Rows in a task before and after the state: grouping, and messages on the wire."""
+"""Rows in a task, before and after the state: grouping by key, and encoding as messages."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_rows_are_grouped_by_key_even_when_hashes_collide(drawn: list[tuple[obje
     assert (np.flatnonzero(np.diff(groups.ids, prepend=-1)) == groups.starts).all()
 
 
-def test_structs_with_one_hash_are_grouped_apart() -> None:
+def test_structs_with_the_same_hash_are_grouped_separately() -> None:
     kind = pa.struct([("s", pa.string())])
     keys = [{"s": None}, None, {"s": "a"}, None, {"s": None}]
     rows = pa.table({"_hash": pa.array([42] * 5, pa.int64()), "k": pa.array(keys, kind), "row": range(5)})
@@ -79,7 +79,7 @@ class Message:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers()), max_size=50))
-def test_split_rows_arrive_once_in_their_partition(rows: list[tuple[int, int]]) -> None:
+def test_each_row_arrives_once_in_its_partition(rows: list[tuple[int, int]]) -> None:
     schema = pa.schema([("n", pa.int64())])
     numbers = [n % 2**62 for _, n in rows]
     table = pa.table({"n": pa.array(numbers, pa.int64())})
@@ -92,7 +92,7 @@ def test_split_rows_arrive_once_in_their_partition(rows: list[tuple[int, int]]) 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 99)), max_size=30))
-def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: list[tuple[int, int, int]]) -> None:
+def test_each_output_gets_its_own_rows_and_columns(rows: list[tuple[int, int, int]]) -> None:
     # What Spark's union makes of DataFrames (n long), (n long, s string) and (s string).
     columns = ("_0_n", "_1_n", "_1_s", "_2_s")
     cells = [
@@ -122,7 +122,7 @@ def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: 
             assert part[name].to_pylist() == [n if name == "n" else f"{n}" for _, n in mine]
 
 
-def test_messages_of_attempts_that_no_manifest_names_are_passed_over() -> None:
+def test_messages_of_unnamed_attempts_and_markers_are_skipped() -> None:
     schema = pa.schema([("n", pa.int64())])
     value = encode_rows(pa.RecordBatch.from_pydict({"n": [1]}, schema=schema))
     zombie, marker = Message(value, b"zombie"), Message(b"", marker_header("s1"))
@@ -130,7 +130,7 @@ def test_messages_of_attempts_that_no_manifest_names_are_passed_over() -> None:
     assert header_value(marker) == "marker s1"  # type: ignore[arg-type]
 
 
-def test_a_message_that_does_not_fit_is_named_by_its_address() -> None:
+def test_an_undecodable_message_is_reported_with_its_address() -> None:
     schema = pa.schema([("n", pa.int64())])
     other = encode_rows(pa.RecordBatch.from_pydict({"m": ["x"]}))
     for value in (other, b"garbage"):
@@ -138,7 +138,7 @@ def test_a_message_that_does_not_fit_is_named_by_its_address() -> None:
             list(decode_rows([Message(value, b"mine")], frozenset({"mine"}), schema))  # type: ignore[list-item]
 
 
-def test_large_batches_become_messages_of_a_few_hundred_kilobytes() -> None:
+def test_large_batches_are_split_into_messages_of_a_few_hundred_kilobytes() -> None:
     table = pa.table({"n": pa.array(np.random.default_rng(1).integers(0, 2**60, 400_000))})
     sizes = [len(value) for _, value in split_into_messages(table, np.zeros(400_000, np.int32))]
     assert max(sizes) < 1 << 20

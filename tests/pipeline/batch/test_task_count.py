@@ -6,7 +6,7 @@ from slackwater.pipeline.batch.task_count import MIN_ROWS, TaskCount
 from slackwater.state.next_version import TaskReport
 
 
-def test_a_small_batch_has_one_task_and_a_large_one_a_task_for_each_range() -> None:
+def test_a_small_batch_has_one_task_and_a_large_one_a_task_per_range() -> None:
     count = TaskCount()
     assert [count.choose(8, records) for records in (0, 10, 2 * MIN_ROWS - 1)] == [1, 1, 1]
     assert [count.choose(8, tasks * MIN_ROWS) for tasks in (2, 3, 4, 7, 8, 100)] == [2, 2, 4, 4, 8, 8]
@@ -15,13 +15,13 @@ def test_a_small_batch_has_one_task_and_a_large_one_a_task_for_each_range() -> N
 
 
 @given(st.integers(1, 4096), st.integers(0, 1 << 40))
-def test_tasks_divide_the_ranges_and_have_enough_rows(ranges: int, records: int) -> None:
+def test_the_number_of_tasks_divides_the_ranges_and_gives_each_enough_rows(ranges: int, records: int) -> None:
     tasks = TaskCount().choose(ranges, records)
     assert ranges % tasks == 0
     assert tasks == 1 or records >= tasks * MIN_ROWS
 
 
-def test_a_function_that_returns_many_rows_for_a_record_has_more_tasks_from_its_second_batch_on() -> None:
+def test_a_function_that_multiplies_rows_gets_more_tasks_from_the_second_batch_on() -> None:
     count = TaskCount()
     assert count.choose(8, 1_000) == 1
     count.learn(1_000, [TaskReport("a", 30_000), TaskReport("b", 70_000)])

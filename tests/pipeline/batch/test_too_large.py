@@ -1,4 +1,4 @@
-"""Records that exceed a topic's limit: named, or left out of a sink's rows."""
+"""Records that exceed a topic's size limit: named in an error, or rejected by the sink."""
 
 import os
 from typing import Any
@@ -37,7 +37,7 @@ def counted(data: bytes | None) -> bytes:
 
 
 def batch(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> bytes:
-    """Return a record batch of one record by Kafka's format specification (v2), with zeros for its numbers."""
+    """Return a record batch with one record in Kafka's format (v2), with zeros for its numeric header fields."""
     body = b"\0" + varint(0) + varint(0) + counted(key) + counted(value) + varint(len(headers))
     body += b"".join(counted(name.encode()) + counted(it) for name, it in headers)
     fixed = 8 + 4 + 4 + 1 + 4 + 2 + 4 + 8 + 8 + 8 + 2 + 4 + 4
@@ -50,7 +50,7 @@ NAMED = st.lists(st.tuples(st.text(max_size=4), DATA), max_size=3)
 
 
 @given(st.lists(st.tuples(DATA, DATA, st.none() | NAMED), min_size=1, max_size=4))
-def test_the_size_of_a_record_is_that_of_a_batch_with_it(records: list[Any]) -> None:
+def test_the_computed_size_of_a_record_is_that_of_a_batch_with_only_this_record(records: list[Any]) -> None:
     headers = [None if one is None else [{"key": name, "value": it} for name, it in one] for _, _, one in records]
     table = pa.table(
         {
@@ -64,7 +64,7 @@ def test_the_size_of_a_record_is_that_of_a_batch_with_it(records: list[Any]) -> 
     assert outgoing.single_batch_bytes(table.slice(1)).tolist() == expected[1:]
 
 
-def test_headers_that_are_columns_of_their_own_count_where_there_are_any() -> None:
+def test_headers_from_columns_count_towards_the_size() -> None:
     rows = pa.table({"k": ["a", "b"], "body": [b"x" * 100, None], "trace": ["t" * 70, None]})
     records = outgoing.encode_records(rows, sink("t", key="k", value="body", headers={"id": "trace"}).encoding, 1)
     expected = [len(batch(b"a", b"x" * 100, [("id", b"t" * 70)])), len(batch(b"b", None, []))]
@@ -72,7 +72,7 @@ def test_headers_that_are_columns_of_their_own_count_where_there_are_any() -> No
 
 
 class Sinks:
-    """A sink in a Kafka in memory, with a limit of the topic."""
+    """A sink on in-memory Kafka, whose topic has a size limit."""
 
     def __init__(self, limit: int, *, rejects: bool = False) -> None:
         self.kafka = open_kafka({"bootstrap.servers": f"memory://{uuid4().hex}"})
@@ -85,7 +85,7 @@ def records(*sizes: int) -> pa.Table:
     return pa.table({"key": [b"k%d" % size for size in sizes], "value": [os.urandom(size) for size in sizes]})
 
 
-def test_a_record_that_a_sinks_topic_does_not_take_is_named() -> None:
+def test_a_record_too_large_for_the_sinks_topic_is_named() -> None:
     sinks, rows = Sinks(1_000), records(10, 2_000, 10)
     size = len(batch(b"k2000", bytes(2_000), []))
     said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes exceeds the topic's "
@@ -93,7 +93,7 @@ def test_a_record_that_a_sinks_topic_does_not_take_is_named() -> None:
         separate_too_large(sinks.kafka, sinks.target, rows, 7)
 
 
-def test_a_sink_that_rejects_goes_on_with_the_others() -> None:
+def test_a_rejecting_sink_publishes_the_other_records() -> None:
     exact = records(900, 2_000, 10)
     sizes = outgoing.single_batch_bytes(exact).tolist()
     for limit, fit in ((sizes[0], [0, 2]), (sizes[0] - 1, [2]), (sizes[1], [0, 1, 2])):
@@ -104,7 +104,7 @@ def test_a_sink_that_rejects_goes_on_with_the_others() -> None:
         assert [(one.key, one.value) for one in unsent] == [(row["key"], row["value"]) for row in left]
 
 
-def test_of_records_that_will_be_compressed_nobody_knows_the_size() -> None:
+def test_with_compression_only_records_above_the_absolute_limit_are_too_large() -> None:
     sinks = Sinks(1_000, rejects=True)
     compressing = Compressing(sinks.kafka.properties["bootstrap.servers"])
     compressing.create_topics({"out": 1}, config={"max.message.bytes": "1000"})
@@ -118,7 +118,7 @@ class Compressing(MemoryKafka):
         return {**super().properties, "compression.type": "zstd"}
 
 
-def test_the_largest_record_that_is_published_has_room_in_a_message() -> None:
+def test_the_largest_publishable_record_fits_into_an_internal_message() -> None:
     sinks = Sinks(1 << 30, rejects=True)
     most = MAX_RECORD_BYTES - (64 << 10) - 100
     rows = records(most, MAX_RECORD_BYTES)
@@ -127,7 +127,7 @@ def test_the_largest_record_that_is_published_has_room_in_a_message() -> None:
     assert len([*split_into_messages(taken, np.zeros(1, np.int32))]) == 1
 
 
-def test_what_a_topic_takes_is_asked_again_when_a_record_is_larger() -> None:
+def test_the_topics_limit_is_read_again_when_a_record_exceeds_it() -> None:
     sinks = Sinks(1_000, rejects=True)
     assert len(separate_too_large(sinks.kafka, sinks.target, records(2_000), 1)[1]) == 1
     sinks.kafka.delete_topics(["out"])
@@ -135,7 +135,7 @@ def test_what_a_topic_takes_is_asked_again_when_a_record_is_larger() -> None:
     assert separate_too_large(sinks.kafka, sinks.target, records(2_000), 2)[1] == ()
 
 
-def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_told() -> None:
+def test_rows_are_split_until_a_message_fits_and_a_row_that_never_fits_is_named() -> None:
     large, schema = MAX_RECORD_BYTES // 3, pa.schema([("id", pa.string()), ("data", pa.binary())])
     rows = pa.table(
         [["a", *"bcdefg"], [os.urandom(large) if name in "aceg" else b"" for name in "abcdefg"]], schema=schema
@@ -158,7 +158,7 @@ def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_tol
         (OutputTopic("told", "internal"), "sink 'told' at v3: the row has"),
     ],
 )
-def test_a_row_that_no_message_has_room_for_is_named(target: OutputTopic, said: str) -> None:
+def test_a_row_too_large_for_any_message_is_named(target: OutputTopic, said: str) -> None:
     sinks = Sinks(1_000)
     resources = WorkerResources("app", "stage", "/nowhere", dict(sinks.kafka.properties), ("/nowhere", 1), 10)  # type: ignore[arg-type]
     rows = pa.table({"id": ["a", "b"], "data": [b"", os.urandom(MAX_RECORD_BYTES)]})

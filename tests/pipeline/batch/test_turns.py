@@ -1,4 +1,4 @@
-"""Turns of stages: the next stage, no starvation, and the number of concurrent turns."""
+"""Turns of stages: which stage is next, fairness, and the number of concurrent batches."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ def admitted(order: TurnOrder) -> str:
 
 
 def experienced(readers: dict[str, set[str]], stages: str) -> TurnOrder:
-    """Return an order in which each of these stages has had a turn."""
+    """Return a turn order in which each of these stages has already had a turn."""
     order = TurnOrder(readers)
     for stage in stages:
         order.add(stage)
@@ -29,7 +29,7 @@ def experienced(readers: dict[str, set[str]], stages: str) -> TurnOrder:
     return order
 
 
-def test_readers_that_wait_go_before_their_writers_and_others_in_the_order_in_which_they_came() -> None:
+def test_waiting_readers_go_before_their_writers_and_others_first_come_first_served() -> None:
     order = experienced(CHAIN, "abcxy")
     for stage in "xaybc":
         order.add(stage)
@@ -37,7 +37,7 @@ def test_readers_that_wait_go_before_their_writers_and_others_in_the_order_in_wh
     assert order.next() is None
 
 
-def test_a_reader_with_input_of_its_own_passes_its_writer_once() -> None:
+def test_a_reader_with_other_input_overtakes_its_writer_only_once() -> None:
     order = experienced(CHAIN, "ab")
     order.add("a")
     order.add("b")
@@ -46,7 +46,7 @@ def test_a_reader_with_input_of_its_own_passes_its_writer_once() -> None:
     assert [admitted(order), admitted(order)] == ["a", "b"]
 
 
-def test_stages_that_had_no_turn_go_first() -> None:
+def test_stages_that_never_had_a_turn_go_first() -> None:
     order = experienced(CHAIN, "bx")
     for stage in "xbac":
         order.add(stage)
@@ -58,14 +58,14 @@ def test_stages_that_had_no_turn_go_first() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[int, dict[str, set[str]]]:
-    """Draw a number of stages, and an acyclic graph: each stage is read by some later ones."""
+    """Draw a number of stages and an acyclic graph in which each stage is read by some later stages."""
     count = draw(st.integers(1, 6))
     readers = {str(at): {str(to) for to in range(at + 1, count) if draw(st.booleans())} for at in range(count)}
     return count, readers
 
 
 @given(graphs(), st.data())
-def test_no_stage_waits_forever_while_all_others_always_have_input(
+def test_no_stage_waits_forever_even_if_all_others_always_have_input(
     graph: tuple[int, dict[str, set[str]]], data: st.DataObject
 ) -> None:
     count, readers = graph
@@ -82,7 +82,7 @@ def test_no_stage_waits_forever_while_all_others_always_have_input(
         assert max(turns.values()) - min(turns[str(at)] for at in range(count)) <= 1, turns
 
 
-def test_so_many_batches_run_at_once_and_a_stage_gets_one_turn_until_all_have_started() -> None:
+def test_at_most_two_batches_run_at_once_and_each_stage_gets_a_turn_before_any_gets_two() -> None:
     turns, ends = Turns(2, {}), {stage: threading.Semaphore(0) for stage in "abc"}
     began = Counter[str]()
 
@@ -113,7 +113,7 @@ def test_so_many_batches_run_at_once_and_a_stage_gets_one_turn_until_all_have_st
     assert turns.waiting == set()
 
 
-def test_when_the_run_ends_nobody_waits() -> None:
+def test_nobody_waits_for_a_turn_after_the_run_has_ended() -> None:
     turns = Turns(1, {})
     with ThreadPoolExecutor() as pool, turns.turn("a"):
         other = pool.submit(lambda: turns.turn("b").__enter__())

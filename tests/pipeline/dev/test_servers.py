@@ -1,4 +1,4 @@
-"""Kafka and S3 as we run them ourselves: they work, they keep their data, and they leave nothing behind."""
+"""Kafka and S3 as development servers: they work, keep their data, and leave no process behind."""
 
 import json
 import os
@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """All processes, whoever started them, that have to do with a server under a folder: id and program."""
+    """Return the processes of servers under a folder, whoever started them: program by process id."""
     mark = f"-Dslackwater.server={folder}{os.sep}"
     return {
         each.pid: Path(each.info["cmdline"][0]).name
@@ -50,13 +50,13 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def servers_of(folder: Path) -> set[int]:
-    """Ids of the servers among them."""
+    """Return the process ids of the servers among them."""
     return {pid for pid, program in processes_of(folder).items() if program == "java"}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a name that settings files and shells trip over; no server may be left in it."""
+    """Yield a folder with blanks, a comma and a non-ASCII letter in its name; checks that no server is left in it."""
     folder = tmp_path / "a folder, für alle"
     folder.mkdir()
     yield folder
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def s3(environment: Mapping[str, str]) -> Iterator[Any]:
-    """A client, closed at the end: a server that is to stop waits for open connections."""
+    """Yield an S3 client that is closed at the end, since a stopping server waits for open connections."""
     client = boto3.client(
         "s3",
         endpoint_url=environment["AWS_ENDPOINT_URL_S3"],
@@ -81,7 +81,7 @@ def s3(environment: Mapping[str, str]) -> Iterator[Any]:
 
 
 @pytest.mark.s3
-def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing(folder: Path) -> None:
+def test_one_of_many_concurrent_conditional_puts_wins_and_a_crash_loses_nothing(folder: Path) -> None:
     with EmbeddedS3(folder / "s3") as bucket, s3(bucket.environment) as client:
         together = Barrier(8)
 
@@ -111,7 +111,7 @@ def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing
 
 
 @pytest.mark.s3
-def test_s3_takes_its_own_credentials_and_no_others(folder: Path) -> None:
+def test_s3_accepts_only_its_own_credentials(folder: Path) -> None:
     with EmbeddedS3(folder / "s3") as bucket:
         known = bucket.environment
         with s3(known) as client:
@@ -135,7 +135,7 @@ def test_s3_takes_its_own_credentials_and_no_others(folder: Path) -> None:
             assert [each["Key"] for each in client.list_objects_v2(Bucket=BUCKET)["Contents"]] == ["large"]
 
 
-def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
+def test_a_server_stops_when_its_test_process_is_killed(folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from slackwater.pipeline.dev.s3 import EmbeddedS3\n"
         "with EmbeddedS3(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
@@ -150,7 +150,7 @@ def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
 
 
 def on_a_terminal(*words: str) -> list[str]:
-    """The lines that somebody sees who types a verb, without colours."""
+    """Return the lines that a user of a terminal sees, without colours."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "slackwater.cli.main", *words]
     with subprocess.Popen(command, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"}) as verb:
@@ -238,7 +238,7 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
 
 
 @pytest.mark.kafka
-def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
+def test_ctrl_c_during_start_leaves_no_server(folder: Path) -> None:
     command = [sys.executable, "-m", "slackwater.cli.main", "dev", "up"]
     for _ in range(5):
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
@@ -261,7 +261,7 @@ def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
 
 
 @pytest.mark.kafka
-def test_a_server_that_cannot_start_says_why_and_none_is_left(folder: Path) -> None:
+def test_a_server_that_cannot_start_reports_the_reason_and_leaves_no_process(folder: Path) -> None:
     servers = DevServers(folder)
     (folder / "kafka" / "log").mkdir(parents=True)
     (folder / "kafka" / "log" / "meta.properties").write_text("version=1\ncluster.id=broken\nnode.id=7\n")
@@ -273,7 +273,7 @@ def test_a_server_that_cannot_start_says_why_and_none_is_left(folder: Path) -> N
     assert [each.state for each in servers.status()] == ["stopped", "stopped"]
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(folder: Path) -> None:
+def test_a_port_in_use_is_refused_before_anything_starts(folder: Path) -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(Refused, match=f"S3 cannot listen on port {port}") as raised:
@@ -284,7 +284,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(folder: Path) ->
 
 
 @pytest.mark.parametrize("kind", [EmbeddedS3, pytest.param(EmbeddedKafka, marks=pytest.mark.kafka)])
-def test_a_server_whose_port_another_folders_took_meanwhile_goes_to_another_port(
+def test_a_server_whose_chosen_port_was_taken_during_start_uses_another(
     folder: Path, kind: type[EmbeddedKafka | EmbeddedS3]
 ) -> None:
     servers = [kind(folder / name) for name in ("one", "two")]
@@ -307,7 +307,7 @@ def test_a_server_whose_port_another_folders_took_meanwhile_goes_to_another_port
             server.kill()
 
 
-def test_a_port_that_must_be_that_one_is_refused_where_another_took_it_meanwhile(folder: Path) -> None:
+def test_a_server_whose_required_port_was_taken_during_start_is_refused(folder: Path) -> None:
     first = EmbeddedS3(folder / "one")
     second = EmbeddedS3(folder / "two", port=first.port)
     with first, pytest.raises(Refused, match=f"S3 cannot listen on port {first.port}"):
@@ -317,9 +317,7 @@ def test_a_port_that_must_be_that_one_is_refused_where_another_took_it_meanwhile
 @pytest.mark.ci
 @pytest.mark.kafka
 @pytest.mark.s3
-def test_two_folders_that_come_up_at_once_have_servers_of_their_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_folders_that_start_at_once_get_separate_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both want the usual ports.
     for name in ("KAFKA_PORT", "S3_PORT"):
         monkeypatch.setattr(f"slackwater.pipeline.dev.servers.{name}", choose_port())
@@ -338,7 +336,7 @@ def test_two_folders_that_come_up_at_once_have_servers_of_their_own(
             each.purge()
 
 
-def test_a_stranger_that_got_the_process_id_of_a_server_is_left_alone(folder: Path) -> None:
+def test_an_unrelated_process_that_reused_a_servers_id_is_left_alone(folder: Path) -> None:
     (folder / "dev").mkdir()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         remembered = {"pid": stranger.pid, "mark": "-Dslackwater.server=x", "port": 9092, "started_ms": 1}

@@ -1,4 +1,4 @@
-"""A broker with users and rights: SASL/PLAIN, and KRaft's authoriser, which denies by default."""
+"""A broker with users and ACLs: SASL/PLAIN, and KRaft's authorizer, which denies by default."""
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -79,7 +79,7 @@ class SecuredKafka(EmbeddedKafka):
         )
 
     def allow(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
-        """Grant the app's user a right, in the words of `kafka-acls`: `Read`, `topic`, `orders`."""
+        """Grant the app's user a right, with the arguments of `kafka-acls`: `Read`, `topic`, `orders`."""
         admin = AdminClient(self.client(ADMIN).properties)
         for answer in admin.create_acls(
             [AclBinding(*self._binding(operation, kind, name, prefixed=prefixed))]

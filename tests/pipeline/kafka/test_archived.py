@@ -1,4 +1,4 @@
-"""Kafka with an archive behaves like a Kafka that has lost nothing, as far as the archive reaches."""
+"""Kafka combined with an archive behaves like a Kafka that has lost nothing, as far as the archive reaches."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -36,7 +36,7 @@ def a_kafka(partitions: int = 1) -> MemoryKafka:
 
 
 def fill(kafka: Kafka, count: int, partition: int = 0) -> None:
-    """Send records, some without a key, a value, or headers."""
+    """Send records, some of them without key, value or headers."""
     at = kafka.offset_bounds(TOPIC)[1][partition]
     kafka.send(
         TOPIC,
@@ -85,7 +85,7 @@ def read(kafka: Kafka, first: int, end: int, partition: int = 0) -> list[tuple[o
     st.integers(0, 30),
     st.booleans(),
 )
-def test_what_was_archived_is_read_as_if_kafka_had_lost_nothing(
+def test_archived_records_are_read_as_if_kafka_still_had_them(
     sizes: list[int], lost: int, first: int, end: int, of_past: bool
 ) -> None:
     kafka, store, at = a_kafka(), MemoryStore(), 0
@@ -101,7 +101,7 @@ def test_what_was_archived_is_read_as_if_kafka_had_lost_nothing(
     assert behind.offset_bounds(TOPIC) == ((0,), (at,))
 
 
-def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> None:
+def test_an_archived_chunk_has_the_same_columns_as_its_messages() -> None:
     kafka = a_kafka()
     fill(kafka, 23)
     (chunk,) = kafka.read(TOPIC, 0, 0, 23, patience_s=1)
@@ -134,7 +134,7 @@ def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> Non
         again[23]
 
 
-def test_runs_of_several_partitions_give_the_columns_of_each_in_turn() -> None:
+def test_columns_of_several_partitions_are_those_of_each_in_turn() -> None:
     kafka = a_kafka(3)
     for partition, count in enumerate((9, 1, 14)):
         fill(kafka, count, partition)
@@ -152,7 +152,7 @@ def test_runs_of_several_partitions_give_the_columns_of_each_in_turn() -> None:
 
 
 @pytest.mark.parametrize("of_past", [True, False])
-def test_ranges_read_together_have_what_kafka_lost_in_its_place(of_past: bool) -> None:
+def test_ranges_read_together_get_deleted_records_from_the_archive(of_past: bool) -> None:
     kafka, store = a_kafka(3), MemoryStore()
     for partition in range(3):
         fill(kafka, 20, partition)
@@ -171,7 +171,7 @@ def test_ranges_read_together_have_what_kafka_lost_in_its_place(of_past: bool) -
     assert {number: bool(errors) for number, errors in gone.items()} == {0: False, 1: False, 2: True}
 
 
-def test_gaps_in_the_offsets_are_no_gaps_of_an_archive() -> None:
+def test_gaps_in_kafkas_offsets_are_no_gaps_of_an_archive() -> None:
     kafka, store = a_kafka(), MemoryStore()
     transactions = kafka.transactional_producer(TransactionSettings("id", "group", "source", TOPIC, 1))
     transactions.open()
@@ -190,7 +190,7 @@ def test_gaps_in_the_offsets_are_no_gaps_of_an_archive() -> None:
     assert read(with_archives(kafka, store, APP), 5, 6) == []
 
 
-def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> None:
+def test_records_missing_from_the_archive_are_named_and_earlier_ones_are_read() -> None:
     kafka, store = a_kafka(), MemoryStore()
     fill(kafka, 30)
     archive(store, kafka, (0, 0, 10), (0, 15, 25))
@@ -212,7 +212,7 @@ def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> No
         read(with_archives(kafka, store, APP), 5, 30)
 
 
-def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_damage_there_alone() -> None:
+def test_only_messages_with_forgotten_keys_may_have_fewer_rows_than_sent() -> None:
     """A replay of a later stage reads the remaining rows; elsewhere, the counts must match the manifests."""
     kafka, store = a_kafka(), MemoryStore()
     rows = pa.RecordBatch.from_pydict({"tail": ["N001", "N003", "N003"]})
@@ -245,7 +245,7 @@ def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_da
         found(0, 0)
 
 
-def test_what_is_damaged_in_an_archive_is_read_from_kafka_while_that_has_it() -> None:
+def test_damaged_archive_objects_are_replaced_by_records_from_kafka_if_it_has_them() -> None:
     kafka, store = a_kafka(), MemoryStore()
     fill(kafka, 30)
     archive(store, kafka, (0, 0, 10), (0, 10, 20), (0, 20, 25))
@@ -259,7 +259,7 @@ def test_what_is_damaged_in_an_archive_is_read_from_kafka_while_that_has_it() ->
     assert read(with_archives(kafka, store, APP), 20, 30) == before[20:]
 
 
-def test_without_an_archive_it_is_kafka_itself() -> None:
+def test_without_an_archive_reads_behave_as_from_kafka() -> None:
     kafka, behind = a_kafka(), with_archives(a_kafka(), MemoryStore(), APP)
     fill(behind.kafka, 10)
     behind.kafka.delete_records(TOPIC, 5)
@@ -272,7 +272,7 @@ def test_without_an_archive_it_is_kafka_itself() -> None:
         list(with_archives(kafka, MemoryStore(), APP).read("nowhere", 0, 0, 1, patience_s=1))
 
 
-def test_a_topic_that_was_made_anew_is_not_read_for_the_one_before() -> None:
+def test_a_recreated_topic_is_not_read_in_place_of_the_archived_one() -> None:
     kafka, store = a_kafka(), MemoryStore()
     fill(kafka, 10)
     archive(store, kafka, (0, 0, 6))
@@ -295,7 +295,7 @@ def test_a_topic_that_was_made_anew_is_not_read_for_the_one_before() -> None:
         read(going_on, 0, 20)
 
 
-def test_a_clone_reads_in_the_archive_of_what_it_was_cloned_from() -> None:
+def test_a_clone_also_reads_its_sources_archive() -> None:
     kafka, store = a_kafka(), MemoryStore()
     apps.ensure_app(store, AppInfo(APP, 1))
     apps.ensure_app(store, AppInfo("staging", 2, Origin(store.url, APP, "s", {})))
@@ -309,7 +309,7 @@ def test_a_clone_reads_in_the_archive_of_what_it_was_cloned_from() -> None:
         read(with_archives(kafka, store, APP), 0, 20)
 
 
-def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:
+def test_two_topics_of_the_same_name_are_read_from_separate_archives() -> None:
     kafka, store = a_kafka(), MemoryStore()
     fill(kafka, 10)
     first = kafka.topic_id(TOPIC)

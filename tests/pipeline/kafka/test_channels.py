@@ -1,4 +1,4 @@
-"""Kafka requests of verification and of capturing."""
+"""Kafka requests made by verification and by capturing in-flight records."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -13,7 +13,7 @@ from slackwater.pipeline.kafka.messages import marker_header, send_messages, spl
 from slackwater.snapshot.cut.in_flight import InFlight
 
 
-def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(memory_kafka: MemoryKafka) -> None:
+def test_markers_are_distinguished_from_other_messages_and_missing_offsets(memory_kafka: MemoryKafka) -> None:
     topic = f"markers-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
     for header in (b"attempt-1", marker_header("good")):
@@ -25,7 +25,7 @@ def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(memory_
         channels.marker_at("no-such-topic", 0, 0)
 
 
-def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where_there_was_litter(
+def test_deleted_offsets_are_an_error_only_if_they_had_committed_rows(
     memory_kafka: MemoryKafka,
 ) -> None:
     topic = f"lossy-{uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""A clone cannot write to production: with staging's rights, the clone works and the broker refuses all else."""
+"""A clone cannot write to production: with only staging's rights the clone works, and the broker refuses all else."""
 
 from collections.abc import Callable, Iterator
 from uuid import uuid4
@@ -31,7 +31,7 @@ def is_refused(attempt: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_clone_is_made_with_rights_that_let_it_write_to_no_topic_of_production(secured: SecuredKafka) -> None:
+def test_cloning_works_without_write_access_to_productions_topics(secured: SecuredKafka) -> None:
     name = uuid4().hex[:8]
     production, staging = f"prod-{name}", f"staging-{name}"
     admin, user = secured.client(ADMIN), secured.client(USER)

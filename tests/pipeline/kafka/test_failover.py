@@ -1,4 +1,4 @@
-"""Kafka requests of replicas and recoveries, on Kafka in memory, and MirrorMaker's offsets byte by byte."""
+"""Kafka requests of replicas and recoveries, on in-memory Kafka, and MirrorMaker's offset-sync format."""
 
 import struct
 
@@ -40,12 +40,12 @@ def test_an_offset_sync_is_read_as_mirrormaker_writes_it(topic: str, partition: 
 
 
 @given(st.binary(max_size=40) | st.none(), st.binary(max_size=20) | st.none())
-def test_whatever_else_lies_in_that_topic_is_passed_over(key: bytes | None, value: bytes | None) -> None:
+def test_other_records_of_the_offset_sync_topic_are_skipped(key: bytes | None, value: bytes | None) -> None:
     found = parse_offset_sync(key, value)
     assert found is None or sync(found[0], found[1], *found[2]) == (key, value)
 
 
-def test_syncs_of_a_topic_are_found_among_those_of_others() -> None:
+def test_offset_syncs_of_one_topic_are_picked_out() -> None:
     kafka = kafka_with("primary.orders", ["a", "b"])
     kafka.kafka.create_topics({"mm2-offset-syncs.primary.internal": 1})
     written = [sync("orders", 0, 5, 1), sync("others", 0, 7, 7), sync("orders", 1, 6, 2), (b"", b"")]
@@ -56,7 +56,7 @@ def test_syncs_of_a_topic_are_found_among_those_of_others() -> None:
     assert mirrored_name(kafka, "orders", "primary") == "primary.orders"
 
 
-def test_the_records_before_an_offset_tell_where_a_mirror_has_them() -> None:
+def test_the_records_before_an_offset_locate_it_in_a_mirror() -> None:
     values = [f"order {number}" for number in range(60)]
     primary, mirror = kafka_with("orders", values), kafka_with("primary.orders", ["older"] * 9 + values[:50])
     anchors = primary.records_before("orders", 0, 40, 16)
@@ -69,7 +69,7 @@ def test_the_records_before_an_offset_tell_where_a_mirror_has_them() -> None:
         find_start_offset(mirror, source, None)
 
 
-def test_records_that_lie_there_twice_or_not_at_all_are_refused() -> None:
+def test_ambiguous_or_missing_records_are_refused() -> None:
     primary = kafka_with("orders", ["same"] * 40)
     anchors = primary.records_before("orders", 0, 30, 16)
     with pytest.raises(Refused, match="occur in it more than once"):
@@ -90,7 +90,9 @@ digests = st.lists(st.sampled_from("abc"), max_size=30)
 
 
 @given(digests, st.lists(st.sampled_from("abc"), min_size=1, max_size=4))
-def test_a_match_is_where_all_anchors_lie_in_a_row_or_the_end_amidst_them(there: list[str], wanted: list[str]) -> None:
+def test_a_match_has_all_anchor_records_in_a_row_or_as_many_as_the_mirror_has(
+    there: list[str], wanted: list[str]
+) -> None:
     records = [Anchor(number, 0, each) for number, each in enumerate(there)]
     found = match_anchors(records, [Anchor(0, 0, each) for each in wanted], 0, len(there))
     n = len(wanted)

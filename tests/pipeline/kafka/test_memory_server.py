@@ -1,4 +1,4 @@
-"""The server of a Kafka in memory ends with its block, despite clients that connect meanwhile."""
+"""The server of an in-memory Kafka stops with its block, even if clients connect during the stop."""
 
 import threading
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from slackwater.pipeline.kafka.memory_server import SERVER_PROPERTY, serve
 PATIENCE_S = 30.0
 
 
-def test_a_client_that_connects_while_the_server_ends_does_not_keep_it(memory_kafka: MemoryKafka) -> None:
+def test_a_client_that_connects_during_the_stop_does_not_prevent_it(memory_kafka: MemoryKafka) -> None:
     server = ExitStack()
     _, port, key = server.enter_context(serve(memory_kafka))[SERVER_PROPERTY].split()
     # The server waits for this client's part of the handshake.

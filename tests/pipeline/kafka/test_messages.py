@@ -1,4 +1,4 @@
-"""Messages of repartition topics: valid attempts, positions, and markers, in lists and in memory."""
+"""Messages of repartition topics: committed attempts, positions, and markers, in lists and on in-memory Kafka."""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -45,7 +45,7 @@ def batch(*numbers: int) -> pa.RecordBatch:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[Message, list[int]]]:
-    """Draw messages of one partition with their content. Offsets may have gaps."""
+    """Draw messages of one partition, with their content. Offsets may have gaps."""
     offset, found = draw(st.integers(0, 2**40)), []
     for header in draw(st.lists(st.sampled_from(HEADERS), max_size=12)):
         numbers = draw(st.lists(st.integers(0, 99), max_size=4))
@@ -57,7 +57,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Message, list[int]]]:
 
 
 @given(logs())
-def test_the_rows_of_the_attempts_that_count_come_in_order_and_nothing_else(
+def test_only_rows_of_committed_attempts_are_decoded_and_in_order(
     log: list[tuple[Message, list[int]]],
 ) -> None:
     messages = [message for message, _ in log]
@@ -72,13 +72,13 @@ def test_the_rows_of_the_attempts_that_count_come_in_order_and_nothing_else(
     assert addressed == [(n, 2, message.offset(), row) for message, numbers in counts for row, n in enumerate(numbers)]
 
 
-def test_an_address_is_of_the_declared_types() -> None:
+def test_address_columns_have_the_declared_types() -> None:
     (table,) = decode_addressed([Message(encode_rows(batch(5)), b"w.1.0")], MINE)  # type: ignore[list-item]
     assert [str(field.type) for field in table.schema] == ["int64", "int32", "int64", "int32"]
     assert table.column_names == ["n", "_partition", "_offset", "_row"]
 
 
-def test_a_message_without_headers_is_not_ours() -> None:
+def test_a_message_without_headers_is_ignored() -> None:
     assert header_value(Message(b"", None)) == ""  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ CUT_SHORT = st.integers(0, len(VALUE) - 9).map(lambda length: VALUE[:length])
 
 
 @given(st.none() | st.binary(max_size=20) | CUT_SHORT | st.just(stream_without_rows()))
-def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged: bytes | None) -> None:
+def test_a_damaged_message_of_a_committed_attempt_is_corruption_with_its_address(damaged: bytes | None) -> None:
     message = Message(damaged, b"w.1.0")
     with pytest.raises(Corruption, match=r"message t\[3\]@14 is (not )?an Arrow stream"):
         list(decode_rows([message], MINE, SCHEMA))  # type: ignore[list-item]
@@ -104,7 +104,7 @@ def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged:
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
+def test_a_range_must_have_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
     check_row_count("t", Range(1, 4, 9, None), found, [])
     if found == sent:
         check_row_count("t", Range(1, 4, 9, sent), found, [])
@@ -115,7 +115,7 @@ def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) 
             check_row_count("t", Range(1, 4, 9, sent), found, [])
 
 
-def test_fewer_rows_are_right_where_keys_were_forgotten_and_nowhere_else() -> None:
+def test_fewer_rows_are_accepted_only_where_keys_were_forgotten() -> None:
     forgotten, lost = KeysForgotten("keys were forgotten"), Gone("no longer there")
     check_row_count("t", Range(1, 4, 9, 3), 2, [forgotten])
     with pytest.raises(Corruption):
@@ -125,7 +125,7 @@ def test_fewer_rows_are_right_where_keys_were_forgotten_and_nowhere_else() -> No
 
 
 class Written:
-    """A channel of three partitions in memory, with manifests in a real store."""
+    """A channel of three partitions on in-memory Kafka, with manifests in a real store."""
 
     def __init__(self, kafka: MemoryKafka, store: LocalStore) -> None:
         self.kafka = kafka
@@ -136,13 +136,13 @@ class Written:
         self.version = 0
 
     def send(self, attempt: str, numbers: list[int]) -> dict[int, int]:
-        """Send each number to the partition of its remainder by three."""
+        """Send each number to the partition `number % 3`."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
         messages = list(split_into_messages(rows, np.array(numbers) % 3))
         return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
-        """Commit a version, after a zombie's leftovers; `count` is an error in its manifest's row count."""
+        """Commit a version, after messages of a fenced writer; `count` is an error in the manifest's row count."""
         self.version += 1
         self.send("dead", [7, 8, 9])
         ends, attempt = list(self.output.ends), f"w.{self.version}"
@@ -192,7 +192,7 @@ def place(output: Output, version: int) -> Position:
     return Position("c", output.ends, version, output.sent)
 
 
-def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_says_where(written: Written) -> None:
+def test_a_marker_is_in_every_partition_after_the_rows_and_the_manifest_has_its_position(written: Written) -> None:
     before = written.version_with([0, 3, 4])  # nothing for partition 2
     after = written.version_with([6, 10], "s1", "s2")
     log = written.messages((0, 0, 0), after.ends)
@@ -208,7 +208,7 @@ def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_say
     assert list(written.messages(before.ends, after.ends)[2][-1].headers() or ()) == [("slackwater", b"marker s2")]
 
 
-def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -> None:
+def test_a_source_reads_and_counts_the_rows_that_its_versions_sent(written: Written) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
     first = place(written.version_with([0, 1, 2, 3]), 1)
     second = place(written.version_with([12, 13], "s"), 2)
@@ -220,14 +220,14 @@ def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -
 
 
 @pytest.mark.parametrize("miscounted", [-1, 1])
-def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(written: Written, miscounted: int) -> None:
+def test_a_source_refuses_a_range_with_a_wrong_number_of_rows(written: Written, miscounted: int) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
     end = place(written.version_with([0, 3, 1], count=miscounted), 1)
     with pytest.raises(Corruption, match=rf"\[0\]@0\.\.\d+ holds 2 rows .*, but the manifests say {2 + miscounted}"):
         written.read(start, end)
 
 
-def test_records_in_flight_are_read_with_their_addresses_and_counted(written: Written) -> None:
+def test_in_flight_records_are_read_with_their_addresses_and_counted(written: Written) -> None:
     first, second = written.version_with([0, 1]), written.version_with([3, 6, 4], "s")
     flight = InFlight(
         channel="c",

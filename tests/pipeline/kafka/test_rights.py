@@ -1,4 +1,4 @@
-"""Kafka rights of an app: with the documented rights it runs, and each missing right is named."""
+"""Kafka ACLs of an app: with the documented rights it runs, and each missing right is named."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 
 def refusal(attempt: Callable[[], object]) -> str:
-    """Return the error of an attempt; empty if it succeeds."""
+    """Return the error message of a call; empty if it succeeds."""
     try:
         attempt()
     except Refused as error:
@@ -38,7 +38,7 @@ def refusal(attempt: Callable[[], object]) -> str:
     return ""
 
 
-def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goes(secured: SecuredKafka) -> None:
+def test_each_missing_right_is_named_and_with_all_of_them_every_request_succeeds(secured: SecuredKafka) -> None:
     app = f"a{uuid4().hex[:8]}"
     orders, channel = f"orders-{app}", f"{app}-by-account-repartition"
     admin, user = secured.client(ADMIN), secured.client(USER)
@@ -67,7 +67,7 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
         eventually(lambda attempt=attempt: not refusal(attempt), f"{right} on {named} is enough", 60)  # type: ignore[misc]
 
 
-def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
+def test_reading_needs_no_right_on_a_consumer_group(secured: SecuredKafka) -> None:
     topic = f"slow-{uuid4().hex[:8]}"
     admin, user = secured.client(ADMIN), secured.client(USER)
     admin.create_topics({topic: 1})
@@ -81,7 +81,7 @@ def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
     assert found == [b"one"]
 
 
-def test_without_a_right_on_groups_setting_their_offsets_ends(secured: SecuredKafka) -> None:
+def test_committing_group_offsets_without_the_right_gives_up_quietly(secured: SecuredKafka) -> None:
     topic = f"told-{uuid4().hex[:8]}"
     secured.client(ADMIN).create_topics({topic: 1})
     secured.allow("Read", "topic", topic)
@@ -92,7 +92,7 @@ def test_without_a_right_on_groups_setting_their_offsets_ends(secured: SecuredKa
 
 @dataclass
 class Guarded(Ledger):
-    """An app whose user has the granted rights; the administrator owns the topic."""
+    """An app whose user has only the granted rights; the administrator owns the topic."""
 
     broker: SecuredKafka | None = None
     user: str = ADMIN
@@ -109,8 +109,8 @@ class Guarded(Ledger):
         return super().environment() | mine
 
 
-def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
-    """Return an app and its refusals, one for each missing right, in the order in which they appear."""
+def app_that_may_only_read_its_topic(secured: SecuredKafka, folder: Path) -> Guarded:
+    """Return an app that may only read its topic; check that its first runs name the missing rights."""
     ledger = Guarded(secured.bootstrap, folder, broker=secured)
     ledger.send(600)
     ledger.user = USER
@@ -124,10 +124,10 @@ def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
     return ledger
 
 
-def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
+def test_an_app_that_may_not_create_its_topics_is_refused_before_spark_starts(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    ledger = may_read_its_topic_alone(secured, tmp_path)
+    ledger = app_that_may_only_read_its_topic(secured, tmp_path)
     secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
     channel = f"{ledger.app}-by-account-repartition"
     new = {channel: 1}
@@ -139,10 +139,8 @@ def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
 @pytest.mark.spark
 @pytest.mark.soak  # a broker of its own, and an app that runs three times
 @pytest.mark.usefixtures("one_spark")
-def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_alone(
-    secured: SecuredKafka, tmp_path: Path
-) -> None:
-    ledger = may_read_its_topic_alone(secured, tmp_path)
+def test_the_documented_rights_suffice_to_run_snapshot_verify_and_clone(secured: SecuredKafka, tmp_path: Path) -> None:
+    ledger = app_that_may_only_read_its_topic(secured, tmp_path)
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
     new = {f"{ledger.app}-by-account-repartition": 1}
@@ -158,7 +156,7 @@ def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_al
     ledger.check_tables()
 
 
-def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(secured: SecuredKafka) -> None:
+def test_a_sink_needs_write_access_to_its_topic_and_its_transactional_ids(secured: SecuredKafka) -> None:
     name = uuid4().hex[:8]
     app, alerts = f"a{name}", f"alerts-{name}"
     admin, user = secured.client(ADMIN), secured.client(USER)

@@ -1,4 +1,4 @@
-"""Rules for each Kafka client, in memory and on a real broker."""
+"""Rules that every implementation of the Kafka protocol obeys: in memory, and on a real broker."""
 
 import re
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def numbered(*numbers: int, partition: int = 0) -> Iterator[Record]:
     return (Record(b"%d" % number, partition) for number in numbers)
 
 
-def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twice(kafka: Kafka, topic: str) -> None:
+def test_a_created_topic_exists_with_its_partitions_and_is_not_created_twice(kafka: Kafka, topic: str) -> None:
     wait_until_available(kafka, 10)
     assert kafka.partition_counts()[topic] == 2
     assert kafka.offset_bounds(topic) == ((0, 0), (0, 0))
@@ -78,7 +78,7 @@ def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twic
     assert taken == [MAX_MESSAGE_BYTES, 4_000, None]
 
 
-def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(kafka: Kafka) -> None:
+def test_a_missing_topic_cannot_be_found_read_or_written(kafka: Kafka) -> None:
     with pytest.raises(NotFound, match="no Kafka topic named 'nowhere'"):
         kafka.offset_bounds("nowhere")
     assert end_offsets(kafka, "nowhere") is None
@@ -90,7 +90,7 @@ def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(ka
     assert kafka.delete_topics(["nowhere"]) == ()
 
 
-def test_a_topic_that_was_deleted_is_gone_and_made_again_it_is_empty(kafka: Kafka, topic: str) -> None:
+def test_a_deleted_topic_is_gone_and_is_empty_when_recreated(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(1, 2), patience_s=30)
     former = kafka.topic_id(topic)
     assert kafka.delete_topics([topic]) == ()
@@ -101,7 +101,7 @@ def test_a_topic_that_was_deleted_is_gone_and_made_again_it_is_empty(kafka: Kafk
     assert kafka.topic_id(topic) not in ("", former)
 
 
-def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: str) -> None:
+def test_a_topics_state_has_its_offsets_and_its_id(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(1, 2), patience_s=30)
     state = kafka.topic_state(topic)
     assert state == ((0, 0), (2, 0), kafka.topic_id(topic))
@@ -112,9 +112,7 @@ def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: st
     assert len({*kafka.topic_ids([topic, other]).values()}) == 2
 
 
-def test_the_id_of_a_topic_costs_no_request_of_its_own(
-    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_id_of_a_topic_costs_no_extra_request(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if isinstance(kafka, MemoryKafka):
         assert kafka.topic_state(topic).id
         assert kafka.state_requests == 1
@@ -127,7 +125,7 @@ def test_the_id_of_a_topic_costs_no_request_of_its_own(
     asked: list[str] = []
 
     class Counted:
-        """Client that counts and forwards requests to the brokers."""
+        """A client that counts requests and forwards them to the brokers."""
 
         def __init__(self, admin: AdminClient) -> None:
             self.admin = admin
@@ -144,7 +142,7 @@ def test_the_id_of_a_topic_costs_no_request_of_its_own(
     assert asked == ["describe_topics"]
 
 
-def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_former(kafka: Kafka, topic: str) -> None:
+def test_records_of_a_recreated_topic_are_not_taken_for_those_of_the_old_one(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(1, 2), patience_s=30)
     former = kafka.topic_id(topic)
     about = {"patience_s": 30, "topic_id": former}
@@ -168,7 +166,7 @@ def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_f
     assert ends(Input("nowhere", (0,))) is None
 
 
-def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic: str) -> None:
+def test_records_are_read_as_they_were_sent_from_an_offset_on(kafka: Kafka, topic: str) -> None:
     headers = [("a", b"1"), ("a", None), ("b", b"")]
     ends = kafka.send(topic, [Record(b"v", 1, b"k", headers, 1_234), *numbered(1, 2, partition=1)], patience_s=30)
     assert ends == {1: 3}
@@ -181,21 +179,21 @@ def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic:
     assert read(kafka, topic, 1, 2, 2) == []
 
 
-def test_a_record_without_a_value_is_read_as_such_and_one_key_goes_to_one_partition(kafka: Kafka, topic: str) -> None:
+def test_a_record_without_a_value_is_read_and_equal_keys_go_to_the_same_partition(kafka: Kafka, topic: str) -> None:
     ends = kafka.send(topic, [Record(None, key=b"k")] * 4, patience_s=30)
     ((partition, end),) = ends.items()
     assert end == 4
     assert values(kafka, topic, partition) == [None] * 4
 
 
-def test_a_time_is_where_the_first_record_as_late_is(kafka: Kafka, topic: str) -> None:
+def test_the_offset_for_a_time_is_the_first_record_at_or_after_it(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, [Record(b"x", 0, time_ms=at) for at in (1_000, 3_000, 2_000)], patience_s=30)
     assert kafka.offsets_for_times(topic, (0, 0)) == (0, -1)
     assert kafka.offsets_for_times(topic, (1_001, 1)) == (1, -1)
     assert kafka.offsets_for_times(topic, (3_001, 1)) == (-1, -1)
 
 
-def test_a_range_whose_beginning_is_gone_is_refused_unless_that_is_allowed_for(kafka: Kafka, topic: str) -> None:
+def test_a_range_with_deleted_records_is_refused_unless_deletions_are_accepted(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(*range(6)), patience_s=30)
     kafka.delete_records(topic, 4)
     eventually(lambda: kafka.offset_bounds(topic) == ((4, 0), (6, 0)), "they are deleted")
@@ -220,7 +218,7 @@ def read_together(kafka: Kafka, topic: str, parts: list[Range], **more: Any) -> 
     return found
 
 
-def test_ranges_of_many_partitions_are_read_together_each_in_order_and_to_its_end(kafka: Kafka, topic: str) -> None:
+def test_ranges_of_many_partitions_are_read_together_completely_and_in_order(kafka: Kafka, topic: str) -> None:
     name = f"{topic}-wide"
     kafka.create_topics({name: 40})
     kafka.send(name, [Record(b"%d" % n, number) for n in range(20) for number in range(40)], patience_s=30)
@@ -232,7 +230,7 @@ def test_ranges_of_many_partitions_are_read_together_each_in_order_and_to_its_en
     assert read_together(kafka, name, []) == {}
 
 
-def test_ranges_whose_beginning_is_gone_are_read_from_where_they_begin_beside_others(kafka: Kafka, topic: str) -> None:
+def test_if_deletions_are_accepted_each_range_starts_at_its_first_existing_record(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, [*numbered(*range(6)), *numbered(*range(6), partition=1)], patience_s=30)
     kafka.delete_records(topic, 4, 1)
     eventually(lambda: kafka.offset_bounds(topic) == ((0, 4), (6, 6)), "they are deleted")
@@ -248,7 +246,7 @@ def test_ranges_whose_beginning_is_gone_are_read_from_where_they_begin_beside_ot
 
 
 def opened(kafka: Kafka, topic: str) -> tuple[TransactionalProducer, tuple[int, str] | None]:
-    """Return an open producer, once the broker has coordinators, and its position."""
+    """Return an open producer and its stored position, once the broker has coordinators."""
     made = kafka.transactional_producer(TransactionSettings(topic, f"group-{topic}", f"{topic}-source", topic, 30))
     found: list[tuple[int, str] | None] = []
 
@@ -267,12 +265,12 @@ def published(kafka: Kafka, topic: str) -> list[bytes | None]:
 
 @pytest.fixture
 def target(kafka: Kafka, topic: str) -> str:
-    """Return a topic to publish to, beside the topic that positions refer to."""
+    """Return a topic to publish to, and create the topic to which positions refer."""
     kafka.create_topics({f"{topic}-source": 1})
     return topic
 
 
-def test_records_of_a_transaction_are_read_when_its_place_is_known_and_not_before(kafka: Kafka, target: str) -> None:
+def test_records_of_a_transaction_become_visible_together_with_its_position(kafka: Kafka, target: str) -> None:
     mine, at = opened(kafka, target)
     with closing(mine):
         assert at is None
@@ -299,7 +297,9 @@ def test_records_of_a_transaction_are_read_when_its_place_is_known_and_not_befor
         assert at == (9, "second")
 
 
-def test_who_takes_the_id_over_ends_the_other_and_what_that_began_counts_for_nothing(kafka: Kafka, target: str) -> None:
+def test_a_new_producer_with_the_same_id_fences_the_old_one_and_aborts_its_transaction(
+    kafka: Kafka, target: str
+) -> None:
     old, _ = opened(kafka, target)
     with closing(old):
         old.begin()
@@ -318,7 +318,7 @@ def test_who_takes_the_id_over_ends_the_other_and_what_that_began_counts_for_not
             new.begin()
 
 
-def test_a_transaction_without_records_moves_the_place_alone(kafka: Kafka, target: str) -> None:
+def test_a_transaction_without_records_only_moves_the_position(kafka: Kafka, target: str) -> None:
     mine, _ = opened(kafka, target)
     with closing(mine):
         mine.begin()
@@ -327,7 +327,7 @@ def test_a_transaction_without_records_moves_the_place_alone(kafka: Kafka, targe
     assert published(kafka, target) == []
 
 
-def test_a_group_that_is_deleted_has_no_place_any_more_and_its_offsets_can_be_set(kafka: Kafka, target: str) -> None:
+def test_a_deleted_group_has_no_position_and_its_offsets_can_be_set(kafka: Kafka, target: str) -> None:
     kafka.commit_offsets(f"group-{target}", {f"{target}-source": (4,)})
     mine, at = opened(kafka, target)
     mine.close()

@@ -1,4 +1,4 @@
-"""Avro messages in Confluent's wire format, written by fastavro, and changing schemas."""
+"""Avro messages in Confluent's wire format, written by fastavro, with evolving schemas."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def encoded(schema: Any, number: int, /, **values: Any) -> bytes:
-    """Return a record of the schema with this registry id."""
+    """Encode a record by the schema, with this registry id."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(deepcopy(schema)), values)
     return b"\0" + struct.pack(">I", number) + out.getvalue()
 
 
 def expected(message: bytes, writer: Any, reader: Any) -> Any:
-    """Return the message that fastavro resolves to the reader's schema."""
+    """Return the record that fastavro decodes with the reader's schema."""
     # fastavro leaves a default of bytes as the text that JSON has.
     schemas = (fastavro.parse_schema(deepcopy(schema)) for schema in (writer, reader))
     found = fastavro.schemaless_reader(io.BytesIO(message[5:]), *schemas)

@@ -1,7 +1,7 @@
 """Pairs of Avro schemas, a writer's and a compatible reader's, and the writer's messages as bytes.
 
-The bytes are made here by the specification, so that there are also those that no writer makes: blocks that say their
-size, a map's key twice. https://avro.apache.org/docs/1.12.0/specification/
+The bytes are encoded here by the specification, so that they include legal forms that writers avoid: blocks with a
+size, duplicate keys of a map. https://avro.apache.org/docs/1.12.0/specification/
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ORDER = ("int", "long", "float", "double", "string", "bytes")
 
 @dataclass(frozen=True)
 class Pair:
-    """A writer's schema, a reader's, bytes of some of the writer's values, and if the schemas are compatible."""
+    """A writer's schema, a reader's schema, encoded values of the writer, and whether the schemas are compatible."""
 
     written: Any
     read: Any
@@ -72,7 +72,7 @@ def number(value: int) -> bytes:
 
 
 def body(node: Any, value: Any) -> bytes:
-    """Return a value's bytes. A union's value is a pair of branch number and value, a map's a list of pairs."""
+    """Encode a value. A union's value is a pair of branch number and value, a map's a list of pairs."""
     if isinstance(node, list):
         branch, chosen = value
         return number(branch) + body(node[branch], chosen)
@@ -170,7 +170,7 @@ class Schemas:
         return self.in_order([*nodes, *(["null"] if self.chance(2) else [])])
 
     def in_order(self, nodes: list[Any]) -> list[Any]:
-        """Return branches of different kinds, in an order in which all readers choose the same."""
+        """Return branches of different kinds, in an order in which all readers choose the same branch."""
         branches: dict[Any, Any] = {}
         for node in nodes:
             kind = kind_of(node)
@@ -187,12 +187,12 @@ class Schemas:
         return sorted(order, key=lambda one: _ORDER.index(kind_of(one)) if kind_of(one) in _ORDER else -1)
 
     def default(self, depth: int) -> tuple[Any, Any]:
-        """Return a schema, and a default of it in JSON."""
+        """Return a schema, and a default value for it in JSON."""
         node = self.node(depth)
         return (node, self.json(node)) if not isinstance(node, list) else (node, self.json(node[0]))
 
     def json(self, node: Any) -> Any:
-        """Return a value in the form of a field's default."""
+        """Return a value in the form of a field's default in JSON."""
         if isinstance(node, list):
             return self.json(node[0])
         kind = kind_of(node)
@@ -318,13 +318,13 @@ def kind_of(node: Any) -> str:
 
 
 def takes_bytes(node: Any) -> bool:
-    """True if values take any bytes; arrays of values without bytes are refused."""
+    """True if an encoded value has at least one byte; arrays of values without bytes are refused."""
     fields = node.get("fields") if isinstance(node, dict) else None
     return any(takes_bytes(field["type"]) for field in fields) if fields is not None else node != "null"
 
 
 def length(data: bytes) -> int:
-    """Return the number at the beginning of bytes, for fewer than 64 bytes."""
+    """Return the length that bytes begin with, if it is below 64."""
     return data[0] >> 1
 
 

@@ -1,7 +1,7 @@
 """Pairs of Protobuf schemas, a writer's and a compatible reader's, and the writer's messages as bytes.
 
-The bytes are several messages behind each other, which is one message for Protobuf: fields come twice, those of a oneof
-compete, maps have a key twice. Seldom one byte is another one.
+The bytes are several concatenated messages, which Protobuf reads as one: fields occur twice, fields of a oneof compete,
+maps have duplicate keys. Rarely one byte is corrupted.
 """
 
 from __future__ import annotations

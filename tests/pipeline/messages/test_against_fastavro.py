@@ -25,7 +25,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Bad:
-    """Marker for a message that fastavro cannot read."""
+    """Marker for a message that fastavro cannot decode."""
 
 
 def theirs(pair: Pair, body: bytes, read: Any) -> Any:
@@ -38,7 +38,7 @@ def theirs(pair: Pair, body: bytes, read: Any) -> Any:
 
 
 def lenient(node: Any) -> Any:
-    """Return the schema with nullable fields and wider numbers, which is read beyond Avro's rules."""
+    """Return the schema with nullable fields and wider numbers, which we read beyond Avro's resolution rules."""
     if isinstance(node, list):
         return [*(inner for one in node for inner in lenient(one) if inner != "null"), "null"]
     if isinstance(node, str):
@@ -53,7 +53,7 @@ def lenient(node: Any) -> Any:
 
 
 def is_same(ours: Any, value: Any, node: Any) -> bool:
-    """True if a column's value equals fastavro's, which leaves defaults in JSON form."""
+    """True if a column's value equals fastavro's, which returns defaults in their JSON form."""
     if value is None or ours is None:
         return value is None and ours is None
     # With values of the writer's unions fastavro gives the name of the reader's type.
@@ -113,7 +113,7 @@ def is_same(ours: Any, value: Any, node: Any) -> bool:
 
 @given(pairs())
 @scaled(120, in_ci=2000)
-def test_values_are_those_that_fastavro_reads(pair: Pair) -> None:
+def test_values_equal_those_of_fastavro(pair: Pair) -> None:
     note(json.dumps([pair.written, pair.read, [body.hex() for body in pair.bodies]]))
     written, read = (Schema("AVRO", json.dumps(one)) for one in (pair.written, pair.read))
     messages = pa.array([HEAD + body for body in pair.bodies], pa.binary())

@@ -103,7 +103,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 @given(pairs())
 @scaled(100, in_ci=2000)
-def test_values_are_those_that_google_reads(pair: Pair) -> None:
+def test_values_equal_those_of_googles_parser(pair: Pair) -> None:
     note(f"{pair.written}\n\n{pair.read}\n\n{[body.hex() for body in pair.bodies]}")
     written, read = Schema("PROTOBUF", pair.written), Schema("PROTOBUF", pair.read)
     reader = open_reader(read, "p.M")

@@ -55,8 +55,8 @@ def topic(*values: bytes | None) -> DataFrame:
     return spark.createDataFrame(rows, "value binary, topic string, partition int, offset long")
 
 
-def test_a_plan_says_of_which_field_a_column_comes_and_how_messages_are_decoded(registry: EmbeddedRegistry) -> None:
-    """`forget` uses these fields to find a person in stored messages."""
+def test_a_decoded_column_is_traced_to_its_message_field(registry: EmbeddedRegistry) -> None:
+    """`forget` uses this to find a person in stored messages."""
     number = registry.register("orders-value", ORDER)
     clear_latest_schemas()
     with default_topics(["orders"]):
@@ -74,7 +74,7 @@ def test_a_plan_says_of_which_field_a_column_comes_and_how_messages_are_decoded(
     assert [*bad] == [2]
 
 
-def test_the_schema_at_the_start_is_kept_and_a_writer_that_changes_is_followed(registry: EmbeddedRegistry) -> None:
+def test_the_readers_schema_stays_fixed_while_writers_evolve(registry: EmbeddedRegistry) -> None:
     first = registry.register("orders-value", ORDER)
     clear_latest_schemas()
     with default_topics(["orders"]):
@@ -100,7 +100,7 @@ def test_the_schema_at_the_start_is_kept_and_a_writer_that_changes_is_followed(r
     ]
 
 
-def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: EmbeddedRegistry) -> None:
+def test_an_undecodable_message_stops_the_query_with_its_address_or_becomes_null(registry: EmbeddedRegistry) -> None:
     number = registry.register("payments-value", ORDER)
     messages = topic(encoded(ORDER, number, number=1, customer="ann"), b'{"number": 2}')
     strict = sw.decode("value", registry=registry.url, subject="payments-value")
@@ -130,7 +130,7 @@ def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: Embe
 
 
 @pytest.mark.kafka
-def test_the_example_adds_up_what_two_writers_send(
+def test_the_example_sums_records_of_two_schema_versions(
     registry: EmbeddedRegistry, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_REGISTRY", registry.url)
@@ -155,13 +155,13 @@ def test_the_example_adds_up_what_two_writers_send(
     ]
 
 
-def test_a_spark_without_functions_of_arrow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_without_arrow_functions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(F, "arrow_udf")
     with pytest.raises(Refused, match=r"which Spark has since 4\.1"):
         sw.decode("value", registry="http://localhost:1")
 
 
-def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedRegistry) -> None:
+def test_invalid_arguments_are_refused_before_anything_runs(registry: EmbeddedRegistry) -> None:
     with pytest.raises(NotFound, match="no subject named 'nothing-value'"):
         sw.decode("value", registry=registry.url, subject="nothing-value")
     with pytest.raises(Usage, match="missing subject= of decode"):
@@ -181,7 +181,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedReg
 
 
 @pytest.mark.parametrize("mode", ["FAILFAST", "PERMISSIVE"])
-def test_unsigned_numbers_and_oneofs_of_protobuf_are_what_google_reads(registry: EmbeddedRegistry, mode: Any) -> None:
+def test_unsigned_numbers_and_oneofs_of_protobuf_equal_googles(registry: EmbeddedRegistry, mode: Any) -> None:
     text = """syntax = "proto3"; package ln; message Chan {
       string name = 1; uint64 chan_id = 2; uint32 port = 3; oneof pay { string card = 4; int64 cash = 5; }
       map<string, int64> tags = 6; message Empty {} Empty gone = 7; }"""
@@ -202,7 +202,7 @@ def test_unsigned_numbers_and_oneofs_of_protobuf_are_what_google_reads(registry:
     ]
 
 
-def test_what_a_sink_publishes_as_avro_is_read_and_columns_that_do_not_fit_are_refused(
+def test_avro_records_of_a_sink_can_be_read_and_unsupported_columns_are_refused(
     registry: EmbeddedRegistry,
 ) -> None:
     rows = pa.table({"number": pa.array([1, None], pa.int64()), "customer": ["ann", "bob"], "tags": [["a"], []]})

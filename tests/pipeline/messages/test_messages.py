@@ -1,4 +1,4 @@
-"""Decoded messages compared with fastavro; each bad message is found alone."""
+"""Decoded messages compared with fastavro's; each bad message is isolated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ message Order {
 
 
 class Known(dict[int, Schema]):
-    """Schemas by id."""
+    """A registry that knows these schemas by id."""
 
     def __call__(self, number: int) -> Schema:
         if number not in self:
@@ -54,7 +54,9 @@ def plain(value: Any) -> Any:
 
 @given(changes())
 @scaled(60)
-def test_messages_are_read_as_avro_says_whatever_has_changed(changed: tuple[Any, Any, list[dict[str, Any]]]) -> None:
+def test_messages_of_evolving_schemas_are_decoded_by_avros_rules(
+    changed: tuple[Any, Any, list[dict[str, Any]]],
+) -> None:
     writer, reader, rows = changed
     messages = [encoded(writer, 4, **row) for row in rows]
     values, bad = read_batch(pa.array(messages), open_reader(avro(reader)), "AVRO", Known({4: avro(writer)}))
@@ -73,7 +75,7 @@ def test_messages_are_read_as_avro_says_whatever_has_changed(changed: tuple[Any,
     )
 )
 @scaled(40)
-def test_a_bad_message_is_found_alone_and_all_others_are_read(kinds: list[str]) -> None:
+def test_each_bad_message_is_isolated_and_all_others_are_decoded(kinds: list[str]) -> None:
     newer = record("Order", *ORDER["fields"], {"name": "more", "type": "bytes"})
     known = Known({1: avro(ORDER), 2: avro(newer), 3: Schema("PROTOBUF", PROTO)})
 
@@ -132,7 +134,7 @@ SOME = [
 
 @given(st.sampled_from(SOME), st.data())
 @scaled(60)
-def test_what_cannot_be_a_message_at_a_glance_is_none_for_the_reader(
+def test_a_message_that_fails_the_quick_check_also_fails_in_the_reader(
     values: dict[str, Any], data: st.DataObject
 ) -> None:
     schema = avro(EVERYTHING)
@@ -150,7 +152,7 @@ def test_what_cannot_be_a_message_at_a_glance_is_none_for_the_reader(
         assert reader.may_be_valid(schema, message).all()
 
 
-def test_many_bad_messages_cost_one_look_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_bad_messages_cost_one_decoding_each(monkeypatch: pytest.MonkeyPatch) -> None:
     good = encoded(ORDER, 1, number=1, customer="c")
     messages = pa.array([good[:-1] if n % 3 else good for n in range(900)], pa.binary())
     reader, reads = open_reader(avro(ORDER)), 0
@@ -168,7 +170,7 @@ def test_many_bad_messages_cost_one_look_each(monkeypatch: pytest.MonkeyPatch) -
     assert (nothing.null_count, len(all_bad)) == (5, 5)
 
 
-def test_a_decimal_of_more_digits_than_its_schema_has_is_bad() -> None:
+def test_a_decimal_with_too_many_digits_is_bad() -> None:
     def message(unscaled: int) -> bytes:
         return b"\0\0\0\0\x01" + bytes((6,)) + unscaled.to_bytes(3, "big", signed=True)
 
@@ -203,7 +205,7 @@ def test_unions_enums_references_and_logical_types_become_columns() -> None:
     assert (value["kind"], str(value["cents"]), str(value["day"]), value["id"]) == ("B", "12.34", "1970-01-04", "u")
 
 
-def test_a_union_is_read_as_another_by_its_branches() -> None:
+def test_unions_are_resolved_branch_by_branch() -> None:
     def schema(kind: Any) -> Any:
         return record("Event", {"name": "who", "type": kind})
 
@@ -221,7 +223,7 @@ def test_a_union_is_read_as_another_by_its_branches() -> None:
     assert bad[1].why == "schema id 4: a value written as int matches no branch of a union of null, string"
 
 
-def test_a_record_that_may_be_null_has_a_union() -> None:
+def test_a_union_inside_a_nullable_record_is_decoded() -> None:
     paid = record("Paid", {"name": "by", "type": ["string", "long"]})
     schema = avro(record("Order", {"name": "paid", "type": ["null", paid]}))
     rows = [None, {"by": "card"}, None, {"by": 5}]
@@ -233,7 +235,7 @@ def test_a_record_that_may_be_null_has_a_union() -> None:
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_a_registry_that_lets_nobody_in_is_no_messages_fault(every: bool) -> None:
+def test_denied_access_to_the_registry_is_not_blamed_on_the_message(every: bool) -> None:
     def closed(_number: int) -> Schema:
         raise Refused("the schema registry denies this user access (status 403)")
 
@@ -242,7 +244,7 @@ def test_a_registry_that_lets_nobody_in_is_no_messages_fault(every: bool) -> Non
         read_batch(messages, open_reader(avro(ORDER)), "AVRO", closed, find_all=every)
 
 
-def test_protobuf_is_read_by_the_readers_type_wherever_the_writers_schema_has_it() -> None:
+def test_protobuf_uses_the_readers_message_type_wherever_the_writers_schema_declares_it() -> None:
     first, moved = Schema("PROTOBUF", PROTO), Schema("PROTOBUF", PROTO.replace("message Other { int32 z = 1; }", ""))
     body = b"\x08\x05\x12\x03ann\x2a\x02\x08\x07\x48\x01"  # and a field 9, which nobody knows
     messages = [b"\0\0\0\0\x01\x02\x02" + body, b"\0\0\0\0\x02\0" + body, b"\0\0\0\0\x02\x02\0" + body]
@@ -262,7 +264,7 @@ def test_protobuf_is_read_by_the_readers_type_wherever_the_writers_schema_has_it
         open_reader(first, "shop.Ordr")
 
 
-def test_json_is_typed_by_its_schema_and_each_message_is_one_value() -> None:
+def test_json_gets_types_from_its_schema_and_each_message_must_be_one_value() -> None:
     node = {
         "type": "object",
         "properties": {
@@ -313,13 +315,13 @@ def test_json_is_typed_by_its_schema_and_each_message_is_one_value() -> None:
         (Schema("THRIFT", ""), "THRIFT are not supported"),
     ],
 )
-def test_a_schema_without_columns_is_refused_in_a_sentence(schema: Schema, why: str) -> None:
+def test_a_schema_without_columns_is_refused_with_one_sentence(schema: Schema, why: str) -> None:
     with pytest.raises(Refused, match=why):
         open_reader(schema)
 
 
 def decoded(writer: Any, reader: Any, body: bytes) -> dict[str, Any]:
-    """Return the decoded Avro message, with Arrow's times; or the reason why it is bad."""
+    """Decode an Avro message; return its record, or the reason why it is bad."""
     messages, known = pa.array([b"\0\0\0\0\x01" + body], pa.binary()), Known({1: avro(writer)})
     values, bad = read_batch(messages, open_reader(avro(reader)), "AVRO", known)
     return {"bad": bad[0].why.removeprefix("schema id 1: ")} if bad else values.to_pylist()[0]
@@ -329,7 +331,7 @@ def enum(*symbols: str, **more: Any) -> dict[str, Any]:
     return {"type": "enum", "name": "Kind", "symbols": list(symbols), **more}
 
 
-def test_a_symbol_that_the_readers_enum_does_not_have_is_its_default() -> None:
+def test_an_enum_symbol_unknown_to_the_reader_becomes_the_default() -> None:
     writer = record("W", {"name": "k", "type": enum("UNKNOWN", "CAT", default="UNKNOWN")})
     for kind in (lambda one: one, lambda one: ["null", one], lambda one: ["long", "null", one]):
         read = record("W", {"name": "k", "type": kind(enum("DOG", "UNKNOWN", default="UNKNOWN"))})
@@ -391,7 +393,7 @@ def test_a_symbol_that_the_readers_enum_does_not_have_is_its_default() -> None:
         ("float", "NaN", None),
     ],
 )
-def test_a_field_that_the_writer_does_not_know_has_its_default(kind: Any, default: Any, value: Any) -> None:
+def test_a_field_unknown_to_the_writer_gets_its_default(kind: Any, default: Any, value: Any) -> None:
     writer = record("W", {"name": "n", "type": "int"})
     found = decoded(writer, record("W", {"name": "d", "type": kind, "default": default}), b"\x02")["d"]
     assert found == value if value is not None else math.isnan(found)
@@ -408,13 +410,13 @@ def test_a_field_that_the_writer_does_not_know_has_its_default(kind: Any, defaul
         ("string", None),
     ],
 )
-def test_a_default_that_is_none_of_its_type_is_said(kind: Any, default: Any) -> None:
+def test_a_default_that_does_not_match_its_type_is_reported(kind: Any, default: Any) -> None:
     writer = record("W", {"name": "n", "type": "int"})
     why = decoded(writer, record("W", {"name": "d", "type": kind, "default": default}), b"\x02")["bad"]
     assert why.startswith("the default of the reader's field 'd' does not have the field's type")
 
 
-def test_unions_of_records_enums_and_fixed_are_structs_with_a_field_for_each() -> None:
+def test_unions_of_records_enums_and_fixed_become_structs_with_a_field_per_branch() -> None:
     paid, sent = record("Paid", {"name": "by", "type": "string"}), record("Sent", {"name": "by", "type": "string"})
     fixed = {"type": "fixed", "name": "Id", "size": 2}
     schema = record("Event", {"name": "of", "type": ["null", paid, sent, enum("A", "B"), fixed]})
@@ -435,7 +437,7 @@ def test_unions_of_records_enums_and_fixed_are_structs_with_a_field_for_each() -
     assert "that the reader cannot read" in decoded(schema, renamed, b"\x06\x02")["bad"]
 
 
-def test_items_without_bytes_are_refused_where_a_writer_has_them_and_read_where_only_the_reader_has() -> None:
+def test_arrays_of_items_without_bytes_are_refused_only_in_the_writers_schema() -> None:
     nothing = record("W", {"name": "l", "type": {"type": "array", "items": record("N", {"name": "n", "type": "null"})}})
     more = record("N", {"name": "n", "type": "null"}, {"name": "i", "type": "int"})
     writer = record("W", {"name": "l", "type": {"type": "array", "items": more}})
@@ -445,7 +447,7 @@ def test_items_without_bytes_are_refused_where_a_writer_has_them_and_read_where_
     }
 
 
-def test_newer_messages_are_read_by_an_older_schema_where_nothing_is_lost() -> None:
+def test_newer_messages_are_decoded_by_an_older_schema_if_nothing_is_lost() -> None:
     writer = record("W", {"name": "a", "type": ["null", "long"]}, {"name": "b", "type": "double"})
     read = record("W", {"name": "a", "type": "int"}, {"name": "b", "type": "float"}, {"name": "gone", "type": "string"})
     assert decoded(writer, read, b"\x02\x0a" + struct.pack("<d", 0.5)) == {"a": 5, "b": 0.5, "gone": None}
@@ -473,7 +475,7 @@ message M {
         (b"\x4a\x0d\x08\xfd" + b"\xff" * 8 + b"\x01\x10\x00", {"took": timedelta(seconds=-3)}),
     ],
 )
-def test_protobuf_of_the_second_version_is_what_google_reads(body: bytes, expected: dict[str, Any]) -> None:
+def test_proto2_messages_equal_googles(body: bytes, expected: dict[str, Any]) -> None:
     schema = Schema("PROTOBUF", PARTS)
     values, bad = read_batch(pa.array([b"\0\0\0\0\x01\0" + body]), open_reader(schema), "PROTOBUF", Known({1: schema}))
     assert bad == ()
@@ -482,7 +484,7 @@ def test_protobuf_of_the_second_version_is_what_google_reads(body: bytes, expect
     assert found == empty | expected
 
 
-def test_a_time_beyond_what_a_column_holds_makes_a_bad_message() -> None:
+def test_a_time_beyond_the_columns_range_makes_a_bad_message() -> None:
     schema = Schema("PROTOBUF", PARTS)
     far = b"\x3a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
     values, bad = read_batch(pa.array([b"\0\0\0\0\x01\0" + far]), open_reader(schema), "PROTOBUF", Known({1: schema}))
@@ -490,7 +492,7 @@ def test_a_time_beyond_what_a_column_holds_makes_a_bad_message() -> None:
     assert "out of range for a column of microseconds" in bad[0].why
 
 
-def test_a_reason_is_a_field_of_bad_messages_alone() -> None:
+def test_only_bad_messages_have_a_reason() -> None:
     good = encoded(ORDER, 1, number=1, customer="ann")
     messages = pa.array([good, good[:-1], None, good], pa.binary())
     reader = open_reader(avro(ORDER))

@@ -44,7 +44,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 @given(tables())
-def test_avro_is_what_any_reader_of_avro_reads(rows: pa.Table) -> None:
+def test_avro_records_are_readable_by_fastavro(rows: pa.Table) -> None:
     schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("alerts-value", rows.schema)))
     messages = outgoing.avro_messages(rows, 258).to_pylist()
     assert {message[:5] for message in messages} == {b"\x00\x00\x00\x01\x02"}
@@ -52,7 +52,7 @@ def test_avro_is_what_any_reader_of_avro_reads(rows: pa.Table) -> None:
     assert found == rows.to_pylist()
 
 
-def test_lists_of_floats_may_all_be_empty() -> None:
+def test_lists_of_floats_may_be_empty() -> None:
     rows = pa.table({"x": pa.array([[], None, []], pa.list_(pa.float64()))})
     schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("alerts-value", rows.schema)))
     messages = outgoing.avro_messages(rows, 258).to_pylist()
@@ -60,7 +60,7 @@ def test_lists_of_floats_may_all_be_empty() -> None:
 
 
 @given(tables())
-def test_json_says_what_the_rows_do_and_leaves_nulls_out(rows: pa.Table) -> None:
+def test_json_has_the_values_of_the_rows_and_omits_nulls(rows: pa.Table) -> None:
     def plain(value: Any) -> Any:
         if isinstance(value, datetime):
             return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03}Z"
@@ -78,7 +78,7 @@ def base64(value: bytes) -> str:
     return b64encode(value).decode()
 
 
-def test_json_is_as_spark_writes_it() -> None:
+def test_json_equals_sparks_to_json() -> None:
     rows = pa.table(
         {
             "n": [None, 1],
@@ -111,7 +111,7 @@ def spark_time(us: int, zone: str) -> str:
 
 
 @given(st.lists(st.none() | ANY_64, min_size=1, max_size=5), st.sampled_from(["s", "ms", "us", "ns"]))
-def test_json_has_every_time_whatever_its_year(ticks: list[int | None], unit: str) -> None:
+def test_json_can_hold_times_of_any_year(ticks: list[int | None], unit: str) -> None:
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
     us = [None if one is None else one * 10**6 // per_second for one in ticks]
     if any(one is not None and abs(one) >= 2**63 for one in us):
@@ -128,7 +128,7 @@ def test_json_has_every_time_whatever_its_year(ticks: list[int | None], unit: st
 
 
 @given(st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5))
-def test_json_has_every_day_whatever_its_year(days: list[int | None]) -> None:
+def test_json_can_hold_dates_of_any_year(days: list[int | None]) -> None:
     column = pa.array(days, pa.int32()).cast(pa.date32())
     expected = [None if day is None else spark_time(day * 86_400_000_000, "").partition("T")[0] for day in days]
     table = pa.table(
@@ -138,7 +138,7 @@ def test_json_has_every_day_whatever_its_year(days: list[int | None]) -> None:
     assert [row.get("d") for row in found] == [row["l"][0] for row in found] == expected
 
 
-def test_far_times_are_as_spark_writes_them() -> None:
+def test_far_times_are_written_as_by_spark() -> None:
     us = [1_700_000_000_000_000_000, -62_135_596_800_000_001, -64_517_996_800_000_000, 253_402_300_800_000_000]
     us += [-(2**63) + 1, 2**63 - 1, -1]
     days = [-719_162, -719_163, 2_932_896, 2_932_897, 19_675_926, -(2**31), 2**31 - 1]
@@ -156,7 +156,7 @@ def test_far_times_are_as_spark_writes_them() -> None:
     ]
 
 
-def test_strings_that_are_no_utf8_are_escaped_where_bytes_cannot_be() -> None:
+def test_strings_that_are_not_utf8_are_escaped_in_json_and_avro() -> None:
     names = pa.array([b"M\xfcnchen", b'"\xff"', b"Paris"]).cast(
         options=pc.CastOptions(pa.string(), allow_invalid_utf8=True)
     )
@@ -172,7 +172,7 @@ def test_strings_that_are_no_utf8_are_escaped_where_bytes_cannot_be() -> None:
     )
 
 
-def test_key_value_and_headers_are_columns_or_made_of_them() -> None:
+def test_key_value_and_headers_come_from_columns_or_are_encoded_from_them() -> None:
     rows = pa.table({"k": ["a", None], "n": [1, 2], "body": [b"x", None], "trace": ["t", None]})
 
     def made(encoding: Encoding) -> dict[str, list[Any]]:
@@ -194,7 +194,7 @@ def test_key_value_and_headers_are_columns_or_made_of_them() -> None:
     assert made(sink("t", value="body").encoding)["key"] == [None, None]
 
 
-def test_all_headers_of_a_record_are_one_column_and_no_part_of_its_value() -> None:
+def test_a_column_of_all_headers_is_not_part_of_the_value() -> None:
     carried = [[{"key": "traceparent", "value": b"00-1"}, {"key": "from", "value": None}], None]
     rows = pa.table({"n": [1, 2], "headers": pa.array(carried, HEADERS)})
     encoding = sink("t", headers="headers").encoding
@@ -208,7 +208,7 @@ def test_all_headers_of_a_record_are_one_column_and_no_part_of_its_value() -> No
         outgoing.check_encoding("sink 't'", sink("t", headers="n").encoding, rows.schema)
 
 
-def test_columns_of_which_nothing_can_be_made_are_refused() -> None:
+def test_columns_that_cannot_be_encoded_are_refused() -> None:
     rows = pa.schema([("n", pa.int64()), ("took", pa.duration("us")), ("a-b", pa.string())])
     with pytest.raises(NotFound, match="key column named 'k'"):
         outgoing.check_encoding("sink 't'", sink("t", key="k").encoding, rows)

@@ -1,4 +1,4 @@
-"""Registries that are unavailable, refuse access, or are something else: one sentence each, without secrets."""
+"""Schema registries that are down, deny access, or are another kind of server: one sentence each, without secrets."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def answering(answer: Answer) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_registry_that_is_away_is_waited_for_so_long_and_then_named() -> None:
+def test_an_unreachable_registry_is_named_after_the_patience_is_over() -> None:
     registry = Registry.at_url(f"http://{HOST}:{choose_port()}/", 0.2)
     with pytest.raises(Unavailable, match=rf"the schema registry at {registry.url} has not answered for") as caught:
         registry.by_id(1)
     assert "nothing is lost" in caught.value.hint
 
 
-def test_it_is_asked_again_until_it_is_back_and_an_id_only_once() -> None:
+def test_requests_are_retried_until_the_registry_is_back_and_schemas_are_cached() -> None:
     asked: list[str] = []
 
     def answer(path: str, _authorization: str) -> tuple[int, str]:
@@ -58,7 +58,7 @@ def test_it_is_asked_again_until_it_is_back_and_an_id_only_once() -> None:
     assert asked == ["/schemas/ids/7"] * 3
 
 
-def test_references_come_with_a_schema() -> None:
+def test_referenced_schemas_are_fetched_too() -> None:
     answers = {
         "/subjects/orders-value/versions/latest": {
             "schema": "A",
@@ -72,7 +72,7 @@ def test_references_come_with_a_schema() -> None:
     assert schema == Schema("PROTOBUF", "A", (("b.proto", Schema("PROTOBUF", "B")),))
 
 
-def test_credentials_are_sent_and_shown_nowhere(
+def test_credentials_are_sent_and_never_printed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(USER_INFO_VARIABLE, "me:hush7hush")
@@ -93,19 +93,19 @@ def test_credentials_are_sent_and_shown_nowhere(
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", '{"schema": 3}'])
-def test_what_is_no_registry_is_said_to_be_none(body: str) -> None:
+def test_another_kind_of_server_is_reported_as_no_registry(body: str) -> None:
     with answering(lambda *_: (200, body)) as url, pytest.raises(Refused, match="schema registry"):
         Registry.at_url(url, 1).by_id(1)
 
 
-def test_what_the_registry_does_not_know_is_named() -> None:
+def test_an_unknown_subject_is_named() -> None:
     known = '{"error_code": 40402, "message": "Version 3 not found"}'
     with answering(lambda *_: (404, known)) as url, pytest.raises(NotFound, match="no subject named 'x, version 3'"):
         Registry.at_url(url, 1).latest("x", 3)
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, "no backend"), (404, "{}"), (429, ""), (503, "")])
-def test_what_says_later_or_is_a_proxy_is_waited_for(status: int, body: str) -> None:
+def test_overload_and_proxy_errors_are_retried(status: int, body: str) -> None:
     answers = iter([(status, body)])
     schema = json.dumps({"schema": '"string"'})
     with answering(lambda *_: next(answers, (200, schema))) as url:
@@ -115,7 +115,7 @@ def test_what_says_later_or_is_a_proxy_is_waited_for(status: int, body: str) -> 
 
 
 @pytest.mark.parametrize("url", ["localhost:8081", "ftp://x", "http://", "http://me:hush@host", "http://me@host"])
-def test_a_url_that_cannot_be_meant_or_would_show_a_password_is_refused(url: str) -> None:
+def test_an_invalid_url_or_one_with_a_password_is_refused(url: str) -> None:
     with pytest.raises(Usage) as caught:
         Registry.at_url(url, 1)
     assert "hush" not in f"{caught.value.message}{caught.value.hint}"

@@ -1,4 +1,4 @@
-"""A Kafka proxy that simulates a bad network: it delays one request, delivers it twice, or never."""
+"""A Kafka proxy that simulates a bad network: it delivers one request late, twice, or never."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEADLINE_S = 30.0
 
 
 class _Link:
-    """A client's connection, and that to the broker, which stays open while a request is delayed."""
+    """A client's connection with its connection to the broker, which stays open while a request is delayed."""
 
     def __init__(self, client: socket.socket, behind: tuple[str, int]) -> None:
         self.client = client
@@ -50,9 +50,9 @@ class KafkaProxy:
     """Forwards to the broker at `behind`, with its own address in the answers.
 
     Attributes:
-        answered: How many requests of each key the client has had answered.
-        late_answer: What the broker said to the request that came late; empty before.
-        cut_off: Whether the client gets through no more.
+        answered: Number of answered requests, by key.
+        late_answer: The broker's answer to the delayed request; empty until then.
+        cut_off: True if the client is disconnected.
     """
 
     def __init__(self, behind: str) -> None:
@@ -73,18 +73,21 @@ class KafkaProxy:
         self.cut_off = False
 
     def keep(self, api: Api, fate: Fate, *, cut: bool = True) -> None:
-        """Delay the next request of this key; then close the client's connection, or let the client time out."""
+        """Delay the next request of this key; then disconnect the client, or let its request time out."""
         with self._news:
             self._keep, self._late, self.late_answer = (api, fate, cut), None, b""
 
     def deliver_before(self, api: Api, *, skip: int = 0, crash: bool = False) -> None:
-        """Deliver the delayed request before the next (or a later) request of this key; then disconnect the client."""
+        """Deliver the delayed request before the next (or a later) request of this key.
+
+        With `crash`, disconnect the client then.
+        """
         with self._news:
             assert self._late is not None, "nothing is kept back"
             self._moment = (api, skip, crash)
 
     def lose_client(self) -> None:
-        """Disconnect the client once the request to be late is delayed."""
+        """Wait until a request is delayed, then disconnect the client."""
         self.wait(lambda: self._late is not None)
         with self._news:
             self._cut()
@@ -95,7 +98,7 @@ class KafkaProxy:
             self.cut_off = False
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Wait for a state of this proxy."""
+        """Wait until the proxy is in a state."""
         with self._news:
             assert self._news.wait_for(until, _DEADLINE_S)
 
@@ -134,7 +137,7 @@ class KafkaProxy:
             _shut(link.broker)
 
     def _passes(self, link: _Link, api: int, frame: bytes) -> bool:
-        """True if a request is forwarded now."""
+        """Return True if a request is forwarded at once."""
         if link.kept is not None:
             link.kept.append(frame)
             return False

@@ -1,4 +1,4 @@
-"""A model of a transactional broker, a committing stage, and publishers that die, to test `core` without Kafka."""
+"""A model of a transactional broker, a committing stage and killable publishers, to test `core` without Kafka."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ START = PublishedPosition(1, 0, 0)
 
 
 class Killed(Exception):
-    """Error raised when the publisher's process is killed."""
+    """Simulated kill of the publisher's process."""
 
 
 @dataclass
 class Stage:
-    """Versions of a stage, and the messages of its internal topic: attempt and rows of each."""
+    """Versions of a stage, and the messages of its internal topic with their attempts and rows."""
 
     versions: list[Manifest] = field(default_factory=list)
     log: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Stage:
         return self.versions[-1].sinks[SINK]
 
     def commit(self, messages: list[int], losers: int) -> None:
-        """Commit a version whose task wrote messages with these numbers of rows, among those of lost attempts."""
+        """Commit a version whose task wrote messages with these numbers of rows, among those of failed attempts."""
         version = len(self.versions) + 1
         first = self.rows
         for number, count in enumerate(messages):
@@ -71,9 +71,10 @@ class Broker:
 
 @dataclass
 class Topic:
-    """A target on the broker. At each call `happens` may kill the publisher, run others, or lose the answer.
+    """A topic to publish to.
 
-    `happens` gets whether an effect is about to be, and may say that the answer is lost.
+    `happens` runs before and after each effect: it may run other publishers, and returns "killed", or "broken" if no
+    answer arrives.
     """
 
     broker: Broker
@@ -144,7 +145,7 @@ class Receiver:
 
 @dataclass
 class Function:
-    """Target for a function; its position is in the store, written afterwards."""
+    """A target that calls a user's function; its position is stored after the call."""
 
     receiver: Receiver
     store: list[PublishedPosition]
@@ -194,7 +195,7 @@ class Runner:
         self.opened = False
 
     def hear(self) -> None:
-        """Learn of the newest version."""
+        """Tell the publisher about the newest version."""
         self.backlog.offer(self.stage.versions[-1])
 
     def step(self) -> bool:

@@ -1,4 +1,4 @@
-"""Results leave a real app exactly once, to a topic and to functions, and its clones publish nothing."""
+"""A real app delivers results exactly once, to a topic and to functions, and its clones publish nothing."""
 
 import json
 import random
@@ -35,7 +35,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
 def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Table], None], *more: str) -> sw.App:
-    """Return an app with and without state: a channel, a topic and a function side by side, with different rows."""
+    """Return an app with a stateless and a stateful stage.
+
+    They write different rows to a channel, a topic and a function.
+    """
     app = sw.App(ledger.app)
 
     @app.stage(
@@ -64,7 +67,7 @@ def published(ledger: Ledger, topic: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.usefixtures("one_spark")
-def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_is_told(
+def test_each_row_is_published_once_and_a_clone_publishes_only_where_told(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
@@ -135,7 +138,7 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
 
 
 @pytest.mark.usefixtures("one_spark")
-def test_a_records_headers_go_on_as_the_program_of_the_documents_says(
+def test_the_documentations_program_forwards_a_records_headers(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
@@ -162,7 +165,7 @@ def test_a_records_headers_go_on_as_the_program_of_the_documents_says(
 
 
 @pytest.mark.usefixtures("one_spark")
-def test_json_is_what_spark_writes() -> None:
+def test_published_json_equals_sparks() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     rows = spark.sql(
@@ -181,7 +184,7 @@ def test_json_is_what_spark_writes() -> None:
 
 
 @pytest.mark.usefixtures("one_spark")
-def test_a_record_that_a_sinks_topic_does_not_take_is_set_aside_and_published_once_it_does(
+def test_a_record_too_large_for_the_sinks_topic_is_rejected_and_published_after_the_limit_is_raised(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))

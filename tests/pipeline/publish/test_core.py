@@ -1,4 +1,4 @@
-"""The law of publishers: after kills, errors and takeovers, each committed row is published once, in order."""
+"""The publishers' law: after any kills, errors and takeovers, each committed row is published once, in order."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ Batches = st.lists(st.tuples(st.lists(st.integers(1, 5), max_size=4), st.integer
 
 
 class World:
-    """A stage, its runners, and a schedule of events at each outside call."""
+    """A stage, its runners, and a random schedule of events at each external call."""
 
     def __init__(self, data: st.DataObject, make: Callable[[Callable[[], str]], Topic | Function]) -> None:
         self.data = data
@@ -44,7 +44,7 @@ class World:
         return runner
 
     def happens(self) -> str:
-        """Choose an event at an outside call of a publisher: another runner continues, this one dies, or nothing."""
+        """Choose what happens at an external call of a publisher: others run, the publisher is killed, or nothing."""
         if self.calm:
             return ""
         what = self.data.draw(st.sampled_from(("", "", "", "", "killed", "broken", "other", "commit")))
@@ -66,7 +66,7 @@ class World:
                     runner.hear()
 
     def step(self, runner: Runner) -> None:
-        """Run a step; a publisher is one thread, so it cannot be entered while it waits."""
+        """Run a step of a runner, unless the runner is already inside one: a publisher is a single thread."""
         if getattr(runner, "busy", False):
             return
         runner.busy = True  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class World:
             runner.busy = False  # type: ignore[attr-defined]
 
     def play(self) -> None:
-        """Play random steps; then let a last runner finish undisturbed."""
+        """Run random steps; then let one last runner finish undisturbed."""
         for _ in range(self.data.draw(st.integers(0, 25))):
             what = self.data.draw(st.sampled_from(("start", "commit", "step", "step", "step")))
             if what == "start" and len(self.runners) < 3:
@@ -94,7 +94,7 @@ class World:
 
 
 @given(st.data())
-def test_a_reader_of_committed_records_sees_each_row_once_and_in_order(data: st.DataObject) -> None:
+def test_a_read_committed_consumer_gets_each_row_once_and_in_order(data: st.DataObject) -> None:
     broker, most = Broker(), data.draw(st.sampled_from((1, 4, 1_000)))
     world = World(data, lambda happens: Topic(broker, happens, most))
     world.play()
@@ -103,7 +103,7 @@ def test_a_reader_of_committed_records_sees_each_row_once_and_in_order(data: st.
 
 
 @given(st.data())
-def test_a_function_gets_each_version_in_order_and_once_if_it_passes_over_what_it_has(data: st.DataObject) -> None:
+def test_a_function_that_skips_known_versions_gets_each_version_once_and_in_order(data: st.DataObject) -> None:
     receiver, store = Receiver(), list[PublishedPosition]()
     world = World(data, lambda happens: Function(receiver, store, happens))
     world.play()
@@ -113,7 +113,7 @@ def test_a_function_gets_each_version_in_order_and_once_if_it_passes_over_what_i
 
 
 @given(st.data())
-def test_a_version_is_seen_whole_or_not_at_all_unless_it_is_larger_than_a_transaction(data: st.DataObject) -> None:
+def test_a_version_is_published_atomically_unless_it_exceeds_a_transaction(data: st.DataObject) -> None:
     broker = Broker()
     world = World(data, lambda happens: Topic(broker, happens, 1_000))
     ends = {0}
@@ -129,7 +129,7 @@ def test_a_version_is_seen_whole_or_not_at_all_unless_it_is_larger_than_a_transa
     assert ends <= {0, *(at.sinks[SINK].sent for at in world.stage.versions)}
 
 
-def test_rows_that_are_gone_from_the_internal_topic_are_not_passed_over() -> None:
+def test_rows_missing_from_the_internal_topic_are_corruption() -> None:
     stage, broker = Stage(), Broker()
     stage.commit([3, 2], 0)
     stage.log[1] = ("another", [])
@@ -141,7 +141,7 @@ def test_rows_that_are_gone_from_the_internal_topic_are_not_passed_over() -> Non
     assert (broker.published, broker.place) == ([], START)
 
 
-def test_versions_that_it_did_not_hear_of_are_read_from_the_store() -> None:
+def test_versions_of_which_the_publisher_was_not_told_are_read_from_the_store() -> None:
     stage, reads = Stage(), list[int]()
 
     def after(version: int) -> list[Manifest]:
@@ -162,7 +162,7 @@ def test_versions_that_it_did_not_hear_of_are_read_from_the_store() -> None:
     assert reads == [6]
 
 
-def test_a_sink_that_is_seldom_written_holds_nothing_back() -> None:
+def test_a_rarely_written_sink_does_not_keep_versions_waiting() -> None:
     stage, broker = Stage(), Broker()
     stage.commit([2], 0)
     runner = Runner(stage, Topic(broker, lambda: "", 10))
@@ -175,7 +175,7 @@ def test_a_sink_that_is_seldom_written_holds_nothing_back() -> None:
     assert broker.place == PublishedPosition(2, 1, 2)
 
 
-def test_of_what_is_lost_a_version_at_a_time_is_passed_over() -> None:
+def test_lost_rows_are_skipped_one_version_at_a_time() -> None:
     stage, broker = Stage(), Broker()
     for count in (2, 3, 4):
         stage.commit([count], 0)

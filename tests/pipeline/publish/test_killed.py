@@ -1,4 +1,4 @@
-"""Killed publishers on a real broker: a topic, Delta and SQLite have each row once."""
+"""Killed publishers on a real broker: a topic, a Delta table and SQLite get each row once."""
 
 import json
 import os
@@ -71,7 +71,7 @@ class App:
 
 
 def kill_after(process: "subprocess.Popen[str]", versions: int, pause_s: float) -> None:
-    """Kill the process some versions and a pause after its start, unless it ends before."""
+    """Kill the process a pause after its start and some versions, unless it exits first."""
     assert process.stdout is not None
     for _ in range(versions):
         if not process.stdout.readline():
@@ -81,7 +81,7 @@ def kill_after(process: "subprocess.Popen[str]", versions: int, pause_s: float) 
     process.communicate()
 
 
-def test_each_row_is_published_once_whatever_is_killed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_each_row_is_published_once_despite_kills(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     app, chance = App(tmp_path, kafka, 5_000), random.Random(1)
     for versions in (1, 4, 3):
         kill_after(app.start(), versions, chance.random() / 20)
@@ -89,7 +89,7 @@ def test_each_row_is_published_once_whatever_is_killed(kafka: EmbeddedKafka, tmp
     app.check()
 
 
-def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_position_lost_by_kafka_is_taken_from_the_store_or_refused(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     app = App(tmp_path, kafka, 1_000)
     app.finish()
     forget(app)
@@ -113,7 +113,9 @@ def forget(app: App) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_a_million_rows_thirty_kills_and_five_of_the_broker(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_million_rows_are_published_once_despite_thirty_kills_and_five_broker_kills(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     app, chance = App(tmp_path, kafka, 1_000_000), random.Random(2)
     for number in range(30):
         process = app.start()

@@ -1,4 +1,4 @@
-"""Requests that reach a real broker late, twice or never, and crashes afterwards: each row is published once."""
+"""Requests that reach a real broker late, twice or never, followed by crashes: each row is published once."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _DEADLINE_S = 20.0
 
 
 class Rows(TopicTarget):
-    """Publisher of a model's rows, one request per message."""
+    """A publisher of the model's rows that sends one request per message."""
 
     proxy: KafkaProxy | None = None
 
@@ -40,7 +40,7 @@ class Rows(TopicTarget):
 
 
 class NewBook:
-    """Positions of a sink that begins at the start; they are not stored."""
+    """Positions of a new sink, which begins at the start; they are not stored."""
 
     sink = Sink("", 0, since=1, kind="topic")
 
@@ -55,7 +55,7 @@ class NewBook:
 
 
 class World:
-    """A stage, its sink's topic, a publisher behind a bad network, and its successors."""
+    """A stage, its sink's topic, a publisher behind a bad network, and the publishers that follow it."""
 
     def __init__(self, bootstrap: str, proxy: KafkaProxy) -> None:
         self.name = f"late-{uuid4().hex[:8]}"
@@ -81,19 +81,19 @@ class World:
         return Runner(self.stage, target)
 
     def publish(self, runner: Runner) -> None:
-        """Publish until nothing is left."""
+        """Publish until nothing is left to publish."""
         deadline = time.monotonic() + _DEADLINE_S
         runner.hear()
         while runner.step():
             assert time.monotonic() < deadline
 
     def version(self) -> None:
-        """Commit a version of two messages, which are published in one transaction."""
+        """Commit a version of two messages, and publish it in one transaction."""
         self.stage.commit([3, 3], 1)
         self.publish(self.runner)
 
     def late(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
-        """Deliver a request of one transaction during the next one."""
+        """Delay a request of one transaction, and deliver it during the next transaction."""
         self.proxy.keep(api, "late", cut=cut)
         self.version()
         self.proxy.deliver_before(at, skip=skip)
@@ -101,7 +101,7 @@ class World:
         assert self.proxy.late_answer
 
     def late_and_crash(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
-        """Deliver a request late and kill the publisher then; it resumes after another one's transaction."""
+        """Deliver a request late, and kill the publisher then; it resumes after another publisher's transaction."""
         self.proxy.keep(api, "late", cut=cut)
         self.version()
         self.proxy.deliver_before(at, skip=skip, crash=True)
@@ -115,7 +115,7 @@ class World:
         thread.join()
 
     def given_up(self) -> None:
-        """Delay a record until its transaction is abandoned, and deliver it during the repeated one."""
+        """Delay a record until its transaction has timed out, and deliver it during the repeated transaction."""
         self.runner.target.close()
         self.runner = self.start(self.proxy, patience_s=2)
         self.version()
@@ -135,7 +135,7 @@ class World:
         assert self.proxy.late_answer
 
     def check(self) -> None:
-        """Check that the next publisher finds rows and position together, and publishes the rest."""
+        """Check that the next publisher finds rows and position consistent, and publishes the rest."""
         other = self.start()
         while not other.opened:
             other.step()
@@ -170,28 +170,30 @@ def world(kafka: EmbeddedKafka) -> Iterator[World]:
         (Api.TXN_OFFSET_COMMIT, 0, False),
     ],
 )
-def test_a_late_commit_does_not_end_half_of_the_next_transaction(world: World, at: Api, skip: int, cut: bool) -> None:
+def test_a_late_commit_does_not_commit_half_of_the_next_transaction(
+    world: World, at: Api, skip: int, cut: bool
+) -> None:
     world.late_and_crash(Api.END_TXN, at, skip=skip, cut=cut)
 
 
-def test_a_late_commit_does_not_part_rows_from_their_place(world: World) -> None:
+def test_a_late_commit_does_not_separate_rows_from_their_position(world: World) -> None:
     world.late(Api.END_TXN, Api.TXN_OFFSET_COMMIT)
     world.check()
 
 
-def test_a_late_place_does_not_take_the_next_one_back(world: World) -> None:
+def test_a_late_position_does_not_overwrite_the_next_one(world: World) -> None:
     world.late(Api.TXN_OFFSET_COMMIT, Api.END_TXN)
     world.check()
 
 
-def test_late_records_and_partitions_change_nothing(world: World) -> None:
+def test_late_records_and_partitions_have_no_effect(world: World) -> None:
     world.late(Api.PRODUCE, Api.PRODUCE, skip=1)
     world.late(Api.ADD_PARTITIONS_TO_TXN, Api.PRODUCE, skip=1)
     world.late(Api.ADD_OFFSETS_TO_TXN, Api.END_TXN)
     world.late_and_crash(Api.PRODUCE, Api.END_TXN)
 
 
-def test_a_late_record_is_not_taken_where_the_broker_does_not_ask_for_its_transaction(world: World) -> None:
+def test_a_late_record_has_no_effect_even_on_a_broker_that_does_not_verify_transactions(world: World) -> None:
     # As brokers before 3.6, and those on which somebody has turned it off.
     with verification(world.bootstrap, "false"):
         world.given_up()
@@ -200,7 +202,7 @@ def test_a_late_record_is_not_taken_where_the_broker_does_not_ask_for_its_transa
 
 @contextmanager
 def verification(bootstrap: str, value: str) -> Iterator[None]:
-    """Set if the broker verifies with coordinators that a record's transaction is open."""
+    """Set whether the broker verifies with coordinators that a record's transaction is open."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def alter(entry: ConfigEntry) -> None:
@@ -216,7 +218,7 @@ def verification(bootstrap: str, value: str) -> Iterator[None]:
         alter(ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE))
 
 
-def test_requests_that_come_twice_or_never_change_nothing(world: World) -> None:
+def test_requests_delivered_twice_or_never_have_no_effect(world: World) -> None:
     troubles: tuple[tuple[Api, Fate], ...] = (
         (Api.PRODUCE, "twice"),
         (Api.TXN_OFFSET_COMMIT, "twice"),
@@ -229,7 +231,7 @@ def test_requests_that_come_twice_or_never_change_nothing(world: World) -> None:
     world.check()
 
 
-def test_a_publisher_that_begins_anew_sees_that_another_one_went_on(world: World) -> None:
+def test_a_resumed_publisher_notices_the_rows_that_another_has_published(world: World) -> None:
     world.proxy.keep(Api.END_TXN, "never")
     world.version()
     other = world.start()

@@ -1,4 +1,4 @@
-"""The publishers of a runner, in this process: their messages about errors, and that they continue."""
+"""The publishers of a runner, in this process: which errors they report, and that they continue after them."""
 
 import os
 import re
@@ -110,7 +110,7 @@ def bodies(topic: str) -> object:
 
 
 def failure(publishers: Publishers) -> SlackwaterError:
-    """Return the error that ends them."""
+    """Return the error with which the publishers stop."""
     found: list[SlackwaterError] = []
 
     def failed() -> bool:
@@ -124,7 +124,7 @@ def failure(publishers: Publishers) -> SlackwaterError:
     return found[0]
 
 
-def test_records_have_the_headers_that_their_rows_carry(memory_kafka: MemoryKafka) -> None:
+def test_records_have_the_headers_of_their_rows(memory_kafka: MemoryKafka) -> None:
     carried = [[("traceparent", b"00-1"), ("from", None), ("from", b"x")], [], None]
     column = pa.array([each and [{"key": name, "value": value} for name, value in each] for each in carried], HEADERS)
     writer = Writer(memory_kafka, lambda topic: sw.sink(topic, value="body", headers="headers"))
@@ -135,7 +135,7 @@ def test_records_have_the_headers_that_their_rows_carry(memory_kafka: MemoryKafk
     assert found == {b"1": carried[0], b"2": [], b"3": []}
 
 
-def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(any_kafka: Kafka) -> None:
+def test_committed_rows_are_published_and_then_deleted_from_the_internal_topic(any_kafka: Kafka) -> None:
     writer = Writer(any_kafka, bodies)
     with writer.publishing() as publishers:
         for number in range(20):
@@ -153,7 +153,7 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     assert len(list(writer.store.list(keys.published_positions(writer.name, "s", writer.topic)))) == 1
 
 
-def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(any_kafka: Kafka) -> None:
+def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_continues(any_kafka: Kafka) -> None:
     writer = Writer(any_kafka, bodies)
     with writer.publishing() as old:
         old.on_version(writer.commit(b"1"))
@@ -183,7 +183,7 @@ def opened(transactions: TransactionalProducer) -> tuple[int, str] | None:
 
 
 @pytest.mark.kafka
-def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_and_is_made_again(
+def test_records_of_a_publisher_that_was_away_too_long_are_aborted_and_published_again(
     kafka: EmbeddedKafka,
 ) -> None:
     properties, topic = open_kafka(kafka.bootstrap), f"away-{uuid4().hex[:8]}"
@@ -214,7 +214,7 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         assert opened(transactions) == (1, "place")
 
 
-def test_a_function_that_fails_is_called_again_with_the_same_rows(memory_kafka: MemoryKafka) -> None:
+def test_a_failing_function_is_called_again_with_the_same_rows(memory_kafka: MemoryKafka) -> None:
     calls: list[tuple[int, list[bytes]]] = []
     fails = threading.Event()
     fails.set()
@@ -244,7 +244,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(memory_kafka: 
 
 
 @pytest.mark.kafka
-def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: EmbeddedKafka) -> None:
+def test_a_record_that_the_topic_refuses_ends_the_run_with_one_sentence(kafka: EmbeddedKafka) -> None:
     writer = Writer(open_kafka(kafka.bootstrap), bodies)
     small = ConfigEntry("max.message.bytes", "1000", incremental_operation=AlterConfigOpType.SET)
     topic, admin = (
@@ -271,7 +271,7 @@ def whole_size(body: bytes) -> int:
     return int(single_batch_bytes(rows)[0])
 
 
-def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(memory_kafka: MemoryKafka) -> None:
+def test_rows_lost_by_kafka_are_reported_and_skipped_only_on_request(memory_kafka: MemoryKafka) -> None:
     writer = Writer(memory_kafka, bodies)
     writer.commit(b"1")
     writer.commit(b"2")
@@ -287,7 +287,7 @@ def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(memor
     assert writer.found() == [b"3"]
 
 
-def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_something_left(
+def test_removing_a_sink_from_the_program_is_refused_while_rows_are_unpublished(
     memory_kafka: MemoryKafka,
 ) -> None:
     writer = Writer(memory_kafka, bodies)
@@ -306,7 +306,7 @@ def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_somethin
     assert writer.claim().sinks == {}
 
 
-def test_an_internal_topic_that_was_made_again_stops_its_stage_and_begins_anew_if_that_is_accepted(
+def test_a_recreated_internal_topic_stops_its_stage_unless_the_loss_is_accepted(
     memory_kafka: MemoryKafka,
 ) -> None:
     writer = Writer(memory_kafka, bodies)
@@ -331,7 +331,7 @@ def test_an_internal_topic_that_was_made_again_stops_its_stage_and_begins_anew_i
     assert writer.found() == [b"a", b"b", b"c"]
 
 
-def test_a_watch_tells_of_every_kind_of_topic_with_one_request(memory_kafka: MemoryKafka) -> None:
+def test_a_watch_detects_recreated_topics_of_every_kind_with_one_request(memory_kafka: MemoryKafka) -> None:
     writer = Writer(memory_kafka, bodies)
     topics = {"in": "users'", "in-repartition": "read", "out-repartition": "written"}
     memory_kafka.create_topics(dict.fromkeys(topics, 1))

@@ -1,4 +1,4 @@
-"""Classification of errors from Spark's tasks."""
+"""Classification of errors in Spark's tasks: the fault of a record, or not."""
 
 import runpy
 import traceback
@@ -38,7 +38,7 @@ org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multi
 
 
 def raised_in_a_task(error: Exception, mark: ErrorTag = ERROR_TAG) -> PythonException:
-    """Return the exception that Spark raises for an error of our code in a task."""
+    """Return the exception that Spark raises when our code raises this error in a task."""
     try:
         with mark.tagging():
             raise error
@@ -46,20 +46,20 @@ def raised_in_a_task(error: Exception, mark: ErrorTag = ERROR_TAG) -> PythonExce
         return PythonException(f"\n  An exception was thrown from the Python worker.\n{traceback.format_exc()}\n")
 
 
-def test_an_expression_that_fails_is_a_records_fault() -> None:
+def test_a_failing_expression_is_a_records_fault() -> None:
     found = record_failure(NumberFormatException(CAST))
     assert found is not None
     assert (found.kind, found.message.split()[0]) == ("NumberFormatException", "[CAST_INVALID_INPUT]")
 
 
 @pytest.mark.parametrize("value", ["java.lang.OutOfMemoryError: heap", "FetchFailed", "No space left on device"])
-def test_a_record_that_holds_words_of_spark_s_own_failures_is_at_fault_all_the_same(value: str) -> None:
+def test_a_records_fault_is_recognised_even_if_the_record_contains_sparks_own_error_texts(value: str) -> None:
     assert record_failure(NumberFormatException(CAST.replace("ten", value))) is not None
     assert record_failure(PythonException(UDF.replace("ten", value))) is not None
 
 
-def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> None:
-    """For some conditions Python gets the JVM's error through py4j."""
+def test_an_expressions_error_that_spark_does_not_wrap_is_a_records_fault() -> None:
+    """For some conditions Python receives the JVM's error through py4j."""
     said = (
         "org.apache.spark.SparkException: [{}] Malformed records are detected in record parsing: [null].\n"
         "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
@@ -73,19 +73,19 @@ def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> N
     assert record_failure(wrapped("\n" + said.format("INTERNAL_ERROR"))) is None
 
 
-def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
+def test_an_exception_of_a_udf_is_a_records_fault_and_reported_by_its_class() -> None:
     found = record_failure(PythonException(UDF))
     assert found is not None
     assert (found.kind, found.message) == ("ValueError", "invalid literal for int() with base 10: 'ten'")
     assert "shop.py" in found.stack
 
 
-def test_what_a_states_function_tells_is_a_records_fault() -> None:
+def test_a_failure_of_the_state_function_is_a_records_fault() -> None:
     why = Failure("ValueError", "no", "here")
     assert record_failure(StateFailed(StateFailure(why, (7, -3)))) == why
 
 
-def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_them_is() -> None:
+def test_errors_in_several_parts_of_a_plan_are_a_records_fault_only_if_all_of_them_are() -> None:
     assert (
         record_failure(RuntimeError(SEVERAL.format("SparkNumberFormatException: [CAST_INVALID_INPUT] so do I")))
         is not None
@@ -95,7 +95,7 @@ def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_
     )
 
 
-def test_a_message_that_cannot_be_decoded_is_a_records_fault_and_its_stack_has_no_mark() -> None:
+def test_an_undecodable_message_is_a_records_fault_and_the_internal_tag_is_not_shown() -> None:
     sentence = "the message at topic 't' cannot be decoded: \n{"
     found = record_failure(raised_in_a_task(BadRecord(sentence)))
     assert found is not None
@@ -113,15 +113,15 @@ FORGED = (
 
 
 @pytest.mark.parametrize("value", FORGED, ids=["class", "state", "frame", "mark"])
-def test_a_record_cannot_say_that_the_fault_is_ours(value: str) -> None:
-    """A record's content cannot imitate our own errors to stop the stage."""
+def test_a_records_content_cannot_imitate_an_internal_error(value: str) -> None:
+    """Otherwise such a record could stop the stage."""
     found = record_failure(PythonException(UDF.replace("ten", value)))
     assert found is not None
     assert found.kind == "ValueError"
 
 
 def mapped(program: str, folder: Path, rows: DataFrame) -> Exception:
-    """Return the error when a user's program in a folder maps the rows in Spark's workers."""
+    """Return the error when a user's program in this folder maps the rows in Spark's workers."""
     folder.mkdir(parents=True)
     (folder / "mine.py").write_text(program)
     names = runpy.run_path(str(folder / "mine.py"))
@@ -135,7 +135,7 @@ def mapped(program: str, folder: Path, rows: DataFrame) -> Exception:
 @pytest.mark.parametrize(
     ("raises", "kind"), [("ValueError('no')", "ValueError"), ("sw.errors.Unavailable('my own service')", "Unavailable")]
 )
-def test_what_a_users_program_raises_is_a_records_fault_wherever_it_lies_and_whatever_it_raises(
+def test_any_exception_of_a_users_program_in_any_folder_is_a_records_fault(
     raises: str, kind: str, tmp_path: Path
 ) -> None:
     spark = SparkSession.getActiveSession()
@@ -149,7 +149,7 @@ def test_what_a_users_program_raises_is_a_records_fault_wherever_it_lies_and_wha
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_no_records_fault(
+def test_an_internal_error_around_a_users_iterator_is_not_a_records_fault(
     tmp_path: Path,
 ) -> None:
     spark = SparkSession.getActiveSession()
@@ -168,7 +168,7 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     assert record_failure(caught.value) is None
 
 
-def test_reading_that_fails_is_no_records_fault() -> None:
+def test_a_failure_to_read_input_is_not_a_records_fault() -> None:
     private = PrivateOptions({"bootstrap.servers": "127.0.0.1:1"})
     reader = TopicSourceReader(SourceOptions(input="t", topic="t", patience_s=0.5), StructType(), private)
     (partition,) = reader.partitions({"input": "t", "offsets": [0]}, {"input": "t", "offsets": [1]})
@@ -193,11 +193,11 @@ def test_reading_that_fails_is_no_records_fault() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_nothing_else_is(error: BaseException) -> None:
+def test_other_errors_are_not_a_records_fault(error: BaseException) -> None:
     assert record_failure(error) is None
 
 
-def test_dead_letters_have_the_headers_of_kafka_streams() -> None:
+def test_dead_letters_have_the_headers_that_kafka_streams_uses() -> None:
     own = (("trace", b"1"), ("__streams.errors.topic", b"another app's"))
     headers = DeadLetter("orders", 2, 17, b"k", b"v", own, "ValueError", "no", "Traceback").message_headers()
     assert headers == [

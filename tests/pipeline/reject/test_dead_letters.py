@@ -1,4 +1,4 @@
-"""Rejected records on a topic: delivered when reported so, otherwise an error."""
+"""Rejected records on a dead-letter topic: delivery is confirmed, or an error is raised."""
 
 import os
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.pipeline.publish.reader import committed
 LETTER = DeadLetter("orders", 2, 17, b"k", b"ten", (("trace", b"1"),), "ValueError", "no number", "Traceback")
 
 
-def test_letters_are_on_their_topic_with_why(any_kafka: Kafka) -> None:
+def test_rejected_records_are_sent_to_the_topic_with_the_reason(any_kafka: Kafka) -> None:
     brokers, topic = any_kafka, f"dead-{uuid4().hex[:8]}"
     brokers.create_topics({topic: 1})
     send_rejects(brokers, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=30)
@@ -29,7 +29,7 @@ def test_letters_are_on_their_topic_with_why(any_kafka: Kafka) -> None:
     assert (second.key(), second.value()) == (None, None)
 
 
-def test_a_record_is_put_through_again_with_its_headers() -> None:
+def test_a_retried_record_has_its_headers() -> None:
     app = sw.App("a")
     app.stage(reads=sw.topic("orders", include_headers=True), writes=sw.sink("t"), name="s")(lambda raw: raw)
     stored = [rejected_row(each, version=1, now_ms=2) for each in (LETTER, replace(LETTER, headers=()))]
@@ -41,7 +41,7 @@ def test_a_record_is_put_through_again_with_its_headers() -> None:
 
 
 @pytest.mark.kafka
-def test_a_topic_that_takes_no_more_is_named_and_the_next_letters_are_not_held_up(kafka: EmbeddedKafka) -> None:
+def test_a_topic_that_refuses_records_is_named_and_later_ones_do_not_wait(kafka: EmbeddedKafka) -> None:
     brokers, topic = open_kafka(kafka.bootstrap), f"dead-{uuid4().hex[:8]}"
     brokers.create_topics({topic: 1}, config={"max.message.bytes": "1000"})
     large = replace(LETTER, value=os.urandom(5_000))  # nothing makes these smaller

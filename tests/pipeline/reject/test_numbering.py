@@ -1,4 +1,4 @@
-"""Numbers of a batch's messages: without gaps, and reversible."""
+"""Numbers of a batch's messages: consecutive, and convertible back to offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ STRETCHES = st.lists(
 
 
 @given(STRETCHES)
-def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Numbering) -> None:
+def test_messages_are_numbered_consecutively_and_each_number_leads_back_to_its_message(places: Numbering) -> None:
     every = [
         (place + offset - each.first, (name, each.partition, offset))
         for place, name, each in places.numbered_ranges
@@ -23,11 +23,11 @@ def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Number
 
 
 @given(st.integers(0, 1 << 42), st.integers(0, (1 << 20) - 1))
-def test_a_records_number_says_its_message_and_its_row(place: int, row: int) -> None:
+def test_a_records_number_can_be_split_into_message_and_row(place: int, row: int) -> None:
     assert split_record_number(record_number(place, row)) == (place, row)
 
 
-def test_a_batch_reads_what_lies_between_two_positions_and_knows_the_rows_of_channels() -> None:
+def test_a_batchs_ranges_lie_between_two_positions_and_channels_have_row_counts() -> None:
     before = {
         "topic": Input("topic", (5, 9)),
         "by-a": Input("app-by-a-repartition", (1, 2), "up", 3, consumed=(10, 20)),

@@ -1,4 +1,4 @@
-"""Records for which an operator of a plan fails: all of them, each with its error, for any operator."""
+"""Records that make an operator of a plan fail: all are found, each with its error, for any operator."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,7 +154,7 @@ def failing(spark: SparkSession, frame: DataFrame, most: int = 100) -> dict[int,
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_all_records_that_fail_are_found_each_with_its_error(name: str, spark: SparkSession, kept: DataFrame) -> None:
+def test_all_failing_records_are_found_each_with_its_error(name: str, spark: SparkSession, kept: DataFrame) -> None:
     made, kind, message = OPERATORS[name]
     found = failing(spark, made(hide_record_numbers(kept)))
     assert found.keys() == BAD
@@ -163,7 +163,7 @@ def test_all_records_that_fail_are_found_each_with_its_error(name: str, spark: S
         assert message.format(number) in why.message
 
 
-def test_what_fails_in_several_operators_is_found_from_below(spark: SparkSession, kept: DataFrame) -> None:
+def test_failures_in_several_operators_are_found_from_the_bottom_up(spark: SparkSession, kept: DataFrame) -> None:
     def odd(number: int) -> int:
         if number == 77:
             raise KeyError(number)
@@ -180,16 +180,18 @@ def test_what_fails_in_several_operators_is_found_from_below(spark: SparkSession
     )
 
 
-def test_a_column_that_nobody_needs_fails_nowhere(spark: SparkSession, kept: DataFrame) -> None:
+def test_an_unused_column_cannot_fail(spark: SparkSession, kept: DataFrame) -> None:
     assert failing(spark, hide_record_numbers(kept).select("id", text().cast("long").alias("a")).select("id")) == {}
 
 
 @pytest.mark.parametrize("name", ["a cast", "a UDF", "mapInPandas"])
-def test_more_than_may_be_rejected_are_given_up(name: str, spark: SparkSession, kept: DataFrame) -> None:
+def test_the_search_stops_when_more_records_fail_than_may_be_rejected(
+    name: str, spark: SparkSession, kept: DataFrame
+) -> None:
     with pytest.raises(TooManyFailing):
         failing(spark, OPERATORS[name][0](hide_record_numbers(kept)), most=4)
 
 
-def test_an_operator_that_mixes_records_is_not_tried(spark: SparkSession, kept: DataFrame) -> None:
+def test_operators_that_combine_records_are_not_searched(spark: SparkSession, kept: DataFrame) -> None:
     counted: Any = hide_record_numbers(kept).groupBy("value").count().select(text().cast("long"))
     assert failing(spark, counted) == {}

@@ -1,4 +1,4 @@
-"""Errors of a program or command are reported before Spark, Kafka or the store is contacted."""
+"""Errors of a program or a command line are reported before Spark, Kafka or the store is contacted."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhos
         (["import my_company_lib"], "No module named 'my_company_lib'", "install a package with 'my_company_lib' for"),
     ],
 )
-def test_a_program_that_cannot_run_is_named_with_what_to_do(lines: list[str], said: str, hint: str) -> None:
+def test_a_program_that_cannot_run_is_refused_with_a_hint(lines: list[str], said: str, hint: str) -> None:
     code, message = shown(*lines)
     assert code in (1, 2)
     assert "this is a bug" not in message
@@ -103,14 +103,14 @@ def test_a_program_that_cannot_run_is_named_with_what_to_do(lines: list[str], sa
         (("--max-records", "0"), "greater than or equal to 1"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused_at_once(words: tuple[str, ...], said: str) -> None:
+def test_an_impossible_option_is_refused_at_once(words: tuple[str, ...], said: str) -> None:
     code, message = shown(*HEAD, STAGE, FUNCTION, words=("run", *words))
     assert code == 2
     assert said in message
 
 
 @pytest.mark.parametrize("java", ["nowhere", "empty"])
-def test_a_java_that_is_missing_is_named(
+def test_a_missing_java_is_reported(
     java: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_kafka: MemoryKafka
 ) -> None:
     memory_kafka.create_topics({"orders": 1})
@@ -125,21 +125,21 @@ def test_a_java_that_is_missing_is_named(
 @pytest.mark.parametrize(
     "words", [("attach", "/nosuch", "--app", "x"), ("attach", "/nosuch", "--app", "x", "--dry-run")]
 )
-def test_a_checkpoint_that_is_not_there_is_named_before_spark(words: tuple[str, ...]) -> None:
+def test_a_missing_checkpoint_to_attach_is_reported_before_spark_starts(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main.app, [*words])
     assert result.exit_code == 1
     assert "no checkpoint of a Spark query named '/nosuch'; there is no file 'metadata' in it" in result.stderr
     assert "checkpointLocation" in result.stderr
 
 
-def test_a_checkpoint_to_adopt_is_looked_for_before_spark(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_to_adopt_is_reported_before_spark_starts(tmp_path: Path) -> None:
     with sw.open(str(tmp_path / "store"), kafka="localhost:1") as client:
         Path("shop.py").write_text("\n".join([*HEAD, STAGE, FUNCTION]))
         with pytest.raises(NotFound, match="no checkpoint of a Spark query named"):
             client.adopt(tmp_path / "nosuch", code="shop.py", stage="countries")
 
 
-def test_a_stage_that_is_no_function_is_refused() -> None:
+def test_a_stage_that_is_not_a_function_is_refused() -> None:
     app = sw.App("shop")
     with pytest.raises(Usage, match="stage 'countries' is a int; expected a function"):
         app.stage(reads=sw.topic("orders"), key="n", state=sw.aggregate(n=sw.count()), name="countries")(7)  # type: ignore[type-var]

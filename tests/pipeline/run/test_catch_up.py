@@ -1,4 +1,4 @@
-"""The end of a run that catches up: everything present at its start is read, later records are not awaited."""
+"""The end of `--until-caught-up`: all records that existed at the start are processed, later ones are not awaited."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def seen(diamond: Diamond, stage: str) -> set[int]:
 
 
 @given(st.integers(0, 12), st.lists(st.sampled_from(STAGES), max_size=30))
-def test_it_is_done_when_what_was_there_has_come_to_the_last_stage_and_then_at_once(
+def test_a_run_is_done_as_soon_as_the_records_of_the_start_have_reached_the_last_stage(
     there: int, schedule: list[str]
 ) -> None:
     diamond = Diamond()
@@ -41,7 +41,7 @@ def test_an_idle_app_has_caught_up_at_once() -> None:
     assert CatchUp(diamond.store, APP, {"numbers": (0,)}).is_done(heads(diamond))
 
 
-def test_a_stage_has_not_caught_up_while_rows_fall_due_at_its_watermark() -> None:
+def test_a_stage_has_not_caught_up_while_rows_are_due_at_its_watermark() -> None:
     diamond = Diamond()
     owing = heads(diamond)
     owing["joined"] = replace(owing["joined"], event_time=EventTime(60, due_ms=50, next_due_ms=60))
@@ -51,7 +51,7 @@ def test_a_stage_has_not_caught_up_while_rows_fall_due_at_its_watermark() -> Non
     assert catch_up.is_done(owing | {"joined": replace(owing["joined"], event_time=done)})
 
 
-def test_nobody_waits_for_upstreams_watermark_where_the_stage_says_its_own() -> None:
+def test_a_stage_with_its_own_watermark_does_not_wait_for_its_upstreams() -> None:
     diamond = Diamond(("moves", "evens"))
     diamond.step("moves")
     moves = successor(diamond.heads["moves"], kind="batch", epoch=1, writer="w", by="test:1", now_ms=50)
@@ -67,7 +67,7 @@ def test_nobody_waits_for_upstreams_watermark_where_the_stage_says_its_own() -> 
     assert CatchUp(diamond.store, APP, {"numbers": (0,)}, {"evens": {"moved"}}).is_done(now)
 
 
-def test_of_a_writer_that_runs_elsewhere_its_head_at_the_start_counts() -> None:
+def test_for_a_writer_in_another_process_its_head_at_the_start_is_the_end() -> None:
     diamond = Diamond()
     diamond.step("moves")
     catch_up = CatchUp(diamond.store, APP, {})

@@ -1,4 +1,4 @@
-"""Claims of stages whose topics were changed by others."""
+"""Claims of stages whose Kafka topics somebody has changed."""
 
 import os
 from dataclasses import replace
@@ -31,9 +31,7 @@ def same(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(
-    memory_kafka: MemoryKafka, tmp_path: Path
-) -> None:
+def test_partitions_added_by_hand_to_a_repartition_topic_are_ignored(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
@@ -56,7 +54,7 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(
         assert (claimed.inputs["by-n"].offsets, claimed.inputs["by-n"].consumed) == ((0, 0), (0, 0))
 
 
-def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new_stage_says_what_it_will_not_see(
+def test_deleted_records_can_only_be_skipped_and_a_new_stage_reports_the_records_it_will_miss(
     memory_kafka: MemoryKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = sw.App(f"a{uuid4().hex[:8]}")
@@ -102,9 +100,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     assert (begun.inputs[events].offsets, begun.lost) == ((3, 2), {})
 
 
-def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
-    memory_kafka: MemoryKafka, tmp_path: Path
-) -> None:
+def test_a_retired_stage_returns_unless_its_input_was_collected(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     app, store = sw.App(f"a{uuid4().hex[:8]}"), LocalStore(tmp_path)
     events = f"events-{app.name}"
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
@@ -134,7 +130,7 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
         claimer.check_stage(reader)
 
 
-def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(
+def test_a_claim_reads_offsets_from_kafka_again_after_the_preflight_check(
     memory_kafka: MemoryKafka, tmp_path: Path
 ) -> None:
     app = sw.App(f"a{uuid4().hex[:8]}")

@@ -1,4 +1,4 @@
-"""Refusals and messages of a claim about a changed program, before Kafka is contacted."""
+"""Refusals and messages for a changed program, before Kafka is contacted."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ def claimer(app: sw.App, store: MemoryStore) -> Claimer:
     return Claimer(store, {}, app, {}, "w", "test", accept_loss=False)
 
 
-def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() -> None:
+def test_a_channel_that_became_a_topic_is_not_taken_for_a_renamed_stage() -> None:
     store = MemoryStore()
     at = {"by-n": Input("app-by-n-repartition", (0,), "legs", consumed=(0,))}
     commit(store, Manifest("app", "counts", 1, 1, "w", 1, "claim", at))
@@ -65,7 +65,7 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
     assert "--rename-stage legs=hops" in refused.value.hint
 
 
-def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
+def test_a_table_of_sessions_only_fits_the_key_column_with_the_sessions() -> None:
     session = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
     state = FinalKind(sw.aggregate(n=sw.count()))
     kept = Sessions(state, "visit")
@@ -144,7 +144,7 @@ def test_a_number_of_tasks_out_of_range_is_refused(tasks: object) -> None:
 
 
 class Count(StatefulProcessor):
-    """Kind of state that declares its columns as DDL, which only Spark parses."""
+    """A StatefulProcessor that declares its state as DDL, which only Spark can parse."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "n long")
@@ -156,7 +156,7 @@ class Count(StatefulProcessor):
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_a_class_that_ran_before_goes_on_without_spark_until_its_rows_are_known() -> None:
+def test_a_processor_that_ran_before_starts_without_spark_until_its_columns_are_needed() -> None:
     kind = Processor("None", {"count": Variable("value")})
     stored = Table((Column("user", "string"),), (Column("count", "struct<n: int64>"),), 2, kind.stored)
     store, ends = MemoryStore(), {"t": Input("t", (7,))}
@@ -174,7 +174,7 @@ def test_a_class_that_ran_before_goes_on_without_spark_until_its_rows_are_known(
         claimer(other, store).check_stage(other.stages["counts"])
 
 
-def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -> None:
+def test_rows_cannot_be_imported_into_a_table_with_waiting_rows_or_open_sessions() -> None:
     for kind, what in (
         (sw.join("a", "b", within="1 hour"), "rows that wait for a join"),
         (Sessions(FinalKind(sw.aggregate(n=sw.count())), "visit"), "sessions that are open"),
@@ -190,7 +190,7 @@ def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -
     [(("hour",), None, True), ((), None, False), (("hour",), EventTime(5), False)],
     ids=["closes now", "closes none", "closed some"],
 )
-def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
+def test_a_stage_that_starts_to_close_windows_over_existing_rows_says_so(
     late_by: tuple[str, ...], event_time: EventTime | None, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stored = Stage()

@@ -1,4 +1,4 @@
-"""Garbage collection by runners: when it is due, with rules, and by one of several runners."""
+"""Garbage collection by runners: when it is due, by which rules, and by which of several runners."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -42,7 +42,7 @@ def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0T
     runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "other:1", found), app.name)
 
 
-def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:
+def test_a_collection_is_due_when_the_last_by_anyone_is_long_ago(app: FlightsApp) -> None:
     ours = collector(app, "legs", "aircraft", "carriers")
     done = ours.collect_if_due(app.clock.now_ms)
     assert done is not None
@@ -55,7 +55,7 @@ def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: Fl
     assert ours.collect_if_due(app.clock.now_ms) is not None
 
 
-def test_one_that_broke_off_is_gone_on_with_in_minutes(app: FlightsApp) -> None:
+def test_an_interrupted_collection_is_resumed_within_minutes(app: FlightsApp) -> None:
     ours = collector(app, "legs", "aircraft", "carriers")
     with suppress(Killed), store_of(app).death_after(60):
         ours.collect_if_due(app.clock.now_ms)
@@ -68,7 +68,7 @@ def test_one_that_broke_off_is_gone_on_with_in_minutes(app: FlightsApp) -> None:
     assert ours.collect_if_due(app.clock.now_ms) is None
 
 
-def test_of_several_runners_that_one_collects_which_has_the_first_stage_that_runs(app: FlightsApp) -> None:
+def test_of_several_runners_the_one_with_the_first_running_stage_collects(app: FlightsApp) -> None:
     first, second = collector(app, "legs"), collector(app, "aircraft", "carriers")
     # Nobody says that legs runs.
     beat(app, "aircraft", "carriers")
@@ -92,7 +92,7 @@ def test_a_runner_whose_stage_was_taken_over_does_not_collect(app: FlightsApp) -
     app.heads["legs"] = newer
 
 
-def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_objects_are_reported_and_do_not_end_the_run(app: FlightsApp, caplog: pytest.LogCaptureFixture) -> None:
     store, key = store_of(app), keys.manifest("flights", "legs", app.heads["legs"].version)
     whole = store.get(key)
     store.put(key, b"{}")
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: py
     store.put(key, whole)
 
 
-def test_what_nobody_thought_of_ends_neither_run_nor_collector(
+def test_an_unexpected_error_ends_neither_the_run_nor_the_collector(
     app: FlightsApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(verb: str, key: str) -> None:
@@ -119,7 +119,7 @@ def test_what_nobody_thought_of_ends_neither_run_nor_collector(
     store_of(app).before = lambda verb, key: None
 
 
-def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) -> None:
+def test_the_collector_reports_its_collections_and_stops_when_closed(app: FlightsApp) -> None:
     told, heard = [], Event()
 
     class Told(Listener):
@@ -137,11 +137,11 @@ def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) 
 @pytest.mark.parametrize(
     ("text", "every_ms"), [("off", None), ("1h", HOUR_MS), ("90s", 90_000), ("1 day", 24 * HOUR_MS)]
 )
-def test_how_often_is_a_span_or_off(text: str, every_ms: int | None) -> None:
+def test_the_interval_is_a_time_span_or_off(text: str, every_ms: int | None) -> None:
     assert parse_gc_interval("--gc", text) == every_ms
 
 
 @pytest.mark.parametrize("text", ["on", "10s", ""])
-def test_how_often_is_nothing_else(text: str) -> None:
+def test_other_intervals_are_refused(text: str) -> None:
     with pytest.raises(Usage, match="--gc"):
         parse_gc_interval("--gc", text)

@@ -1,4 +1,4 @@
-"""Answers to probes of a runner, for schedules of progress and of hangs."""
+"""Answers to a runner's probes, for simulated schedules of progress and hangs."""
 
 from dataclasses import dataclass
 from urllib.error import HTTPError
@@ -24,7 +24,7 @@ def lags(records: int | None) -> tuple[StageLag, ...]:
 
 
 class Driver:
-    """A run of one stage, as its probes see it."""
+    """A run of one stage, as its probes see it; the test advances its clock."""
 
     def __init__(self, *, hung_s: float = 600, patience_s: float = 120, trigger_s: float = 0) -> None:
         self.clock = Clock()
@@ -36,7 +36,7 @@ class Driver:
     def pass_time(
         self, seconds: float, *, busy: bool = False, version: int = 1, tasks: bool = False, records: int | None = 0
     ) -> None:
-        """Let time pass, in which the loop runs and Spark answers every five seconds."""
+        """Let time pass; meanwhile the loop runs and Spark answers every five seconds."""
         for _ in range(round(seconds / 5)):
             self.clock.now += 5
             self.tasks += tasks
@@ -47,19 +47,19 @@ class Driver:
             self.health.on_lags(lags(records))
 
 
-def test_a_run_that_waits_for_records_lives_for_ever() -> None:
+def test_a_run_that_waits_for_records_stays_alive() -> None:
     driver = Driver()
     driver.pass_time(100_000)
     assert (driver.health.liveness_problems(), driver.health.readiness_problems()) == ((), ())
 
 
-def test_nobody_knows_whether_records_wait_while_kafka_is_away() -> None:
+def test_a_run_stays_alive_while_kafka_is_away_and_the_backlog_unknown() -> None:
     driver = Driver()
     driver.pass_time(100_000, records=None)
     assert driver.health.liveness_problems() == ()
 
 
-def test_a_jvm_that_does_not_answer_hangs_the_run() -> None:
+def test_a_run_whose_jvm_does_not_answer_is_hung() -> None:
     driver = Driver()
     for _ in range(30):
         driver.clock.now += 2
@@ -72,7 +72,7 @@ def test_a_jvm_that_does_not_answer_hangs_the_run() -> None:
     assert driver.health.liveness_problems() == ()
 
 
-def test_a_loop_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
+def test_the_loop_may_wait_for_a_store_within_its_patience() -> None:
     driver = Driver(patience_s=120)
     for second in range(200):
         driver.clock.now += 1
@@ -82,7 +82,7 @@ def test_a_loop_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
         )
 
 
-def test_a_long_batch_lives_while_its_tasks_end() -> None:
+def test_a_long_batch_is_alive_while_its_tasks_finish() -> None:
     driver = Driver()
     driver.pass_time(50_000, busy=True, tasks=True)
     assert driver.health.liveness_problems() == ()
@@ -94,7 +94,7 @@ def test_a_long_batch_lives_while_its_tasks_end() -> None:
     assert driver.health.liveness_problems() == ()
 
 
-def test_a_batch_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
+def test_a_batch_may_wait_for_a_store_within_its_patience() -> None:
     driver = Driver(patience_s=3_600)
     driver.pass_time(3_600, busy=True)
     assert driver.health.liveness_problems() == ()
@@ -102,7 +102,7 @@ def test_a_batch_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
     assert driver.health.liveness_problems() != ()
 
 
-def test_a_stage_whose_batches_are_long_may_be_quiet_for_longer() -> None:
+def test_a_stage_with_long_batches_may_be_silent_for_longer() -> None:
     driver = Driver()
     driver.pass_time(200, busy=True)
     driver.pass_time(5, version=2)
@@ -112,7 +112,7 @@ def test_a_stage_whose_batches_are_long_may_be_quiet_for_longer() -> None:
     assert driver.health.liveness_problems() != ()
 
 
-def test_a_stage_that_begins_no_batch_though_records_wait_hangs_unless_it_is_held() -> None:
+def test_a_stage_that_starts_no_batch_for_waiting_records_is_hung_unless_it_is_held() -> None:
     driver = Driver()
     driver.pass_time(10_000)
     driver.pass_time(600, records=7)
@@ -123,7 +123,7 @@ def test_a_stage_that_begins_no_batch_though_records_wait_hangs_unless_it_is_hel
     assert driver.health.liveness_problems() == ()
 
 
-def test_a_stage_of_a_long_trigger_is_waited_for() -> None:
+def test_a_stage_with_a_long_trigger_is_not_hung() -> None:
     driver = Driver(trigger_s=3_600)
     driver.pass_time(3 * 3_600, records=7)
     assert driver.health.liveness_problems() == ()
@@ -131,7 +131,7 @@ def test_a_stage_of_a_long_trigger_is_waited_for() -> None:
     assert driver.health.liveness_problems() != ()
 
 
-def test_a_start_and_an_end_may_take_long_step_by_step() -> None:
+def test_start_and_stop_may_take_long_if_each_step_does_not() -> None:
     clock = Clock()
     health = Health(600, clock)
     for step in ("waiting for Kafka", "starting Spark", "checking the program"):
@@ -143,7 +143,7 @@ def test_a_start_and_an_end_may_take_long_step_by_step() -> None:
     assert health.liveness_problems() == ("checking the program for 601 s",)
 
 
-def test_a_runner_is_ready_while_its_stages_are_seen_to_be_its_own() -> None:
+def test_a_runner_is_ready_while_its_claims_are_confirmed() -> None:
     driver = Driver()
     driver.clock.now += 29
     assert driver.health.readiness_problems() == ()
@@ -157,7 +157,7 @@ def test_a_runner_is_ready_while_its_stages_are_seen_to_be_its_own() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), max_size=30))
-def test_whatever_goes_on_a_run_in_which_something_does_lives(steps: list[tuple[bool, bool, int]]) -> None:
+def test_a_run_with_any_progress_is_alive(steps: list[tuple[bool, bool, int]]) -> None:
     driver, version = Driver(), 1
     for busy, tasks, records in steps:
         version += 1
@@ -165,7 +165,7 @@ def test_whatever_goes_on_a_run_in_which_something_does_lives(steps: list[tuple[
         assert driver.health.liveness_problems() == ()
 
 
-def test_probes_are_answered_beside_the_metrics() -> None:
+def test_probes_are_answered_on_the_metrics_port() -> None:
     driver = Driver()
     port = Metrics(driver.health).serve(0)
 
@@ -187,7 +187,7 @@ def test_probes_are_answered_beside_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("records", [0, None])
-def test_what_waited_once_is_forgotten_when_it_was_read(records: int | None) -> None:
+def test_a_backlog_that_was_read_resets_the_timer(records: int | None) -> None:
     driver = Driver()
     driver.pass_time(500, records=3)
     driver.pass_time(500, records=records)

@@ -1,4 +1,7 @@
-"""Claims of a stage with a recreated topic: the check of both ids, and the options to continue."""
+"""Claims of a stage whose topic was recreated: how that is detected, and what `--accept-loss` does.
+
+A topic is recognised by its id, or on brokers without ids by leader epochs and record times.
+"""
 
 from dataclasses import replace
 from uuid import uuid4
@@ -67,7 +70,7 @@ class World:
         self.kafka.send(self.events, records, patience_s=30)
 
     def batch(self, stage: str, now_ms: int = 10, **changes: object) -> Manifest:
-        """Commit a batch of a stage with these fields."""
+        """Commit a batch of a stage with these fields replaced."""
         head = self.heads[stage]
         draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=now_ms)
         self.heads[stage] = made = structs.replace(draft, **changes)
@@ -96,14 +99,14 @@ class World:
         return self.batch("sends", outputs={"by-n": after})
 
     def make_again(self, topic: str, partitions: int) -> tuple[str, str]:
-        """Delete a topic and create it again; return both ids."""
+        """Delete a topic and recreate it; return its ids before and after."""
         before = self.kafka.topic_id(topic)
         self.kafka.delete_topics([topic])
         self.kafka.create_topics({topic: partitions})
         return before, self.kafka.topic_id(topic)
 
     def claim(self, stage: str) -> Manifest:
-        """Claim a stage with `--accept-loss`; return a version that follows from the one before by `verify`'s rules."""
+        """Claim a stage with `--accept-loss`, and check the version by `verify`'s rules."""
         before = self.heads[stage]
         self.heads[stage] = made = self.accepting.claim(self.app.stages[stage], SHAPE, 100)
         assert tuple(version_faults(before, made)) == ()
@@ -117,7 +120,7 @@ def world(memory_kafka: MemoryKafka) -> World:
 
 @pytest.mark.parametrize("partitions", [1, 2, 4])
 @pytest.mark.parametrize("count", [0, 2, 12])
-def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_beginning_if_that_is_accepted(
+def test_a_recreated_topic_stops_its_stage_and_is_read_from_its_beginning_if_accepted(
     world: World, partitions: int, count: int
 ) -> None:
     world.feed(5, 3)
@@ -145,14 +148,14 @@ def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_
     assert world.refusing.claim(world.sends, SHAPE, 200).inputs[world.events] == at
 
 
-def test_a_topic_that_got_partitions_is_the_same(world: World) -> None:
+def test_a_topic_with_added_partitions_is_the_same_topic(world: World) -> None:
     world.feed(5, 3)
     world.read_all()
     world.kafka.add_partitions(world.events, 4)
     assert world.refusing.claim(world.sends, SHAPE, 100).inputs[world.events].offsets == (5, 3, 0, 0)
 
 
-def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: World) -> None:
+def test_accepting_a_recreated_repartition_topic_loses_only_its_in_flight_rows(world: World) -> None:
     world.send(4, 2)
     output = world.heads["sends"].outputs["by-n"]
     at = structs.replace(
@@ -185,7 +188,7 @@ def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: Wor
     assert world.refusing.claim(world.reads, SHAPE, 200).inputs["by-n"] == known
 
 
-def test_nothing_is_lost_where_nothing_was_on_its_way(world: World) -> None:
+def test_nothing_is_lost_if_no_rows_were_in_flight(world: World) -> None:
     world.send(4, 2)
     output = world.heads["sends"].outputs["by-n"]
     at = structs.replace(
@@ -202,14 +205,14 @@ def test_nothing_is_lost_where_nothing_was_on_its_way(world: World) -> None:
     assert (reader.lost, reader.inputs["by-n"].lost) == ({}, ())
 
 
-def test_a_repartition_topic_with_fewer_partitions_cannot_be_gone_on_with(world: World) -> None:
+def test_a_recreated_repartition_topic_with_fewer_partitions_is_refused(world: World) -> None:
     world.send(1, 1)
     world.make_again(world.channel, 1)
     with pytest.raises(AnotherTopic, match=r"and 2 partitions, .* and 1 partition"):
         world.accepting.check_stage(world.sends)
 
 
-def test_a_repartition_topic_that_is_not_there_any_more_is_told_before_it_is_made(world: World) -> None:
+def test_a_deleted_repartition_topic_is_reported_before_it_is_recreated(world: World) -> None:
     world.send(1, 1)
     world.kafka.delete_topics([world.channel])
     with pytest.raises(AnotherTopic, match="was deleted"):
@@ -224,7 +227,7 @@ class TestWithoutIds:
     def _without_ids(self, memory_kafka: MemoryKafka) -> None:
         memory_kafka.has_topic_ids = False
 
-    def test_leader_epochs_tell_that_a_topic_was_made_again(self, world: World) -> None:
+    def test_leader_epochs_reveal_a_recreated_topic(self, world: World) -> None:
         world.feed(5, 3)
         world.kafka.elect_leaders(world.events)
         world.heads["sends"] = world.refusing.claim(world.sends, SHAPE, 5)
@@ -236,7 +239,7 @@ class TestWithoutIds:
         with pytest.raises(AnotherTopic, match=r"leader epochs 1,1 and .* leader epochs 0,0"):
             world.refusing.check_stage(world.sends)
 
-    def test_the_times_of_records_tell_it_too(self, world: World) -> None:
+    def test_record_times_reveal_a_recreated_topic(self, world: World) -> None:
         world.feed(5, 3, time_ms=5)
         world.read_all(now_ms=10)
         world.refusing.check_stage(world.sends)
@@ -250,17 +253,17 @@ class TestWithoutIds:
         claimed = world.claim("sends").inputs[world.events]
         assert (claimed.offsets, claimed.resets[-1].topic_id) == ((0, 0), "~0,0")
 
-    def test_times_that_are_still_to_come_tell_nothing(self, world: World) -> None:
+    def test_record_times_in_the_future_reveal_nothing(self, world: World) -> None:
         world.feed(5, 3, time_ms=LATER_MS)
         world.read_all()
         world.refusing.check_stage(world.sends)
 
-    def test_what_is_not_known_is_said(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_limits_of_detection_are_logged(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
         world.refusing.check_shape(world.sends, SHAPE, *world.refusing.check_stage(world.sends))
         assert f"if {world.events} is deleted and created again, only offsets" in caplog.text
 
 
-def test_a_topic_that_lost_its_last_records_is_not_called_another(world: World) -> None:
+def test_a_topic_that_lost_its_last_records_does_not_count_as_recreated(world: World) -> None:
     world.feed(5, 3)
     world.read_all()
     log = world.kafka._topics[world.events][0].log  # an unclean election of a leader
@@ -281,7 +284,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-def test_of_each_topic_of_a_name_records_are_read_in_order_from_the_first_and_none_for_another(
+def test_records_of_each_incarnation_of_a_topic_are_read_in_order_and_never_confused(
     operations: list[tuple[str, int]],
 ) -> None:
     world = World(MemoryKafka("memory://law"))
@@ -314,7 +317,9 @@ OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)
 
 
 @given(OFFSETS, OFFSETS)
-def test_epochs_that_did_not_fall_are_of_one_topic(before: tuple[int, ...], more: tuple[int, ...]) -> None:
+def test_a_topic_whose_leader_epochs_did_not_decrease_is_the_same(
+    before: tuple[int, ...], more: tuple[int, ...]
+) -> None:
     after = tuple(a + b for a, b in zip(before, more + (0,) * len(before), strict=False)) + more[len(before) :]
     assert not is_other_topic(id_of_epochs(before), id_of_epochs(after))
     assert is_other_topic(id_of_epochs(after), id_of_epochs(before)) == (
@@ -323,7 +328,7 @@ def test_epochs_that_did_not_fall_are_of_one_topic(before: tuple[int, ...], more
 
 
 @given(OFFSETS, OFFSETS, st.sampled_from(["", "x", "y", "~1,2", NOT_KNOWN]))
-def test_a_topic_is_another_if_its_id_says_so_or_it_ends_too_early_and_no_id_says_it_is_the_same(
+def test_a_topic_is_recreated_if_its_id_differs_or_it_is_too_short_and_the_id_unknown(
     read: tuple[int, ...], ends: tuple[int, ...], kept: str
 ) -> None:
     now = TopicState((0,) * len(ends), ends, "x")
@@ -332,6 +337,6 @@ def test_a_topic_is_another_if_its_id_says_so_or_it_ends_too_early_and_no_id_say
     assert bool(explain_recreated_topic("t", kept, read, now)) == expected
 
 
-def test_no_record_before_where_it_was_read_says_nothing() -> None:
+def test_without_records_before_the_read_offset_record_times_reveal_nothing() -> None:
     assert not was_recreated_since_read((5,), TopicState((5,), (9,)), (5,), (-1,))
     assert was_recreated_since_read((5,), TopicState((0,), (9,)), (0,), (-1,))

@@ -38,7 +38,7 @@ def commit() -> BatchReport:
     return batch_report(CommittedVersion(before, after, 0.3, 0.02, 0), (TaskReport("w.2.0", 5, (flushed,)),))
 
 
-def test_a_commit_is_counted_in_the_words_of_the_field() -> None:
+def test_a_commit_reports_the_sizes_of_the_state() -> None:
     assert commit().state == StateSizes(
         files=3, bytes=197, l0_files=2, debt_bytes=0, flushed_bytes=7, compacted_bytes=90, snapshots_under_way=1
     )
@@ -49,7 +49,7 @@ def scrape(port: int) -> str:
         return str(answer.read().decode())
 
 
-def test_prometheus_gets_one_sample_a_stage() -> None:
+def test_prometheus_gets_one_sample_per_stage() -> None:
     metrics = Metrics()
     port = metrics.serve(0)
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_prometheus_gets_one_sample_a_stage() -> None:
         assert line in said
 
 
-def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
+def test_lag_and_running_stages_have_samples_only_if_known() -> None:
     metrics = Metrics()
     port = metrics.serve(0)
     topic = InputLag("t", "t", "", (4,), (9,), 5, 5, None)
@@ -108,7 +108,7 @@ def test_every_metric_is_documented() -> None:
     assert {name for name in names if not name.endswith("_created")} == documented
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:  # noqa: S104  as the metrics' own
         port = taken.getsockname()[1]
         with pytest.raises(Refused, match=f"port {port}") as refused:

@@ -1,4 +1,4 @@
-"""A refused program leaves nothing in the store and in Kafka; errors that need no Spark come before its start."""
+"""A refused program leaves nothing in the store or in Kafka; errors that need no Spark come before its start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Shop:
         return f"events-{self.name}"
 
     def program(self, *, topic: str = "", partitions_of_topic: int = 2, **accounts: object) -> sw.App:
-        """Return the program; further arguments are those of its second stage."""
+        """Return the program; further arguments are for its second stage."""
         app = sw.App(self.name)
         by_account = sw.repartition("by-account", "account", partitions=partitions_of_topic)
         app.stage(name="entries", reads=sw.topic(topic or self.topic), writes=by_account)(same)
@@ -62,7 +62,7 @@ class Shop:
         return app
 
     def begin(self) -> None:
-        """Claim the program once, with ten records read."""
+        """Claim the program's first stage as a first run would, with ten records in its topic."""
         self.kafka.send(self.topic, [Record(str(number).encode(), 0) for number in range(10)], patience_s=30)
         ensure_app(self.store, AppInfo(self.name, 1))
         app = self.program()
@@ -77,7 +77,7 @@ class Shop:
         return [info.key for info in self.store.list("")], {n: known[n] for n in known if self.name in n}
 
     def refused(self, app: sw.App, error: type[SlackwaterError], said: str, **options: object) -> None:
-        """Run the program, which must be refused before Spark starts and leave nothing."""
+        """Run the program, and check that it is refused before Spark starts and leaves nothing."""
         before = self.left()
         with pytest.raises(error, match=said) as refused:
             run(app, Options(store=self.store.url, kafka=self.kafka.properties, patience_s=10, **options), Listener())  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ CASES: list[tuple[str, Callable[[Shop], sw.App], dict[str, object], type[Slackwa
     # How many partitions are too many only a broker knows.
     [pytest.param(*case[1:], id=case[0], marks=[pytest.mark.kafka] * ("broker" in case[0])) for case in CASES],
 )
-def test_a_first_run_that_is_refused_leaves_no_app_and_no_topic(
+def test_a_refused_first_run_leaves_no_app_and_no_topic(
     shop: Shop,
     program: Callable[[Shop], sw.App],
     options: dict[str, object],
@@ -150,7 +150,7 @@ def test_a_first_run_that_is_refused_leaves_no_app_and_no_topic(
     assert shop.left() == ([], {shop.topic: 1})
 
 
-def test_a_changed_program_is_refused_without_spark_and_leaves_no_topic_of_its_new_stages(shop: Shop) -> None:
+def test_a_refused_change_needs_no_spark_and_leaves_no_topics_of_new_stages(shop: Shop) -> None:
     shop.begin()
     other = f"other-{shop.name}"
     shop.kafka.create_topics({other: 1})
@@ -177,21 +177,21 @@ def _with_new_output(app: sw.App) -> sw.App:
     return app
 
 
-def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
+def test_deleted_offsets_are_reported_without_spark(shop: Shop) -> None:
     shop.begin()
     # The claim is of the beginning: what it has yet to read is deleted.
     shop.kafka.delete_records(shop.topic, 7)
     shop.refused(_with_new_output(shop.program()), Refused, rf"{shop.topic}\[0\] 0\.\.7")
 
 
-def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
+def test_an_unfinished_clone_is_refused_without_spark(shop: Shop) -> None:
     origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
     begin_clone(shop.store, CloneJournal(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
     shop.refused(shop.program(), Refused, "is incomplete")
 
 
 @pytest.mark.parametrize("stage", ["accounts", "totals"])
-def test_a_program_does_not_run_over_the_state_of_a_query_of_sparks(shop: Shop, tmp_path: Path, stage: str) -> None:
+def test_a_program_cannot_run_on_a_stage_attached_to_a_spark_query(shop: Shop, tmp_path: Path, stage: str) -> None:
     checkpoint, cache = query(), SstCache(tmp_path / "cache", 1 << 30)
     commit(checkpoint, {})
     Tail(shop.store, cache, checkpoint, shop.name, stage, by="host:1").claim()

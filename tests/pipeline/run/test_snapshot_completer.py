@@ -1,4 +1,4 @@
-"""Completion of snapshots beside the batches: polls, messages and failures."""
+"""Completion of snapshots concurrent with batches: polls, messages and failures."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from tests.support.diamonds import APP, Diamond, Logs
 
 
 def under_way() -> tuple[Diamond, SnapshotRequest]:
-    """Return a snapshot that every stage but `joined` has finished, with a record in flight to it."""
+    """Return a snapshot request that every stage but `joined` has finished, with a record in flight to `joined`."""
     diamond = Diamond()
     diamond.step_all(records=6)
     asked = request_snapshot(diamond.store, APP, "good", "ada@host")
@@ -28,7 +28,7 @@ def under_way() -> tuple[Diamond, SnapshotRequest]:
 
 
 def look(diamond: Diamond, reader: KafkaTopics | None = None) -> frozenset[str]:
-    """Poll once, and finish the completions that it begins."""
+    """Poll once, and finish the completions that the poll starts."""
     completer = SnapshotCompleter(diamond.store, APP, reader or diamond.logs, "test:1")
     try:
         return completer.check(diamond.heads.values())
@@ -36,7 +36,7 @@ def look(diamond: Diamond, reader: KafkaTopics | None = None) -> frozenset[str]:
         completer.close()
 
 
-def test_it_completes_what_every_stage_has_finished_and_then_says_that_nobody_asks_for_it() -> None:
+def test_a_snapshot_is_completed_when_every_stage_has_finished_and_then_forgotten() -> None:
     diamond, asked = under_way()
     assert look(diamond) == frozenset()
     assert find_snapshot(diamond.store, APP, "good") is None, "one stage awaits a marker"
@@ -50,7 +50,7 @@ def test_it_completes_what_every_stage_has_finished_and_then_says_that_nobody_as
     assert look(diamond) == frozenset(), "the stages have forgotten it"
 
 
-def test_what_is_asked_is_not_forgotten_while_a_stage_of_another_runner_is_at_it() -> None:
+def test_an_open_request_is_not_forgotten_while_another_runners_stage_works_on_it() -> None:
     diamond, asked = under_way()
     del diamond.heads["joined"]
     assert look(diamond) == frozenset()
@@ -58,7 +58,7 @@ def test_what_is_asked_is_not_forgotten_while_a_stage_of_another_runner_is_at_it
     assert find_snapshot(diamond.store, APP, "good") is None
 
 
-def test_while_a_stage_is_at_it_a_look_is_a_listing_and_a_read_of_the_request() -> None:
+def test_while_a_stage_is_working_a_poll_costs_one_listing_and_one_read() -> None:
     diamond, _ = under_way()
     for heads in (diamond.heads, {"joined": diamond.heads["joined"]}):
         counted = CountingStore(diamond.store)
@@ -68,7 +68,7 @@ def test_while_a_stage_is_at_it_a_look_is_a_listing_and_a_read_of_the_request() 
         assert counted.requests == 2
 
 
-def test_what_was_withdrawn_is_nobodys() -> None:
+def test_a_withdrawn_request_is_forgotten() -> None:
     diamond, asked = under_way()
     withdraw_request(diamond.store, APP, asked)
     assert look(diamond) == {asked.id}
@@ -85,7 +85,7 @@ class Broken(Logs):
         raise self._error
 
 
-def test_while_kafka_is_away_the_snapshot_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_snapshot_waits_while_kafka_is_away(caplog: pytest.LogCaptureFixture) -> None:
     diamond, asked = under_way()
     diamond.step("joined")
     assert look(diamond, Broken(Unavailable("Kafka is away"))) == frozenset()
@@ -96,9 +96,7 @@ def test_while_kafka_is_away_the_snapshot_waits(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("how", ["gone from Kafka", "fewer than were sent"])
-def test_a_snapshot_that_can_never_be_complete_is_withdrawn_and_noted(
-    how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_snapshot_that_can_never_complete_is_withdrawn_and_logged(how: str, caplog: pytest.LogCaptureFixture) -> None:
     diamond, asked = under_way()
     diamond.step("joined")
     if how == "gone from Kafka":

@@ -33,7 +33,7 @@ def test_each_snapshot_is_looked_up_once_however_many_stages_record_it() -> None
     assert store.counts == {"list": 1, "get_range": 2}
 
 
-def test_an_id_that_cannot_be_looked_up_stays_one_until_it_can() -> None:
+def test_an_id_without_a_known_name_is_shown_until_it_can_be_looked_up() -> None:
     store, known = CountingStore(MemoryStore()), dict[str, str]()
     asked = asked_for(store, "late")
     assert snapshot_names(FaultyStore(store, 0, refused=1.0), "app", (asked.id,), known) == (asked.id,)

@@ -18,7 +18,7 @@ def ask(number: int = signal.SIGINT) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_sets_the_event_and_breaks_nothing_off(number: signal.Signals) -> None:
+def test_a_signal_sets_the_stop_event_and_interrupts_nothing(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with stop_signals() as stop:
         ask(number)
@@ -27,7 +27,7 @@ def test_a_signal_sets_the_event_and_breaks_nothing_off(number: signal.Signals) 
     assert signal.getsignal(number) is before
 
 
-def test_what_may_be_broken_off_is_and_what_was_opened_before_is_closed() -> None:
+def test_an_interruptible_block_is_left_and_open_resources_are_closed() -> None:
     done: list[str] = []
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
@@ -39,7 +39,7 @@ def test_what_may_be_broken_off_is_and_what_was_opened_before_is_closed() -> Non
     assert done == ["closed"]
 
 
-def test_who_was_asked_before_does_not_begin() -> None:
+def test_after_a_stop_an_interruptible_block_is_not_entered() -> None:
     done: list[str] = []
     with stop_signals() as stop:
         ask()
@@ -48,7 +48,7 @@ def test_who_was_asked_before_does_not_begin() -> None:
     assert not done
 
 
-def test_after_what_may_be_broken_off_comes_what_may_not() -> None:
+def test_after_an_interruptible_block_a_stop_only_sets_the_event() -> None:
     with stop_signals() as stop:
         with stop.interruptible():
             pass
@@ -56,7 +56,7 @@ def test_after_what_may_be_broken_off_comes_what_may_not() -> None:
         assert stop.is_set()
 
 
-def test_what_fails_after_somebody_asked_is_an_end_and_before_it_is_an_error() -> None:
+def test_an_error_after_a_stop_is_a_clean_end_and_before_it_an_error() -> None:
     with pytest.raises(ValueError, match="before"), stop_signals() as stop, stop.uninterrupted():
         raise ValueError("before")
     done: list[str] = []
@@ -72,7 +72,7 @@ def test_what_fails_after_somebody_asked_is_an_end_and_before_it_is_an_error() -
     assert not done
 
 
-def test_beside_the_main_thread_nobody_sets_it_and_handlers_stay() -> None:
+def test_outside_the_main_thread_no_signal_handlers_are_installed() -> None:
     before = signal.getsignal(signal.SIGINT)
     found: list[StopEvent] = []
 
@@ -89,7 +89,7 @@ def test_beside_the_main_thread_nobody_sets_it_and_handlers_stay() -> None:
     assert not issubclass(StopRequested, Exception), "nobody who mends errors may take it for one"
 
 
-def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library() -> None:
+def test_the_stop_callback_runs_at_once_even_if_the_main_thread_is_in_native_code() -> None:
     heard: list[float] = []
     with stop_signals(lambda stop: heard.append(time.monotonic())) as stop:
         threading.Timer(0.05, ask).start()
@@ -100,8 +100,8 @@ def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library()
     assert heard[0] < ended
 
 
-def test_who_asks_by_a_signal_of_which_no_byte_came_in_time_hears_all_the_same() -> None:
-    """The signal may reach another thread, and the main thread may be done before that one has written."""
+def test_the_stop_callback_runs_even_if_the_wakeup_byte_is_late() -> None:
+    """Another thread may receive the signal, and the main thread may be done before that thread writes the byte."""
     heard: list[bool] = []
     with stop_signals(lambda stop: heard.append(stop.is_set())) as stop, stop.interruptible():
         signal.set_wakeup_fd(-1)
@@ -109,7 +109,7 @@ def test_who_asks_by_a_signal_of_which_no_byte_came_in_time_hears_all_the_same()
     assert heard == [True]
 
 
-def test_only_a_second_ctrl_c_means_now() -> None:
+def test_only_a_second_ctrl_c_stops_immediately() -> None:
     said: list[bool] = []
     with stop_signals(lambda stop: said.append(stop.immediate.is_set())) as stop:
         ask()
@@ -122,15 +122,15 @@ def test_only_a_second_ctrl_c_means_now() -> None:
     assert said == [False, True]
 
 
-def test_what_fails_just_before_the_signal_is_heard_is_an_end_too() -> None:
-    """A kill of all processes may hit Spark's first."""
+def test_an_error_just_before_the_signal_is_a_clean_end_too() -> None:
+    """A kill of all processes may reach Spark's first."""
     with stop_signals() as stop, stop.uninterrupted():
         threading.Timer(0.1, ask).start()
         raise ConnectionError("the JVM is gone")
     assert stop.is_set()
 
 
-def test_inside_what_may_be_broken_off_something_may_be_that_may_not() -> None:
+def test_an_uninterrupted_block_inside_an_interruptible_one_finishes() -> None:
     done: list[str] = []
     with stop_signals() as stop, stop.interruptible():
         with stop.uninterrupted():
@@ -152,7 +152,7 @@ def after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr("slackwater.common.runtime.monotonic", lambda: now)
 
 
-def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_step_is_shown_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = reports(lambda it: it.on_activity("starting Spark"), Reporter.tick)
     assert capsys.readouterr().err == ""
     for seconds in (1.5, 30, 60):
@@ -161,7 +161,9 @@ def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], m
     assert capsys.readouterr().err == "starting Spark …\n"
 
 
-def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_run_reports_itself_once_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reporter = reports(Reporter.on_running, Reporter.tick)
     for seconds, line in (
         (4, "waiting for records; no commit yet\n"),
@@ -174,7 +176,7 @@ def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], m
         assert capsys.readouterr().err == line, seconds
 
 
-def test_an_end_never_takes_long_without_a_word(
+def test_a_slow_stop_prints_what_it_waits_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter = reports(
@@ -190,7 +192,7 @@ def test_an_end_never_takes_long_without_a_word(
     assert capsys.readouterr().err == "stopping: waiting for Spark to end, 2 s\n"
 
 
-def test_on_a_terminal_the_line_is_redrawn_and_goes_before_a_commit(
+def test_on_a_terminal_the_status_line_is_redrawn_and_erased_before_a_commit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter = reports(lambda it: it.on_activity("starting Spark"), Reporter.tick, live=True)

@@ -1,4 +1,4 @@
-"""Reasons why a stage waits, as its runner reports them: only known facts, with stage names."""
+"""Why a stage waits, as its runner reports it: only known facts, with stage names."""
 
 import logging
 import time
@@ -46,7 +46,7 @@ def stage(*records: int | None, upstream: str = "") -> StageLag:
         (stage(0, 0), {"behind": "returns"}, "the watermark of returns"),
     ],
 )
-def test_a_stage_says_what_it_waits_for_where_its_runner_knows(at: StageLag, state: dict[str, Any], said: str) -> None:
+def test_the_reason_of_a_wait_is_reported_if_known(at: StageLag, state: dict[str, Any], said: str) -> None:
     wait = find_wait(at, **state)
     assert (wait.reason if wait is not None else "") == said
 
@@ -71,12 +71,12 @@ def joined(orders_ms: int | None, returns_ms: int | None, **times: Any) -> Manif
         (joined(9_000, 5_000, watermark_ms=5_000, next_due_ms=7_000, by_clock=True), ""),
     ],
 )
-def test_rows_that_are_not_due_wait_for_the_input_whose_watermark_is_the_lowest(head: Manifest, source: str) -> None:
+def test_rows_that_are_not_due_wait_for_the_input_with_the_lowest_watermark(head: Manifest, source: str) -> None:
     assert input_behind(head, head.inputs) == source
     assert input_behind(head, ["orders"]) == ""
 
 
-def test_a_long_wait_for_another_stage_is_logged_once_and_again_after_it_ended(
+def test_a_long_wait_for_another_stage_is_logged_once_per_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = [0.0]
@@ -91,7 +91,7 @@ def test_a_long_wait_for_another_stage_is_logged_once_and_again_after_it_ended(
 
 
 @pytest.mark.spark
-def test_a_group_of_jobs_is_queued_while_those_of_others_have_the_cores(spark: SparkSession, tmp_path: Path) -> None:
+def test_jobs_are_reported_as_queued_while_others_occupy_the_cores(spark: SparkSession, tmp_path: Path) -> None:
     context, end = spark.sparkContext, tmp_path / "end"
 
     def work(number: int) -> int:

@@ -16,7 +16,7 @@ from slackwater.pipeline.batch.worker_daemon import ignore_hang_up
 from tests.support.running import eventually
 
 
-def test_a_worker_that_spark_hung_up_on_ends_without_a_word_and_any_other_error_is_told() -> None:
+def test_a_worker_disconnected_by_spark_exits_silently_and_other_errors_are_printed() -> None:
     def worker(_connection: socket.socket, error: BaseException | None) -> int:
         if error is not None:
             raise error
@@ -33,7 +33,7 @@ def test_a_worker_that_spark_hung_up_on_ends_without_a_word_and_any_other_error_
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_a_batch_that_fails_while_a_task_waits_for_a_worker_leaves_the_workers_of_others_alone(tmp_path: Path) -> None:
+def test_a_failing_batch_does_not_kill_python_workers_of_other_batches(tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
 

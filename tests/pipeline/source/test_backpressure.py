@@ -1,4 +1,4 @@
-"""Backpressure in one runner: writers wait for slow readers, and continue afterwards."""
+"""Backpressure within a runner: writers wait for slow readers, and then continue."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def reader(consumed: int | None, name: str = "r") -> Manifest:
 
 
 def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
-    """Update with heads that have no unflushed versions after them."""
+    """Update the backpressure with heads that have no unflushed versions after them."""
     for head in heads.values():
         backpressure.on_version(head, head)
 
@@ -28,14 +28,14 @@ def backpressure(tmp_path: Path) -> Backpressure:
     return Backpressure(PlannerFiles(tmp_path), {"r": 100})
 
 
-def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
+def test_a_writer_is_held_while_its_reader_is_more_than_one_batch_behind(backpressure: Backpressure) -> None:
     held = Pace(0, is_held=lambda: backpressure.planners.is_held("w"))
     for sent, consumed, waits in ((100, 0, False), (101, 0, True), (500, 300, True), (500, 400, False)):
         look(backpressure, {"w": writer(sent), "r": reader(consumed)})
         assert held.is_due() is not waits
 
 
-def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
+def test_the_slowest_of_several_readers_decides(tmp_path: Path) -> None:
     backpressure = Backpressure(PlannerFiles(tmp_path), {"r": 100, "s": 100})
     look(backpressure, {"w": writer(300), "r": reader(300), "s": reader(0, "s")})
     assert backpressure.planners.is_held("w")
@@ -43,7 +43,7 @@ def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
     assert not backpressure.planners.is_held("r")
 
 
-def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(backpressure: Backpressure) -> None:
+def test_a_reader_in_another_process_or_with_an_unknown_position_holds_no_writer(backpressure: Backpressure) -> None:
     look(backpressure, {"w": writer(900), "r": reader(None)})
     assert not backpressure.planners.is_held("w")
     elsewhere = Backpressure(backpressure.planners, {})
@@ -51,7 +51,7 @@ def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(b
     assert not elsewhere.planners.is_held("w")
 
 
-def test_what_a_reader_has_read_and_not_committed_yet_holds_nobody(backpressure: Backpressure) -> None:
+def test_uncommitted_progress_of_a_reader_releases_its_writer(backpressure: Backpressure) -> None:
     look(backpressure, {"w": writer(500), "r": reader(0)})
     assert backpressure.planners.is_held("w")
     backpressure.on_version(reader(0), reader(450))
@@ -61,7 +61,7 @@ def test_what_a_reader_has_read_and_not_committed_yet_holds_nobody(backpressure:
     assert not backpressure.planners.is_held("w")
 
 
-def test_a_channel_that_has_another_writer_by_now_holds_nobody(backpressure: Backpressure) -> None:
+def test_a_channel_that_now_has_another_writer_holds_nobody(backpressure: Backpressure) -> None:
     moved = Manifest("a", "w", 1, 1, "x", 1, "batch")
     look(backpressure, {"w": moved, "r": reader(0)})
     assert not backpressure.planners.is_held("w")

@@ -1,4 +1,4 @@
-"""Division of a batch's ranges among tasks."""
+"""Distribution of a batch's offset ranges over tasks."""
 
 from itertools import pairwise
 
@@ -19,12 +19,12 @@ def size(group: Group) -> int:
 
 
 def allowed(parts: tuple[Range, ...], cores: int) -> int:
-    """Return the maximum number of groups: one per core, and more per core for a huge batch."""
+    """Return the maximum number of groups: one per core, more only for a huge batch."""
     return next(count for count in range(cores, 10**6, cores) if size(parts) <= count * MAX_GROUP)
 
 
 @given(some_ranges, counts)
-def test_whole_ranges_go_to_at_most_so_many_groups_and_the_largest_is_near_the_mean(
+def test_whole_ranges_are_grouped_evenly_into_at_most_as_many_groups_as_allowed(
     parts: tuple[Range, ...], count: int
 ) -> None:
     found = group_ranges(parts, count)
@@ -38,7 +38,7 @@ def test_whole_ranges_go_to_at_most_so_many_groups_and_the_largest_is_near_the_m
 
 
 @given(some_ranges, counts)
-def test_split_ranges_of_a_large_batch_have_every_offset_once_and_fill_the_groups_evenly(
+def test_split_ranges_of_a_large_batch_cover_every_offset_once_and_fill_groups_evenly(
     parts: tuple[Range, ...], count: int
 ) -> None:
     found = group_ranges(parts, count, can_split=True)
@@ -58,12 +58,12 @@ def test_split_ranges_of_a_large_batch_have_every_offset_once_and_fill_the_group
         assert all(each.first < each.last for each in pieces)
 
 
-def test_one_long_partition_does_not_keep_the_others_waiting() -> None:
+def test_one_long_partition_does_not_delay_the_others() -> None:
     parts = (Range(0, 0, 10), Range(1, 0, 900), Range(2, 0, 20), Range(3, 0, 30))
     assert group_ranges(parts, 2) == ((parts[1],), (parts[0], parts[2], parts[3]))
 
 
-def test_one_partition_of_a_backlog_is_read_by_all_cores() -> None:
+def test_one_partition_with_a_backlog_is_read_by_all_cores() -> None:
     parts = (Range(0, 7, 7 + 4 * groups.MIN_SPLIT),)
     found = group_ranges(parts, 4, can_split=True)
     assert [size(group) for group in found] == [MIN_SPLIT] * 4

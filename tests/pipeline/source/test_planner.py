@@ -1,4 +1,4 @@
-"""Ends of batches: admission, the trigger interval, whole upstream versions, and markers."""
+"""Where batches end: record limits, the trigger interval, whole upstream versions, and markers."""
 
 import time
 from dataclasses import dataclass, replace
@@ -23,7 +23,9 @@ partitions = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), m
 
 
 @given(partitions, st.integers(1, 10**6))
-def test_admission_stays_under_its_limit_and_moves_every_backlog(backlogs: list[tuple[int, int]], limit: int) -> None:
+def test_admitted_records_stay_within_the_limit_and_every_backlog_advances(
+    backlogs: list[tuple[int, int]], limit: int
+) -> None:
     start = tuple(at for at, _ in backlogs)
     ends = tuple(at + waiting for at, waiting in backlogs)
     admitted = admit_records(start, ends, limit)
@@ -41,14 +43,14 @@ def test_a_new_partition_is_read_from_its_beginning() -> None:
     assert admit_records((5,), (7, 0), None) == (7, 0)
 
 
-def test_a_limit_is_shared_out_by_backlog_in_whole_records() -> None:
+def test_a_limit_is_divided_in_proportion_to_backlogs() -> None:
     assert admit_records((0, 100), (300, 200), 40) == (30, 110)
     assert admit_records((0, 0), (3, 3), 4) == (2, 2)
     assert admit_records((0, 0), (3, 3), 5) == (2, 2)
     assert all(isinstance(end, int) for end in admit_records((0, 0), (3, 3), 5))
 
 
-def test_a_topic_whose_end_went_back_is_not_read_backwards() -> None:
+def test_a_topic_whose_end_has_moved_back_is_not_read_backwards() -> None:
     assert admit_records((50,), (10,), 100) == (50,)
 
 
@@ -60,7 +62,7 @@ class Clock:
         return self.now
 
 
-def test_the_trigger_interval_counts_in_whole_intervals_of_the_clock() -> None:
+def test_trigger_intervals_are_aligned_to_the_clock() -> None:
     clock = Clock(4)
     pace = Pace(10, clock)
     assert pace.is_due()
@@ -73,7 +75,7 @@ def test_the_trigger_interval_counts_in_whole_intervals_of_the_clock() -> None:
     assert not pace.is_due()
 
 
-def test_without_an_interval_a_batch_may_always_start() -> None:
+def test_without_an_interval_a_batch_may_start_at_any_time() -> None:
     pace = Pace(0)
     pace.record_start()
     assert pace.is_due()
@@ -129,7 +131,7 @@ def at(end: int, version: int, rows: int, *snapshots: str) -> Position:
     return Position("c", (end,), version, (rows,), snapshots)
 
 
-def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
+def test_a_batch_takes_whole_upstream_versions_within_the_limit() -> None:
     upstream = Upstream()
     for rows in (10, 10, 10):
         upstream.write(rows)
@@ -140,7 +142,7 @@ def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
     assert upstream.planner(3).plan_end(START) == at(10, 1, 10)
 
 
-def test_a_batch_starts_where_the_runner_asks_for_one_though_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_a_wake_up_of_the_runner_starts_a_batch_without_input(tmp_path: Path) -> None:
     upstream, told = Upstream(), PlannerFiles(tmp_path)
     planner = upstream.planner(told=told)
     assert planner.plan_end(START) == START
@@ -157,7 +159,7 @@ def test_a_batch_starts_where_the_runner_asks_for_one_though_there_is_nothing_to
     assert planner.wake_version(0) == 0
 
 
-def test_readers_get_the_watermark_only_when_what_falls_due_at_it_was_sent() -> None:
+def test_readers_get_a_watermark_only_after_the_rows_due_at_it_were_sent() -> None:
     upstream = Upstream()
     upstream.write(10, times=EventTime(50, due_ms=40, next_due_ms=51))
     assert upstream.planner().plan_end(START).watermark_ms == 50
@@ -167,7 +169,7 @@ def test_readers_get_the_watermark_only_when_what_falls_due_at_it_was_sent() -> 
     assert upstream.planner().plan_end(START).watermark_ms == 60
 
 
-def test_versions_that_are_known_already_are_counted_once() -> None:
+def test_known_versions_are_counted_only_once() -> None:
     upstream = Upstream()
     upstream.write(10)
     upstream.write(10)
@@ -180,7 +182,7 @@ def test_versions_that_are_known_already_are_counted_once() -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:
+def test_a_batch_ends_at_a_marker_and_reports_it_once() -> None:
     upstream = Upstream()
     upstream.write(10)
     upstream.write(10, "s1")
@@ -191,7 +193,7 @@ def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:
     assert planner.plan_end(at_marker) == at(31, 3, 30)
 
 
-def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() -> None:
+def test_a_marker_without_rows_is_a_batch_and_two_markers_are_two_batches() -> None:
     upstream = Upstream()
     upstream.write(0, "s1")
     upstream.write(0, "s2")
@@ -201,14 +203,14 @@ def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() 
     assert planner.plan_end(first) == at(2, 2, 0, "s2")
 
 
-def test_claims_and_compactions_upstream_are_no_reason_for_a_batch() -> None:
+def test_claims_and_compactions_upstream_start_no_batch() -> None:
     upstream = Upstream()
     upstream.write(0)
     planner = upstream.planner()
     assert planner.plan_end(START) == START
 
 
-def test_a_watermark_that_moved_is_news_without_rows_once() -> None:
+def test_an_advanced_watermark_without_rows_starts_one_batch() -> None:
     upstream = Upstream()
     upstream.write(10, watermark_ms=5)
     upstream.write(0, watermark_ms=5)
@@ -220,7 +222,7 @@ def test_a_watermark_that_moved_is_news_without_rows_once() -> None:
     assert upstream.planner().plan_end(first) == first
 
 
-def test_only_attempts_that_a_manifest_names_count() -> None:
+def test_only_attempts_named_by_a_manifest_count() -> None:
     upstream = Upstream()
     upstream.write(1, attempt="first")
     upstream.write(1, attempt="second")
@@ -228,7 +230,7 @@ def test_only_attempts_that_a_manifest_names_count() -> None:
     assert upstream.planner().counted_attempts(1, 3) == {"second", "third"}
 
 
-def test_versions_from_before_the_channel_have_no_attempts() -> None:
+def test_versions_before_the_channel_existed_have_no_attempts() -> None:
     upstream = Upstream()
     upstream.version += 1
     commit.commit(upstream.store, Manifest("a", "up", 1, 1, "w", 1, "batch"))
@@ -238,7 +240,7 @@ def test_versions_from_before_the_channel_have_no_attempts() -> None:
     assert planner.counted_attempts(0, 2) == {"first"}
 
 
-def test_a_writer_that_runs_here_tells_of_its_commits_and_is_asked_for_once_in_two_seconds(tmp_path: Path) -> None:
+def test_a_writer_in_this_runner_announces_its_commits_and_is_polled_only_every_two_seconds(tmp_path: Path) -> None:
     upstream, told = Upstream(), PlannerFiles(tmp_path / "told")
     told.write_committed("up", 0)
     store = CountingStore(upstream.store)
@@ -266,7 +268,7 @@ def test_a_writer_that_runs_here_tells_of_its_commits_and_is_asked_for_once_in_t
     assert store.take_stats().requests == 0
 
 
-def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
+def test_a_writer_elsewhere_is_polled_less_often_the_longer_it_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     upstream, clock = Upstream(), Clock(1)
@@ -291,7 +293,7 @@ def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
     assert planner.plan_end(START) == at(1, 1, 1)
 
 
-def test_a_marker_breaks_the_trigger_interval() -> None:
+def test_a_marker_does_not_wait_for_the_trigger_interval() -> None:
     upstream = Upstream()
     clock = Clock()
     pace = Pace(60, clock)
@@ -302,7 +304,7 @@ def test_a_marker_breaks_the_trigger_interval() -> None:
     assert planner.plan_end(START) == at(11, 2, 10, "s1")
 
 
-def test_spark_reads_the_checkpoint_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_position_survives_sparks_checkpoint(tmp_path: Path) -> None:
     checkpoint = ScratchCheckpoint(tmp_path / "scratch")
     position = Position("c", (4, 0), 7, (3, 0), ("s1",))
     checkpoint.write(41, [position])
@@ -314,18 +316,18 @@ offsets = st.lists(st.integers(0), max_size=4).map(tuple)
 
 
 @given(st.builds(Position, st.just("c"), offsets, st.integers(0), offsets, st.just(("a", "b"))))
-def test_a_position_survives_its_json(position: Position) -> None:
+def test_a_position_survives_json(position: Position) -> None:
     assert Position.from_json(position.to_json()) == position
 
 
-def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
+def test_a_checkpoint_in_a_foreign_format_is_an_error() -> None:
     with pytest.raises(msgspec.ValidationError):
         Position.from_json({"offsets": [1]})
 
 
 @dataclass(frozen=True)
 class Wrote:
-    """One upstream version of a channel of two partitions: rows by partition, zombies' messages, marked snapshots."""
+    """An upstream version of a channel with two partitions: rows by partition, messages of failed attempts, markers."""
 
     rows: tuple[int, int]
     litter: int
@@ -344,7 +346,7 @@ def histories(draw: st.DrawFn) -> list[Wrote]:
 
 
 def written(history: list[Wrote]) -> tuple[MemoryStore, list[Output]]:
-    """Store the history as versions 1, 2, …; return the output entry of each."""
+    """Store the history as versions 1, 2, …; return each version's output entry."""
     store, ends, sent, outputs = MemoryStore(), (0, 0), (0, 0), []
     for version, wrote in enumerate(history, 1):
         sent = (sent[0] + wrote.rows[0], sent[1] + wrote.rows[1])
@@ -364,7 +366,7 @@ def written(history: list[Wrote]) -> tuple[MemoryStore, list[Output]]:
 
 
 @given(histories(), st.none() | st.integers(1, 12), st.data())
-def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_leave_nothing_out(
+def test_batches_are_whole_versions_that_end_at_each_marker_and_omit_nothing(
     history: list[Wrote], limit: int | None, data: st.DataObject
 ) -> None:
     store, outputs = written(history)
@@ -404,7 +406,7 @@ def ranges(start: Position, end: Position) -> list[tuple[int, int, int, int | No
     return [(part.partition, part.first, part.last, part.rows) for task in tasks for part in task.parts]
 
 
-def test_ranges_are_counted_where_both_ends_of_them_are() -> None:
+def test_rows_of_a_range_are_counted_if_both_positions_have_counts() -> None:
     start, end = Position("c", (4, 4), 2, (3, 2)), Position("c", (9, 7), 5, (7, 3))
     assert ranges(start, end) == [(0, 4, 9, 4), (1, 4, 7, 1)]
     for uncounted in (replace(start, consumed=()), start):
@@ -412,10 +414,10 @@ def test_ranges_are_counted_where_both_ends_of_them_are() -> None:
         assert ranges(uncounted, other) == [(0, 4, 9, None), (1, 4, 7, None)]
 
 
-def test_a_range_of_markers_only_is_not_read() -> None:
+def test_a_range_that_has_only_markers_is_not_read() -> None:
     start, end = Position("c", (4, 4), 2, (3, 2)), Position("c", (9, 7), 5, (7, 2))
     assert ranges(start, end) == [(0, 4, 9, 4)]
 
 
-def test_a_topics_new_partition_is_read_from_its_beginning_and_a_partition_that_stays_is_not_read() -> None:
+def test_a_new_partition_is_read_from_its_beginning_and_an_unchanged_one_is_not_read() -> None:
     assert ranges(Position("t", (4, 4)), Position("t", (9, 4, 2))) == [(0, 4, 9, None), (2, 0, 2, None)]

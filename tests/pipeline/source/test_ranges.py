@@ -1,4 +1,4 @@
-"""A task that reads ranges of several partitions gives the rows of tasks with one range each."""
+"""A task that reads ranges of several partitions returns the rows of tasks that read one range each."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -43,7 +43,7 @@ def read(reader: TopicSourceReader, starts: list[int], ends: list[int]) -> tuple
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8), st.integers(1, 4))
-def test_a_batch_has_the_same_rows_in_any_number_of_tasks(spans: list[tuple[int, int]], tasks: int) -> None:
+def test_a_batch_has_the_same_rows_with_any_number_of_tasks(spans: list[tuple[int, int]], tasks: int) -> None:
     starts, ends = [min(span) for span in spans], [max(span) for span in spans]
     kafka = a_kafka([end + 3 for end in ends])
     count, found = read(reader_of(kafka, tasks=tasks), starts, ends)
@@ -57,7 +57,7 @@ def test_a_batch_has_the_same_rows_in_any_number_of_tasks(spans: list[tuple[int,
         assert offsets == [*range(start, end)], "in order"
 
 
-def test_a_task_of_many_partitions_keeps_a_file_of_each_for_the_archive(tmp_path: Path) -> None:
+def test_a_task_of_many_partitions_spools_a_file_for_each_partition_for_the_archive(tmp_path: Path) -> None:
     kafka = a_kafka([5, 0, 700, 1])
     reader = reader_of(kafka, spool=str(tmp_path))
     (task,) = reader.partitions(*(Position(TOPIC, ends).to_json() for ends in ((1, 0, 0, 0), (5, 0, 700, 1))))
@@ -75,7 +75,7 @@ def test_a_task_of_many_partitions_keeps_a_file_of_each_for_the_archive(tmp_path
             assert kept[name].to_pylist() == same[name].to_pylist()
 
 
-def test_a_task_that_fails_in_one_of_its_partitions_keeps_no_file(tmp_path: Path) -> None:
+def test_a_task_that_fails_in_one_partition_leaves_no_spool_file(tmp_path: Path) -> None:
     kafka = a_kafka([5, 5])
     reader = reader_of(kafka, spool=str(tmp_path))
     (task,) = reader.partitions(*(Position(TOPIC, ends).to_json() for ends in ((0, 0), (5, 5))))

@@ -1,4 +1,4 @@
-"""Behaviour of the planning process after Spark has disconnected."""
+"""What the planning process does after Spark has disconnected."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ ASKS_KAFKA = "reader._planner = Away(); reader.latestOffset({'input': 't', 'offs
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Return exit code and output of each planner. All are forks of one that has loaded Spark's modules."""
+    """Return exit code and output of planners; each raises another error in a fork of one prepared process."""
     whats = [*(f"raise {error}" for error in ERRORS), ASKS_KAFKA]
     folder: Path = tmp_path_factory.mktemp("planners")
     done = subprocess.run(
@@ -58,14 +58,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
 
 
 @pytest.mark.parametrize(("error", "silent"), ERRORS.items())
-def test_a_planner_ends_without_a_word_where_spark_has_hung_up_and_only_there(
+def test_a_planner_exits_silently_only_if_spark_has_disconnected(
     ended: dict[str, tuple[int, str]], error: str, silent: bool
 ) -> None:
     code, said = ended[f"raise {error}"]
     assert (code, said) == (0, "") if silent else code == 1
 
 
-def test_a_planner_tells_of_a_broken_connection_that_is_not_sparks(ended: dict[str, tuple[int, str]]) -> None:
+def test_a_planner_reports_a_broken_connection_to_kafka(ended: dict[str, tuple[int, str]]) -> None:
     code, said = ended[ASKS_KAFKA]
     assert code == 1
     assert "ConnectionResetError: Kafka's" in said

@@ -1,4 +1,4 @@
-"""Polls of an idle runner for requests: their number, and their delay."""
+"""How an idle runner polls for requests: number of polls and delay."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ APP = "flights"
 
 @dataclass
 class Watched:
-    """A runner that polls ten times a second."""
+    """A runner that checks ten times a second whether a poll is due."""
 
     folder: Path
     store: CountingStore = field(default_factory=lambda: CountingStore(MemoryStore()))
@@ -33,7 +33,7 @@ class Watched:
         assert self.watch.poll(busy=False), "what is asked already is found at the start"
 
     def wait(self, seconds: float, *, busy: bool = False) -> list[float]:
-        """Return the seconds after which something was found."""
+        """Advance the clock; return after how many seconds something was found."""
         began, found = self.now_s, []
         while self.now_s < began + seconds:
             self.now_s += 0.1
@@ -47,7 +47,7 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
-def test_an_hour_in_which_nothing_happens_costs_less_than_a_dollar_a_month(watched: Watched) -> None:
+def test_an_idle_hour_costs_less_than_a_dollar_a_month(watched: Watched) -> None:
     watched.store.take_stats()
     assert len(watched.wait(3_600)) <= 12
     hour = watched.store.take_stats()
@@ -56,7 +56,7 @@ def test_an_hour_in_which_nothing_happens_costs_less_than_a_dollar_a_month(watch
     assert 0.5 < monthly_cost(hour, 0, Prices()).requests < 0.75
 
 
-def test_a_snapshot_that_is_asked_for_is_told_to_the_planners_within_a_second_and_a_half(watched: Watched) -> None:
+def test_a_snapshot_request_reaches_the_planners_within_a_second_and_a_half(watched: Watched) -> None:
     watched.wait(100)
     first = request_snapshot(watched.store, APP, "one", "test")
     (found,) = watched.wait(20)
@@ -72,7 +72,7 @@ def test_a_snapshot_that_is_asked_for_is_told_to_the_planners_within_a_second_an
     assert watched.told.requested_snapshots() == (second.id,)
 
 
-def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Watched) -> None:
+def test_a_request_whose_author_died_before_waking_runners_is_still_found(watched: Watched) -> None:
     watched.wait(100)
     silent = SnapshotRequest("01ARZ3NDEKTSV4RRFFQ69G5FAV", "silent", 1, "test")
     watched.store.put(keys.json_object(keys.requests(APP), silent.id), codec.encode(silent))
@@ -81,7 +81,7 @@ def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Wa
     assert watched.told.requested_snapshots() == (silent.id,)
 
 
-def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_that(watched: Watched) -> None:
+def test_a_hold_bounds_the_app_until_it_is_released_or_expires(watched: Watched) -> None:
     def held(renewed: int, *offsets: int, tell: bool = False) -> None:
         until = {"flights": offsets}
         holds.put_holds(

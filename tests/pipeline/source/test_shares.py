@@ -1,4 +1,4 @@
-"""A source that reads a share of keys gives their rows, from Kafka or an archive."""
+"""A source that reads a share of keys returns only their rows, from Kafka or an archive."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -24,7 +24,7 @@ APP, STAGE, TOPIC, COUNT = "shop", "orders", "orders", 25_000
 SHARE = KeyShare(("key",), 1_000)
 
 
-def test_a_share_is_the_same_from_kafka_from_an_archive_and_from_both(tmp_path: Path) -> None:
+def test_a_share_has_the_same_rows_from_kafka_the_archive_and_both(tmp_path: Path) -> None:
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     kafka.create_topics({TOPIC: 1})
     sent = (Record(b"%d" % n, 0, b"k%d" % (n % 3_000) if n % 7 else None, time_ms=n) for n in range(COUNT))

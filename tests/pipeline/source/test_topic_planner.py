@@ -57,14 +57,14 @@ def topic(memory_kafka: MemoryKafka) -> Topic:
 
 
 def until(planner: TopicPlanner, start: Position, expected: Position) -> None:
-    """Ask many times a second, as Spark does; every answer other than `expected` must be the start."""
+    """Plan repeatedly, as Spark does, until the end is `expected`; until then it must be the start."""
     deadline = time.monotonic() + 30
     while (found := planner.plan_end(start)) != expected:
         assert found == start
         assert time.monotonic() < deadline
 
 
-def test_a_batch_goes_to_the_ends_of_the_topic_and_the_next_one_from_there(topic: Topic) -> None:
+def test_a_batch_ends_at_the_ends_of_the_topic_and_the_next_one_starts_there(topic: Topic) -> None:
     planner = topic.planner()
     first = Position("t", (2, 1, 0, 1))
     until(planner, START, first)
@@ -78,7 +78,7 @@ def test_no_batch_has_more_than_its_limit(topic: Topic) -> None:
     until(topic.planner(max_records=5), Position("t", (0, 1, 0, 1)), Position("t", (5, 1, 0, 1)))
 
 
-def test_a_reader_that_ends_somewhere_goes_no_further(topic: Topic) -> None:
+def test_a_reader_with_end_offsets_reads_no_further(topic: Topic) -> None:
     planner = topic.planner()
     planner.end_offsets = (1, 0, 9)  # of the partition that came later, nothing
     first = Position("t", (1, 0, 0, 0))
@@ -87,11 +87,11 @@ def test_a_reader_that_ends_somewhere_goes_no_further(topic: Topic) -> None:
     until(planner, first, Position("t", (1, 0, 1, 0)))
 
 
-def test_the_position_that_a_snapshot_ended_names_it_and_the_next_one_does_not(topic: Topic) -> None:
+def test_only_the_position_at_which_a_snapshot_ended_names_it(topic: Topic) -> None:
     until(topic.planner(), Position("t", (0, 0, 0, 0), snapshots=("s1",)), Position("t", (2, 1, 0, 1)))
 
 
-def test_a_batch_starts_the_trigger_interval_and_none_starts_within_it(topic: Topic) -> None:
+def test_a_batch_starts_the_trigger_interval_and_no_batch_starts_within_it(topic: Topic) -> None:
     clock = Clock()
     planner = topic.planner(Pace(10, clock))
     first = Position("t", (2, 1, 0, 1))
@@ -102,7 +102,7 @@ def test_a_batch_starts_the_trigger_interval_and_none_starts_within_it(topic: To
     until(planner, first, Position("t", (2, 1, 1, 1)))
 
 
-def test_nothing_new_does_not_start_the_trigger_interval(topic: Topic) -> None:
+def test_an_empty_plan_does_not_start_the_trigger_interval(topic: Topic) -> None:
     pace = Pace(10, Clock())
     planner = topic.planner(pace)
     ends = Position("t", (2, 1, 0, 1))
@@ -110,7 +110,7 @@ def test_nothing_new_does_not_start_the_trigger_interval(topic: Topic) -> None:
     assert pace.is_due()
 
 
-def test_a_request_ends_a_batch_at_once_and_is_brought_once(topic: Topic) -> None:
+def test_a_request_ends_a_batch_at_once_and_is_reported_once(topic: Topic) -> None:
     topic.asked = ["old"]
     pace = Pace(3600)
     pace.record_start()
@@ -126,12 +126,12 @@ def test_a_request_ends_a_batch_at_once_and_is_brought_once(topic: Topic) -> Non
     until(planner, at_first, Position("t", START.offsets, snapshots=("s3",)))
 
 
-def test_a_request_does_not_wait_for_the_first_look_at_the_topic(topic: Topic) -> None:
+def test_a_request_does_not_wait_for_the_first_read_of_the_topics_ends(topic: Topic) -> None:
     topic.asked = ["s1"]
     assert topic.planner().plan_end(START) == Position("t", START.offsets, snapshots=("s1",))
 
 
-def test_a_broker_that_is_away_for_too_long_is_told() -> None:
+def test_a_broker_outage_beyond_the_patience_is_reported() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         servers = {"bootstrap.servers": f"127.0.0.1:{nobody.getsockname()[1]}"}
@@ -150,7 +150,7 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
             until(planner, START, Position("t", (1, 0, 0, 0)))
 
 
-def test_while_it_is_held_it_ends_at_the_offsets_and_where_it_has_passed_them_it_stands_still(topic: Topic) -> None:
+def test_a_held_planner_stops_at_the_hold_offsets_or_where_it_already_is(topic: Topic) -> None:
     bounds: list[tuple[int, ...] | None] = [(1, 5)]
     planner = replace(topic.planner(), hold_offsets=lambda: bounds[0])
     held = Position("t", (1, 1, 0, 0))
@@ -164,7 +164,7 @@ def test_while_it_is_held_it_ends_at_the_offsets_and_where_it_has_passed_them_it
 
 
 @pytest.mark.parametrize("partitions", [1, 4, 6])
-def test_a_topic_that_is_made_again_while_it_is_read_ends_the_planner(topic: Topic, partitions: int) -> None:
+def test_a_topic_that_is_recreated_while_it_is_read_stops_the_planner(topic: Topic, partitions: int) -> None:
     memory = topic.kafka
     assert isinstance(memory, MemoryKafka)
     planner = replace(topic.planner(), topic_id=memory.topic_id("t"))
@@ -180,7 +180,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_planner(topic: Top
     assert "A batch that was committed after" in no.value.message
 
 
-def test_a_look_at_a_topic_is_one_request_for_its_state_and_none_for_its_id(topic: Topic) -> None:
+def test_reading_a_topics_state_is_one_request_and_its_id_costs_none(topic: Topic) -> None:
     memory, clock = topic.kafka, Clock()
     assert isinstance(memory, MemoryKafka)
     before = memory.state_requests

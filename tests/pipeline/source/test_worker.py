@@ -5,7 +5,7 @@ import signal
 from slackwater.pipeline.source.worker import configure_worker
 
 
-def test_a_process_that_is_no_worker_of_spark_still_hears_ctrl_c() -> None:
+def test_configure_worker_leaves_signal_handlers_of_other_processes_alone() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     configure_worker()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,4 +1,4 @@
-"""A stopped clock: also for names that modules imported from it, and restored after errors."""
+"""Stopped clocks: they also apply to names imported from time and datetime, and are restored after errors."""
 
 import datetime
 import pickle
@@ -13,7 +13,7 @@ AT_MS = 1_000_000_000_500
 AT = datetime.datetime(2001, 9, 9, 1, 46, 40, 500_000, datetime.UTC)
 
 
-def test_every_clock_of_python_says_that_time() -> None:
+def test_every_clock_of_python_returns_the_stopped_time() -> None:
     with stopped_clocks(AT_MS):
         assert time.time() == AT_MS / 1000
         assert time.time_ns() == AT_MS * 1_000_000
@@ -25,7 +25,7 @@ def test_every_clock_of_python_says_that_time() -> None:
         assert datetime.date.today() == date.today() == when.fromtimestamp(AT_MS / 1000).date()  # noqa: DTZ006, DTZ011
 
 
-def test_times_that_are_given_are_those() -> None:
+def test_explicit_times_are_not_changed() -> None:
     with stopped_clocks(AT_MS):
         assert time.gmtime(0)[:3] == (1970, 1, 1)
         assert when(2020, 1, 2) == AT.replace(2020, 1, 2, 0, 0, 0, 0, None)  # noqa: DTZ001
@@ -34,7 +34,7 @@ def test_times_that_are_given_are_those() -> None:
         assert date.fromordinal(1) == date.min
 
 
-def test_values_are_of_the_classes_that_they_were_of() -> None:
+def test_values_keep_their_classes() -> None:
     before = when(2020, 1, 2, tzinfo=datetime.UTC)
     with stopped_clocks(AT_MS):
         made = when(2020, 1, 2, tzinfo=datetime.UTC)
@@ -45,7 +45,7 @@ def test_values_are_of_the_classes_that_they_were_of() -> None:
     assert pickle.loads(pickle.dumps(made)) == before  # noqa: S301
 
 
-def test_the_clock_goes_on_whatever_happens() -> None:
+def test_clocks_are_restored_whatever_happens() -> None:
     classes, real = (datetime.datetime, datetime.date, when, date), time.time
     with stopped_clocks(AT_MS):
         with stopped_clocks(0):

@@ -32,7 +32,7 @@ spark.stop()
 
 
 @pytest.mark.spark
-def test_a_connect_client_reads_what_a_query_gives(tmp_path: Path) -> None:
+def test_a_connect_client_reads_the_rows_of_a_query(tmp_path: Path) -> None:
     app = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))
     app.run(flights(60, aircraft=40))
     app.run(flights(60, aircraft=50))

@@ -1,4 +1,4 @@
-"""Expressions of a plan, and the same plan at another time."""
+"""Nondeterministic expressions in a plan, and the same plan at another time."""
 
 import datetime
 
@@ -17,7 +17,7 @@ def rows() -> DataFrame:
     return SparkSession.active().range(1)
 
 
-def test_wherever_the_clock_stands_in_a_plan_it_says_the_time(rows: DataFrame) -> None:
+def test_every_use_of_the_clock_in_a_plan_gets_the_given_time(rows: DataFrame) -> None:
     other = rows.sparkSession.range(2).withColumnRenamed("id", "n")
     made = (
         rows.select("id", F.current_timestamp().alias("at"), F.expr("localtimestamp() AS local"), F.unix_timestamp())
@@ -34,12 +34,12 @@ def test_wherever_the_clock_stands_in_a_plan_it_says_the_time(rows: DataFrame) -
     assert made.count() == 0
 
 
-def test_a_plan_without_a_clock_stays_as_it_is(rows: DataFrame) -> None:
+def test_a_plan_without_a_clock_is_unchanged(rows: DataFrame) -> None:
     assert with_time_literals(rows, AT_MS) is rows
     assert not find_impurities(rows.where("id > 3"), ())
 
 
-def test_what_is_another_value_each_time_and_what_is_pythons_is_named(rows: DataFrame) -> None:
+def test_random_expressions_and_python_functions_are_named(rows: DataFrame) -> None:
     double = F.udf(lambda value: value * 2, "long")
     made = rows.select(F.rand(), F.expr("uuid()"), F.monotonically_increasing_id(), double("id"))
     found = find_impurities(made, ())

@@ -1,4 +1,4 @@
-"""`spark.read.format("slackwater")` and a moment's Spark tables give the rows of `query`."""
+"""`spark.read.format("slackwater")` and the Spark tables of a moment return the rows of `query`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def rows(frame: DataFrame) -> list[tuple[object, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-def test_a_table_is_read_by_spark_as_by_a_query_and_stays_at_its_moment(app: FlightsApp, client: Client) -> None:
+def test_a_table_read_by_spark_equals_a_query_and_stays_at_its_moment(app: FlightsApp, client: Client) -> None:
     spark = running_session()
     assert spark is not None
     register(spark)
@@ -64,7 +64,7 @@ def test_a_table_is_read_by_spark_as_by_a_query_and_stays_at_its_moment(app: Fli
 
 
 def _check_filters(spark: SparkSession, table: DataFrame, expected: list[tuple[object, ...]]) -> None:
-    """Check that a filter on the key reads only its pages, if the session pushes filters down (4.1 and later)."""
+    """Check that a filter on the key reads only some pages, if Spark pushes filters down (4.1 and later)."""
     wanted = [row for row in expected if row[0] == "N005"]
     one = table.where("tail = 'N005' AND delay > 0")
     assert rows(one) == wanted

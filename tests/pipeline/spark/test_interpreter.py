@@ -1,4 +1,4 @@
-"""Python processes that Spark starts on this machine."""
+"""Python processes that Spark starts on this machine: which interpreter they use, and how they are forked."""
 
 import os
 import socket
@@ -31,13 +31,13 @@ def nobody_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def path_inside(path: str) -> list[str]:
-    """Return the `sys.path` of a process that Spark starts with this one."""
+    """Return the `sys.path` of a Python process that Spark starts with this PYTHONPATH."""
     command = [os.environ["PYSPARK_PYTHON"], "-c", "import os; print(os.environ['PYTHONPATH'])"]
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout[:-1].split(":")
 
 
-def test_what_spark_puts_before_the_installed_pyspark_is_left_out() -> None:
+def test_sparks_bundled_pyspark_is_removed_from_the_path() -> None:
     mine = ["/some where/*", str(HOME / "python"), "/else/pyspark.zip"]
     spark = [HOME / "python/lib/pyspark.zip", HOME / "python/lib/py4j-0.10-src.zip", HOME / "jars/spark-core.jar"]
     with python_interpreter(on_this_machine=True):
@@ -47,7 +47,7 @@ def test_what_spark_puts_before_the_installed_pyspark_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("home", "on_this_machine"), [("/opt/spark", True), (str(HOME), False)])
-def test_where_that_is_not_known_it_is_this_interpreter(
+def test_without_a_known_spark_home_the_interpreter_is_that_of_this_process(
     home: str, on_this_machine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", home)
@@ -55,7 +55,7 @@ def test_where_that_is_not_known_it_is_this_interpreter(
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
-def test_what_somebody_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_interpreter_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     with python_interpreter(on_this_machine=True):
         assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
@@ -64,7 +64,7 @@ def test_what_somebody_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_workers_are_forked_with_what_a_task_needs_and_from_the_installed_pyspark() -> None:
+def test_workers_are_forked_from_the_installed_pyspark_with_the_modules_of_a_task() -> None:
     def tell(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyspark
 
@@ -88,7 +88,7 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("is_served", [True, False])
-def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and_ends_with_it(is_served: bool) -> None:
+def test_a_planner_daemon_works_with_and_without_the_fork_server_and_ends_with_spark(is_served: bool) -> None:
     before = psutil.Process().children()
     with python_interpreter(on_this_machine=True, starts_session=is_served):
         python = os.environ["PYSPARK_PYTHON"]
@@ -112,7 +112,7 @@ def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and
 
 
 def planner(spark: socket.socket) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a planner as Spark does: the process that Spark knows, the connection, and the planner's process id."""
+    """Start a planner as Spark does; return Spark's client process, the connection, and the planner's process id."""
     environment = {
         **os.environ,
         "PYTHON_WORKER_FACTORY_PORT": str(spark.getsockname()[1]),
@@ -126,7 +126,7 @@ def planner(spark: socket.socket) -> tuple[subprocess.Popen[bytes], socket.socke
     return client, connection, pid
 
 
-def test_planners_share_a_process_which_spark_does_not_see_and_end_with_their_connections() -> None:
+def test_planners_are_forked_from_one_server_process_and_end_with_their_connections() -> None:
     before = psutil.Process().children()
     with ExitStack() as stack:
         spark = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -150,7 +150,7 @@ def test_planners_share_a_process_which_spark_does_not_see_and_end_with_their_co
     assert psutil.Process().children() == before
 
 
-def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+def test_the_fork_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, pathlib, psutil\n"
         "from slackwater.pipeline.spark.planner_server import run_server\n"
@@ -162,7 +162,7 @@ def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_starte
     eventually(lambda: has_ended(int(done.stdout)), "it ends")
 
 
-def test_where_there_is_no_room_for_the_address_of_a_socket_nothing_is_forked(tmp_path: Path) -> None:
+def test_if_the_socket_path_is_too_long_no_fork_server_is_started(tmp_path: Path) -> None:
     before = psutil.Process().children()
     with run_server(tmp_path / ("a" * 200), sys.executable):
         assert psutil.Process().children() == before
@@ -170,7 +170,7 @@ def test_where_there_is_no_room_for_the_address_of_a_socket_nothing_is_forked(tm
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_planners_are_forked_with_what_they_need_and_have_the_environment_that_spark_gave_them() -> None:
+def test_planners_are_forked_with_their_modules_and_get_sparks_environment() -> None:
     class Reader(DataSourceReader):
         def partitions(self) -> list[InputPartition]:
             import pyspark

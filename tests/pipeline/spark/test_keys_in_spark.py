@@ -1,4 +1,4 @@
-"""Key hashes and expiring rows in Spark: its hashes equal ours, and its tasks write what the store reads."""
+"""Key hashes and expiring rows in Spark: its hashes equal ours, and its tasks write rows that the store can read."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -45,7 +45,7 @@ KEYS = [
 ]
 
 
-def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark: None, tmp_path: Path) -> None:
+def test_structs_hash_as_in_spark_and_tasks_write_rows_that_expire(one_spark: None, tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     schema = parse_ddl(DDL)

@@ -1,4 +1,4 @@
-"""Columns of a topic that a stage's function needs: without the others it gives the same rows."""
+"""Columns of a topic that a stage's function needs: without the other columns it returns the same rows."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -74,7 +74,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], frozenset[str] | No
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_without_the_columns_that_it_does_not_need_a_function_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+def test_a_function_returns_the_same_rows_without_the_unneeded_columns(name: str, tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     function, expected = FUNCTIONS[name]
@@ -94,7 +94,7 @@ def test_without_the_columns_that_it_does_not_need_a_function_gives_the_same_row
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses_count(tmp_path: Path) -> None:
+def test_needed_columns_are_found_per_stream_and_united_over_its_uses(tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     one, two = (spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri()) for _ in range(2))
@@ -105,7 +105,7 @@ def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses
     assert all(columns in ({"key"}, {"value"}, {"key", "value"}) for columns in known.values())
 
 
-def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
+def test_a_reader_fetches_needed_columns_and_leaves_others_null(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     topic = f"needed-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
     send_messages(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)

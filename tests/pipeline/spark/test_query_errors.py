@@ -1,4 +1,4 @@
-"""The sentence about an error that stopped a query."""
+"""The error message for an exception that has stopped a query."""
 
 import pytest
 from pyspark.errors import PySparkException
@@ -21,7 +21,7 @@ AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: 
         ("Python worker failed to connect back.", "did not start in time", "too busy"),
     ],
 )
-def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: str, hint: str) -> None:
+def test_a_crashed_worker_is_reported_as_crashed(text: str, told: str, hint: str) -> None:
     error = parse_query_error("legs", AROUND.format(text))
     assert str(error).startswith("stage 'legs' stopped: ")
     assert told in str(error)
@@ -30,7 +30,7 @@ def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: s
 
 
 @pytest.mark.parametrize("words", ["the branch is closed", "'Python worker exited unexpectedly' is no number"])
-def test_what_the_program_raises_is_told_in_its_own_words(words: str) -> None:
+def test_an_exception_of_the_program_keeps_its_message(words: str) -> None:
     text = AROUND.format("Job aborted") + f"  ValueError: {words}\n"
     assert str(parse_query_error("legs", text)) == f"stage 'legs' stopped: ValueError: {words}"
 
@@ -52,18 +52,18 @@ org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in sta
 @pytest.mark.parametrize(
     "reason", ["pyarrow.lib.ArrowInvalid: Decimal value does not fit in precision 38", "shop.Odd: no", "StopIteration"]
 )
-def test_a_reason_is_told_whatever_its_class_is_called(reason: str) -> None:
+def test_a_reason_is_kept_for_any_name_of_its_class(reason: str) -> None:
     for text in (WORKER.format(reason), f"StreamingQueryException: [STREAM_FAILED]\n{WORKER.format(reason)}"):
         assert str(parse_query_error("legs", text)) == f"stage 'legs' stopped: {reason}"
 
 
-def test_of_errors_behind_each_other_the_last_is_told() -> None:
+def test_of_chained_exceptions_the_last_is_reported() -> None:
     first = WORKER.format("KeyError: 'a'").partition("0123")[0]
     text = first + "\nDuring handling of the above exception, another exception occurred:\n\n" + WORKER.format("Bad: b")
     assert str(parse_query_error("legs", text)) == "stage 'legs' stopped: Bad: b"
 
 
-def test_an_error_of_a_worker_is_told_without_the_words_of_spark() -> None:
+def test_an_error_in_a_worker_is_reported_without_sparks_text_around_it() -> None:
     text = WORKER.format("slackwater.errors.TooMuch: the row has 22 MB")
     assert reason_of(PySparkException(text)) == "the row has 22 MB"
     told = parse_query_error("legs", text)

@@ -60,7 +60,7 @@ KAFKA = {"bootstrap.servers": "127.0.0.1:1", "sasl.password": PASSWORD}
     ],
 )
 @pytest.mark.usefixtures("isolated")
-def test_what_cannot_be_is_refused_in_a_sentence_before_anything_starts(
+def test_an_impossible_setting_is_refused_with_one_sentence_before_anything_starts(
     words: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_starts(
     assert PASSWORD not in done.output + done.stderr
 
 
-def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_equals_sign() -> None:
+def test_the_last_of_repeated_settings_counts_and_values_may_contain_an_equals_sign() -> None:
     words = (
         "spark.executor.memory=1g",
         "spark.executor.memory=2g",
@@ -99,7 +99,9 @@ def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_
         ({"py_files": ["rules.txt"]}, "no Python file named 'rules.txt'"),
     ],
 )
-def test_what_a_script_says_to_spark_is_checked_as_words_are(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_spark_options_in_python_are_checked_like_those_of_the_command_line(
+    more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     # Nothing listens there: who asked the broker first would wait for it.
     with pytest.raises((Usage, NotFound)) as refused:
         sw.App("flights").run(store=str(tmp_path), kafka="127.0.0.1:1", **more)
@@ -107,7 +109,7 @@ def test_what_a_script_says_to_spark_is_checked_as_words_are(more: dict[str, Any
 
 
 @pytest.mark.usefixtures("isolated")
-def test_a_secret_among_the_settings_is_warned_of_by_its_name() -> None:
+def test_a_secret_in_the_settings_is_warned_about_by_name() -> None:
     assert secret_names(["spark.hadoop.fs.s3a.secret.key", "spark.executor.memory"]) == (
         "spark.hadoop.fs.s3a.secret.key",
     )
@@ -128,7 +130,7 @@ def test_a_secret_among_the_settings_is_warned_of_by_its_name() -> None:
         ({}, {"SPARK_CONNECT_MODE_ENABLED": "1"}, "SPARK_CONNECT_MODE_ENABLED is set"),
     ],
 )
-def test_spark_connect_is_refused_in_a_sentence(
+def test_spark_connect_is_refused_with_one_sentence(
     said: dict[str, Any], variables: dict[str, str], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -148,7 +150,9 @@ def path() -> Iterator[None]:
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("kind", [".py", ".zip"])
-def test_a_program_imports_what_py_files_name(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_can_import_modules_given_by_py_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "pair_rules", raising=False)
     rules = APPS / "rules" / "pair_rules.py"
     if kind == ".zip":
@@ -160,7 +164,7 @@ def test_a_program_imports_what_py_files_name(kind: str, tmp_path: Path, monkeyp
     assert str(sys.modules["pair_rules"].__file__).startswith(str(rules))
 
 
-def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) -> None:
+def test_the_package_sent_to_workers_has_all_modules_that_a_task_imports(tmp_path: Path) -> None:
     home = Path(slackwater.__file__).parent
     data = _zipped(home)
     assert data == _zipped(home)
@@ -181,7 +185,7 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
 
 
 class Session:
-    """Parts of a Spark session with which a stream is opened; options are visible in Spark's plans."""
+    """The parts of a Spark session used to open a stream; the options are those visible in Spark's plans."""
 
     def __init__(self) -> None:
         self.registered: list[type] = []
@@ -208,7 +212,7 @@ class Session:
 
 
 @pytest.mark.parametrize("upstream", ["", "u"])
-def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_along(
+def test_a_source_gets_passwords_separately_from_its_options_and_passes_them_to_readers(
     upstream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A planning process puts it there, which in a test is this one.
@@ -231,7 +235,7 @@ def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_al
     assert PASSWORD not in repr(reader) + repr(reader.partitions(at, at))
 
 
-def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_resources_show_no_secret_and_give_workers_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     access = S3Access(S3ClientConfig("http://s3", "r", S3Settings()), S3Credentials("AKIAHUSH", PASSWORD, PASSWORD))
     resources = WorkerResources(
         "a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30, s3=access, has_remote_tasks=True
@@ -246,7 +250,7 @@ def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch:
     assert here.local_cache() == (Path("/driver"), 1)
 
 
-def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_python_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater.pipeline.spark.jvm import python_interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
@@ -257,7 +261,7 @@ def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.Mon
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_a_run_in_another_thread_takes_the_session_that_is_there_and_leaves_it_running() -> None:
+def test_a_run_in_another_thread_uses_the_running_session_and_leaves_it_running() -> None:
     here = running_session()
     assert here is not None
 

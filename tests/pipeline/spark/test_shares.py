@@ -1,4 +1,4 @@
-"""A share of keys: the source skips exactly the records that the plan's filter would drop."""
+"""Shares of keys: the source skips exactly the records that the filter in the plan would drop."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,9 +83,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], tuple[str, ...], tu
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_without_what_the_source_leaves_out_a_function_gives_the_same_rows_of_the_share(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_function_returns_the_same_rows_of_a_share_if_the_source_skips_other_keys(name: str, tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     function, key, columns = FUNCTIONS[name]
@@ -116,7 +114,7 @@ def in_order(rows: pa.Table) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_of_two_streams_each_has_its_own_and_no_other_filter_is_taken_for_a_share(tmp_path: Path) -> None:
+def test_each_stream_has_its_own_share_and_other_filters_are_not_taken_for_shares(tmp_path: Path) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     one, two = (spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri()) for _ in range(2))
@@ -135,7 +133,7 @@ def test_of_two_streams_each_has_its_own_and_no_other_filter_is_taken_for_a_shar
         assert needed_shares(optimised_stream_paths(one.where(other))) == {}
 
 
-def test_readers_leave_out_the_records_and_rows_of_other_keys(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
+def test_readers_skip_records_and_rows_of_other_keys(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     topic, channel = f"t-{uuid4().hex[:8]}", f"c-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1, channel: 1})
     memory_kafka.send(topic, [Record(value, 0, key) for key, value, *_ in ROWS], patience_s=30)

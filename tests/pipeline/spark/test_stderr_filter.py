@@ -28,7 +28,7 @@ def make_one() -> None:
     AnalysisException("no such column", errorClass="X", contexts=[context])._log_exception()  # type: ignore[list-item]
 
 
-def test_pyspark_does_not_log_what_it_raises_in_a_run(logged: io.StringIO) -> None:
+def test_pyspark_does_not_log_exceptions_that_it_raises_in_a_run(logged: io.StringIO) -> None:
     with silence_error_logs():
         make_one()
     assert logged.getvalue() == ""

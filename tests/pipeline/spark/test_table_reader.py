@@ -1,4 +1,4 @@
-"""Spark tasks read the rows of `query`, for any columns and keys; without Spark."""
+"""Reading a table as Spark's tasks do, but without Spark: the rows equal those of `query`, for any columns and keys."""
 
 import pickle
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, flights
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return a table with overwritten and deleted rows, a merge, and more partitions than at most SSTs' creation."""
+    """Return an app whose table has overwritten and deleted rows, a merge, and a rescale to more state partitions."""
     made = FlightsApp(LocalStore(tmp_path_factory.mktemp("read") / "store"), Kafka(), clock=Clock(START_MS))
     made.run(flights(60, aircraft=40))
     made.delete("aircraft", "N001", "N003")
@@ -47,7 +47,7 @@ def client(app: FlightsApp, tmp_path: Path) -> Client:
 
 
 def source(app: FlightsApp, path: str = "flights/aircraft", **options: str) -> SparkSource:
-    """Return the source as Spark creates and pickles it."""
+    """Return the data source after Spark's creation and pickling of it."""
     made = SparkSource({"path": path, "store": app.store.url, **options})
     return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]  # noqa: S301  our own
 
@@ -62,7 +62,7 @@ def rows_here(reader: TableReader) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("at", ["", "now", "~1", "2025-01-01T00:00:05Z"])
-def test_all_rows_of_a_moment_are_those_that_a_query_gives(app: FlightsApp, client: Client, at: str) -> None:
+def test_all_rows_of_a_moment_equal_those_of_a_query(app: FlightsApp, client: Client, at: str) -> None:
     made = source(app, at=at) if at else source(app)
     expected = client.app("flights").at(at or "now").query("FROM aircraft").fetchall()
     assert expected
@@ -70,13 +70,13 @@ def test_all_rows_of_a_moment_are_those_that_a_query_gives(app: FlightsApp, clie
     assert made.schema().simpleString() == "struct<tail:string,flights:bigint,delay:bigint>"
 
 
-def test_a_version_of_the_stage_will_do(app: FlightsApp, client: Client) -> None:
+def test_a_table_can_be_read_at_a_version_of_its_stage(app: FlightsApp, client: Client) -> None:
     made = source(app, version="v3")
     expected = client.app("flights").at("v3", stage="aircraft").query("FROM aircraft").fetchall()
     assert rows_of(made.reader(made.schema())) == sorted(expected)
 
 
-def test_there_is_a_task_for_each_state_partition_and_only_the_columns_asked_for_come(app: FlightsApp) -> None:
+def test_there_is_one_task_per_state_partition_and_only_requested_columns_are_returned(app: FlightsApp) -> None:
     made = source(app)
     reader = made.reader(StructType([StructField("delay", LongType())]))
     assert len(reader.partitions()) == 4
@@ -94,7 +94,7 @@ def filtering(app: FlightsApp, *filters: Filter) -> FilteringReader:
     return reader
 
 
-def test_filters_that_say_the_key_read_only_where_it_can_be(app: FlightsApp) -> None:
+def test_filters_on_the_key_read_only_the_partitions_that_can_match(app: FlightsApp) -> None:
     whole = rows_of(filtering(app))
     for wanted in (["N005"], ["N005", "N017", "N001", "XXXX"], ["N002"]):
         reader = filtering(app, In(("tail",), tuple(wanted)), GreaterThan(("delay",), 0))
@@ -104,7 +104,7 @@ def test_filters_that_say_the_key_read_only_where_it_can_be(app: FlightsApp) -> 
     assert rows_of(filtering(app, GreaterThan(("tail",), "N005"))) == whole
 
 
-def test_keys_are_looked_up_only_where_all_of_the_key_is_said_and_means_the_same_to_spark() -> None:
+def test_keys_are_looked_up_only_if_filters_fix_the_whole_key_with_the_same_meaning_in_spark() -> None:
     table = Table((Column("a", "int64"), Column("b", "string")), (), 1)
 
     def found(*filters: Filter) -> Any:
@@ -121,7 +121,7 @@ def test_keys_are_looked_up_only_where_all_of_the_key_is_said_and_means_the_same
     assert filtered_keys(times, [EqualTo(("at",), None)]) is None
 
 
-def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -> None:
+def test_the_error_for_a_wrong_option_names_the_valid_ones(app: FlightsApp) -> None:
     for options, error, words in (
         ({"path": "flights"}, errors.Usage, "is not a table"),
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
@@ -154,7 +154,7 @@ class _Here(StoreLocation):
         return self
 
 
-def test_a_moment_that_went_is_named(tmp_path: Path) -> None:
+def test_a_moment_collected_while_it_is_read_is_named(tmp_path: Path) -> None:
     app = old_app()
     place = _Here("", S3Settings())
     object.__setattr__(place, "app", app)

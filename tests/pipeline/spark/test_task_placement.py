@@ -1,4 +1,4 @@
-"""Rows of a batch reach their state partitions, which stay on their executors."""
+"""Placement of a batch: rows reach their state partitions, and partitions stay on their executors."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from slackwater.pipeline.spark.placement import Homes, _cached, _hash_int, _prei
 pytestmark = pytest.mark.spark
 
 
-def test_numbers_are_hashed_as_spark_hashes_them_and_one_leads_to_each_partition(spark: SparkSession) -> None:
+def test_integers_are_hashed_as_by_spark_and_one_hashes_to_each_partition(spark: SparkSession) -> None:
     numbers = np.array([*range(300), 2**31 - 1])
     rows = spark.createDataFrame([(number,) for number in numbers.tolist()], "id int").select(F.hash("id")).collect()
     assert _hash_int(numbers).tolist() == [row[0] for row in rows]
@@ -19,7 +19,7 @@ def test_numbers_are_hashed_as_spark_hashes_them_and_one_leads_to_each_partition
     assert _preimages(2) == (2, 0)
 
 
-def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: None) -> None:
+def test_partitions_run_on_their_preferred_executor_with_all_their_rows(one_spark: None) -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     kept = set(spark.sparkContext._jsc.getPersistentRDDs())  # type: ignore[union-attr]

@@ -22,7 +22,7 @@ Queries start one after the other.
 
 
 @pytest.mark.ci  # twelve queries take a minute of two cores to start
-def test_a_stage_with_work_commits_whatever_it_is_called(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_stage_with_input_commits_under_any_name(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     many = Ledger(kafka.bootstrap, tmp_path, program=APPS / "many.py")
     many.send(6_000)
     with many.running_here(max_records=20) as await_commit:

@@ -1,4 +1,4 @@
-"""Resources of the driver, opened by a worker."""
+"""The driver's resources, as a worker opens them."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
 
 
-def test_settings_of_s3_hold_for_another_root_of_a_store_in_a_folder(tmp_path: Path) -> None:
+def test_s3_settings_apply_to_other_roots_even_if_the_store_is_a_folder(tmp_path: Path) -> None:
     settings = S3Settings(read_timeout_s=7.0, parallel_parts=1)
     resources = WorkerResources("a", "s", str(tmp_path), {}, (tmp_path / "cache", 1), 1, s3_settings=settings)
     _, opened, cache = resources.open()

@@ -1,4 +1,4 @@
-"""OpenLineage events: content, times, and that nothing waits for them."""
+"""OpenLineage events: their content and times, and that nothing waits for their delivery."""
 
 import json
 import queue
@@ -51,7 +51,7 @@ def event(
     return Serde.to_dict(StageLineage(start or head, where).create_event(kind, head, 1_500, failed))
 
 
-def test_an_event_names_what_is_read_and_written_with_versions_and_offsets() -> None:
+def test_an_event_names_inputs_and_outputs_with_versions_and_offsets() -> None:
     said = event("RUNNING", manifest(3, 12), manifest(1, 5))
     assert (said["eventType"], said["eventTime"]) == ("RUNNING", "1970-01-01T00:00:01.500Z")
     assert (said["job"]["namespace"], said["job"]["name"]) == ("slackwater", "a.s")
@@ -75,19 +75,19 @@ def test_an_event_names_what_is_read_and_written_with_versions_and_offsets() -> 
         jsonschema.validate(dataset["facets"]["slackwater_version"], SCHEMA)
 
 
-def test_a_table_in_a_folder_and_a_sink_of_a_clone_are_named_as_they_are() -> None:
+def test_a_table_in_a_folder_and_the_sink_of_a_clone_have_their_real_names() -> None:
     where = DatasetNames("/srv/state/", "broker:9092", "4.3.0", lambda _head: {"alerts": "staging-alerts"})
     table, _, sink = event("START", manifest(1, 0), where=where)["outputs"]
     assert (table["namespace"], table["name"]) == ("file", "/srv/state/a/s")
     assert sink["name"] == "staging-alerts"
 
 
-def test_a_failure_is_told_by_its_class() -> None:
+def test_a_failure_is_reported_by_its_class() -> None:
     said = event("FAIL", manifest(1, 0), failed="Refused")
     assert said["run"]["facets"]["errorMessage"]["message"] == "Refused"
 
 
-def test_how_a_run_ended_is_said_of_each_stage() -> None:
+def test_the_last_event_of_each_stage_says_how_the_run_ended() -> None:
     assert last_events({"s": None, "t": None}, None) == {"s": ("COMPLETE", ""), "t": ("COMPLETE", "")}
     failed = last_events({"s": ValueError("a value"), "t": None}, Refused("stage s failed"))
     assert failed == {"s": ("FAIL", "ValueError"), "t": ("ABORT", "Refused")}
@@ -97,7 +97,7 @@ def test_how_a_run_ended_is_said_of_each_stage() -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator["queue.SimpleQueue[dict[str, Any]]"]:
-    """Return a queue with the requests of an OpenLineage server, set in the environment."""
+    """Start an OpenLineage server and configure it in the environment; return a queue of its requests."""
     got: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     class Receiver(BaseHTTPRequestHandler):
@@ -126,7 +126,7 @@ def configure(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
 
 
-def test_events_are_thinned_and_the_end_is_told(server: "queue.SimpleQueue[dict[str, Any]]") -> None:
+def test_events_are_rate_limited_but_the_last_one_is_sent(server: "queue.SimpleQueue[dict[str, Any]]") -> None:
     lineage = RunLineage({"s": manifest(1, 0), "t": manifest(1, 0, "t")}, WHERE, every_s=0.05)
     first = [server.get(timeout=30) for _ in range(2)]
     assert {(each["eventType"], each["job"]["name"]) for each in first} == {("START", "a.s"), ("START", "a.t")}
@@ -143,7 +143,7 @@ def test_events_are_thinned_and_the_end_is_told(server: "queue.SimpleQueue[dict[
     assert {each["run"]["runId"] for each in first} == {each["run"]["runId"] for each in last}
 
 
-def test_a_server_that_is_away_holds_nothing_up(
+def test_an_unreachable_server_delays_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure(monkeypatch, "http://127.0.0.1:9")
@@ -157,7 +157,9 @@ def test_a_server_that_is_away_holds_nothing_up(
     assert len(said) <= 1  # not one an event
 
 
-def test_it_is_asked_for_by_the_clients_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lineage_is_configured_by_the_openlineage_clients_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert not is_configured({})

@@ -1,4 +1,4 @@
-"""Spans of batches and commits: content, links, and no cost if they are off."""
+"""Spans of batches and commits: content and links, and no cost if tracing is off."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ class Traced:
         return {span.name: span for span in self._exporter.get_finished_spans()}
 
 
-def test_a_batch_has_a_span_and_its_commit_one_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_a_span_with_its_commit_as_child(monkeypatch: pytest.MonkeyPatch) -> None:
     # A runner of another test may not have ended yet in this process.
     monkeypatch.setattr(logs, "_APPS", [])
     traced = Traced()
@@ -83,7 +83,7 @@ def test_a_batch_has_a_span_and_its_commit_one_below_it(monkeypatch: pytest.Monk
             assert logs.log_fields() == {}
 
 
-def test_a_batch_that_fails_says_the_class_of_its_error_and_no_value() -> None:
+def test_the_span_of_a_failed_batch_has_the_class_of_its_error_and_no_value() -> None:
     traced = Traced()
     with pytest.raises(ValueError, match="hunter2"), traced.tracing.batch("a", "s"):
         raise ValueError("no number: hunter2")
@@ -93,14 +93,14 @@ def test_a_batch_that_fails_says_the_class_of_its_error_and_no_value() -> None:
     assert span.events == ()
 
 
-def test_a_batch_that_commits_nothing_is_not_told() -> None:
+def test_an_empty_batch_has_no_span() -> None:
     traced = Traced()
     with traced.tracing.batch("a", "s"):
         pass
     assert traced.spans == {}
 
 
-def test_a_version_of_several_topics_names_none_as_its_destination() -> None:
+def test_a_batch_of_several_topics_has_no_destination_name() -> None:
     traced, inputs = Traced(), {name: Input(name, (0,)) for name in "tu"}
     before = replace(manifest(1, 0), inputs=inputs)
     after = replace(before, version=2, inputs={name: replace(each, offsets=(1,)) for name, each in inputs.items()})
@@ -109,7 +109,7 @@ def test_a_version_of_several_topics_names_none_as_its_destination() -> None:
     assert "messaging.destination.name" not in (traced.spans["process a/s"].attributes or {})
 
 
-def test_a_bisect_is_linked_with_the_record_that_it_names() -> None:
+def test_a_bisect_links_to_the_trace_of_the_record_that_it_names() -> None:
     traced = Traced()
     with traced.tracing.bisect("a") as bisect:
         bisect.set_first_bad("s", 7, [("from", b"till"), ("traceparent", PARENT.encode())], "t[0]@3")
@@ -118,7 +118,7 @@ def test_a_bisect_is_linked_with_the_record_that_it_names() -> None:
     assert (span.attributes or {})["slackwater.record"] == "t[0]@3"
 
 
-def test_of_many_records_with_headers_few_traces_are_kept() -> None:
+def test_a_batch_links_to_at_most_128_traces() -> None:
     records = [[("Traceparent", PARENT)], [("traceparent", None)], [], [("traceparent", f"{PARENT}x".encode())] * 2]
     assert traceparents(records) == (PARENT, f"{PARENT}x")
     assert len(traceparents([("traceparent", str(number))] for number in range(1_000))) == 128
@@ -133,11 +133,11 @@ def test_of_many_records_with_headers_few_traces_are_kept() -> None:
         {"OTEL_SERVICE_NAME": "shop"},
     ],
 )
-def test_nobody_traces_unless_it_is_asked(environ: dict[str, str]) -> None:
+def test_tracing_is_off_unless_configured(environ: dict[str, str]) -> None:
     assert configured_tracing(environ) is None
 
 
-def test_nothing_is_imported_where_nothing_is_configured() -> None:
+def test_nothing_is_imported_unless_configured() -> None:
     program = (
         "import sys, os\n"
         "for name in [each for each in os.environ if each.startswith(('OTEL_', 'OPENLINEAGE'))]: del os.environ[name]\n"
@@ -171,7 +171,7 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
         thread.join()
 
 
-def test_spans_go_where_the_standard_variables_say(
+def test_spans_are_sent_where_the_standard_variables_say(
     collector: tuple[str, list[ExportTraceServiceRequest]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, got = collector
@@ -186,7 +186,7 @@ def test_spans_go_where_the_standard_variables_say(
     assert {span.name for scope in resource.scope_spans for span in scope.spans} == {"process a/s", "commit a/s"}
 
 
-def test_a_collector_that_is_away_holds_nothing_up_and_is_said_once(
+def test_an_unreachable_collector_delays_nothing_and_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")

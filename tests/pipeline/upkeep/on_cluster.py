@@ -1,7 +1,8 @@
-"""A driver process with two executors, which merges SSTs as its input lines command.
+"""A driver process with two executors that merges SSTs on the commands of its input lines.
 
-`below` and `above` a bound of debt; `killed`, where an executor dies during a merge; `damaged`, where an input cannot
-be read there; `stopped`, where upkeep is closed during a merge. Each line is answered by a line of JSON (`Outcome`).
+The commands are: `below` and `above` the driver's bound of debt; `killed`, an executor is killed during a merge;
+`damaged`, an executor cannot read an input; `stopped`, upkeep is closed during a merge. Each line is answered by one
+line of JSON (`Outcome`).
 """
 
 import json
@@ -41,7 +42,7 @@ BATCHES = 3
 
 @dataclass
 class Outcome:
-    """Result of one line."""
+    """The result of one command."""
 
     executors: list[str] = field(default_factory=list)
     """Executors on which merges began, in order."""
@@ -66,7 +67,7 @@ class Outcome:
 
 
 class Held(WorkerResources):
-    """Resources that a worker opens after it has reported its work and the driver has released it."""
+    """Worker resources that open only after the worker has recorded its task and the driver has released it."""
 
     def open(self) -> Any:
         folder, task = Path(self.store), sys._getframe(1).f_code.co_name
@@ -79,7 +80,7 @@ class Held(WorkerResources):
 
 
 class Stage:
-    """A stage whose batches the driver writes, and its upkeep with executors for work beyond `driver_bytes`."""
+    """A stage whose batches the driver writes; executors get the merges beyond `driver_bytes`."""
 
     def __init__(self, spark: SparkSession, folder: Path, driver_bytes: int) -> None:
         self.folder, self.stats, self.spark = folder, list[Stats](), spark
@@ -100,14 +101,14 @@ class Stage:
             self.batch()
 
     def batch(self) -> None:
-        """Commit a version with changes of both hash ranges, which names the results of finished merges."""
+        """Commit a version with changes of both hash ranges that also adopts finished merges."""
         version = self.head.version + 1
         changes: dict[Key, Any] = {(f"o{n}", "x"): (version * 100 + n, None, None) for n in range(version * 10)}
         ssts = (*write_version(self.store, self.cache, TABLE, changes, version), *self.head.ssts)
         self.head = manifest_of(TABLE, plan.apply_results(ssts, self.upkeep.finished), version)
 
     def began(self) -> list[tuple[int, str]]:
-        """Return each merge's process, and the executor in whose folder it runs."""
+        """Return the process of each started merge, and its executor's working folder."""
         file = self.folder / "began"
         tasks = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
         return [(int(process), executor) for task, process, executor in tasks if task == "work"]
@@ -148,7 +149,7 @@ class Stage:
 
 
 class Warnings(logging.Handler):
-    """Handler that keeps slackwater's warnings."""
+    """Log handler that collects slackwater's warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

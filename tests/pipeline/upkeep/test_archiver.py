@@ -1,4 +1,4 @@
-"""The archiver: input of committed batches is archived, whatever was spooled, and despite kills."""
+"""The archiver: the input of committed batches is archived, despite kills and whatever was spooled."""
 
 import logging
 import threading
@@ -81,7 +81,7 @@ def values(kafka: Kafka, partition: int, first: int, end: int) -> list[bytes | N
     st.sets(st.integers(1, 7), max_size=3),
     st.integers(0, 99),
 )
-def test_all_that_was_read_since_it_began_is_there_once_whoever_died(
+def test_everything_read_since_the_start_is_archived_once_despite_kills(
     tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[int, int, str, bool]], deaths: set[int], seed: int
 ) -> None:
     kafka, inner, folder = a_kafka(), MemoryStore(), tmp_path_factory.mktemp("spool")
@@ -119,7 +119,7 @@ def test_all_that_was_read_since_it_began_is_there_once_whoever_died(
         assert list(folder.glob("*/[0-9]*")) == []
 
 
-def test_batches_become_one_object_where_it_is_behind_and_objects_are_merged(tmp_path: Path) -> None:
+def test_a_backlog_of_batches_becomes_one_object_and_objects_are_merged(tmp_path: Path) -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka, tmp_path)
     going.on_version(at(1, 0, 0))
@@ -136,7 +136,7 @@ def test_batches_become_one_object_where_it_is_behind_and_objects_are_merged(tmp
     assert (state.lag, state.bytes, state.objects) == (0, newest(store).bytes, len(newest(store).objects))
 
 
-def test_what_a_reset_skipped_is_not_archived_by_the_next_start_and_what_was_read_before_it_is() -> None:
+def test_records_skipped_by_a_reset_are_not_archived_and_those_read_before_it_are() -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
     going.on_version(at(1, 0, 0))
@@ -153,7 +153,7 @@ def test_what_a_reset_skipped_is_not_archived_by_the_next_start_and_what_was_rea
     assert archive_status(newest(store), [there]).behind == 0
 
 
-def test_what_kafka_lost_meanwhile_is_a_gap_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_deleted_by_kafka_become_a_gap_and_the_rest_is_archived(caplog: pytest.LogCaptureFixture) -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
     going.on_version(at(1, 0, 0))
@@ -168,7 +168,7 @@ def test_what_kafka_lost_meanwhile_is_a_gap_and_the_rest_is_there(caplog: pytest
     assert [each.lag for each in going.states] == [0]
 
 
-def test_a_stage_that_begins_later_and_earlier_is_archived_too() -> None:
+def test_a_stage_that_starts_later_at_earlier_offsets_is_archived_too() -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
     going.on_version(at(1, 50, 50))
@@ -181,7 +181,7 @@ def test_a_stage_that_begins_later_and_earlier_is_archived_too() -> None:
     assert newest(store).begins == (50, 50)
 
 
-def test_a_topic_that_was_made_anew_gets_an_archive_of_its_own(
+def test_a_recreated_topic_gets_a_separate_archive(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(archiver, "_TOPIC_CHECK_S", -1)
@@ -205,7 +205,7 @@ def test_a_topic_that_was_made_anew_gets_an_archive_of_its_own(
     assert len(list(index.iter_archives(store, "shop"))) == 2
 
 
-def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
+def test_offsets_read_from_one_topic_are_not_archived_from_its_successor() -> None:
     kafka, store = a_kafka(), MemoryStore()
     former = kafka.topic_id(TOPIC)
 
@@ -224,7 +224,7 @@ def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
     assert (newest(store).covered, newest(store).topic_id, newest(store).rows) == ((), former, 0)
 
 
-def test_a_spool_that_is_full_or_damaged_is_made_up_for_from_kafka(
+def test_records_missing_from_a_full_or_damaged_spool_are_read_from_kafka(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kafka, store = a_kafka(), MemoryStore()
@@ -253,7 +253,7 @@ def test_a_spool_that_is_full_or_damaged_is_made_up_for_from_kafka(
         assert keeper is not None
 
 
-def test_a_range_that_was_not_read_to_its_end_is_not_kept(tmp_path: Path) -> None:
+def test_a_partially_read_range_is_not_spooled(tmp_path: Path) -> None:
     kafka = a_kafka()
 
     def reading() -> Iterator[None]:
@@ -269,7 +269,7 @@ def test_a_range_that_was_not_read_to_its_end_is_not_kept(tmp_path: Path) -> Non
     assert [*tmp_path.glob("*/*.arrow")] == []
 
 
-def test_it_works_on_a_thread_and_does_what_is_left_at_the_end() -> None:
+def test_the_archiver_runs_in_a_thread_and_finishes_its_work_at_the_end() -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
     with going.running(lambda: 10.0):

@@ -1,4 +1,4 @@
-"""Compaction beside a running stage, and its settings in a program."""
+"""Compaction concurrent with a running stage, and its settings in a program."""
 
 import dataclasses
 import threading
@@ -28,7 +28,7 @@ TWO = replace(ROUTES, partitions=2, compaction=Policy(l0_trigger=3))
 
 
 class Slow(MemoryStore):
-    """A store whose puts wait for a release."""
+    """A store whose puts wait until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Slow(MemoryStore):
 
 
 class Odd(MemoryStore):
-    """A store that raises undeclared errors at puts while told to."""
+    """A store whose puts raise undeclared errors while the test says so."""
 
     odd = True
 
@@ -64,7 +64,7 @@ class Stage:
         """Merges that finished before the last version, which contains them."""
 
     def batch(self) -> Manifest:
-        """Commit a version with changes in every partition."""
+        """Commit a version with changes in every state partition."""
         assert self.head.table is not None
         version = self.head.version + 1
         rows = {(str(n), "x"): (version, None, None) for n in range(20)}
@@ -74,7 +74,7 @@ class Stage:
         return self.head
 
     def folded(self) -> tuple[Sst, ...]:
-        """Return the head's SSTs with finished merges in place of their inputs."""
+        """Return the head's SSTs after the results of finished merges replace their inputs."""
         return plan.apply_results(self.head.ssts, self.compactor.finished)
 
     def until_folded(self, ssts: int) -> tuple[Sst, ...]:
@@ -82,7 +82,7 @@ class Stage:
         return self.folded()
 
 
-def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tmp_path: Path) -> None:
+def test_partitions_are_merged_concurrently_and_the_next_version_adopts_the_results(tmp_path: Path) -> None:
     store = Slow()
     stage = Stage(store, tmp_path, threads=2)
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tm
     stage.compactor.close()
 
 
-def test_what_waits_for_a_thread_is_what_the_newest_version_calls_for(tmp_path: Path) -> None:
+def test_merges_waiting_for_a_thread_follow_the_newest_version(tmp_path: Path) -> None:
     store = Slow()
     stage = Stage(store, tmp_path, threads=1)
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_what_waits_for_a_thread_is_what_the_newest_version_calls_for(tmp_path: 
     assert store.waiting == 1
 
 
-def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
+def test_a_merge_that_another_process_has_done_is_dropped(tmp_path: Path) -> None:
     stage = Stage(MemoryStore(), tmp_path, threads=1)
     for _ in range(3):
         head = stage.batch()
@@ -145,7 +145,7 @@ def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
     elsewhere.close()
 
 
-def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Path) -> None:
+def test_without_threads_nothing_is_merged_but_due_merges_are_reported(tmp_path: Path) -> None:
     store = CountingStore(MemoryStore())
     stage = Stage(store, tmp_path, threads=0)  # type: ignore[arg-type]
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Pat
     assert stage.folded() == head.ssts
 
 
-def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_merge_stops_with_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "_SLICE_ROWS", 1)
     store = Slow()
     small = Policy(l0_trigger=3, target_file_bytes=1)
@@ -177,7 +177,7 @@ def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch
     assert stage.folded() == head.ssts
 
 
-def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_merge_with_a_damaged_input_is_postponed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage(MemoryStore(), tmp_path, threads=1)
     for _ in range(3):
         head = stage.batch()
@@ -191,7 +191,7 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     compactor.close()
 
 
-def test_a_merge_that_fails_as_nobody_expected_is_told_and_tried_again(
+def test_a_merge_with_an_unexpected_error_is_logged_and_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Odd()
@@ -216,7 +216,7 @@ def test_a_merge_that_fails_as_nobody_expected_is_told_and_tried_again(
     stage.compactor.close()
 
 
-def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
+def test_a_stopped_merge_does_not_count_as_running(tmp_path: Path) -> None:
     stage = Stage(MemoryStore(), tmp_path, threads=1)
     for _ in range(3):
         head = stage.batch()
@@ -228,7 +228,7 @@ def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
     assert stage.compactor.merge_progress == "nothing"
 
 
-def test_a_program_says_how_its_tables_are_compacted() -> None:
+def test_a_program_declares_how_its_tables_are_compacted() -> None:
     app = App("flights")
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
     chosen = sw.leveled(level_base_bytes=8 << 20, fanout=8)
@@ -246,18 +246,18 @@ def test_a_program_says_how_its_tables_are_compacted() -> None:
     ("knob", "value"),
     [("l0_trigger", 1), ("max_space_amplification", -0.1), ("target_file_bytes", 1000)],
 )
-def test_a_knob_that_could_not_work_is_refused_by_name(knob: str, value: float) -> None:
+def test_an_impossible_compaction_setting_is_refused_by_name(knob: str, value: float) -> None:
     for policy in (sw.universal, sw.leveled):
         with pytest.raises(Usage, match=f"compaction: {knob} is {value}; expected"):
             policy(**{knob: value})  # type: ignore[arg-type]
 
 
-def test_a_fanout_that_would_not_end_is_refused() -> None:
+def test_a_fanout_of_1_is_refused() -> None:
     with pytest.raises(Usage, match=r"fanout is 1; expected a finite number, 1.1 to 1e\+06"):
         sw.leveled(fanout=1)
 
 
-def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> None:
+def test_a_changed_policy_in_the_program_is_adopted_and_changes_nothing_else() -> None:
     app = App("flights")
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
     stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state=sw.upsert(by="n").stored)

@@ -1,4 +1,4 @@
-"""Merges on executors: their selection, lost executors, and a stopped runner."""
+"""Merges on executors: which merges are sent there, lost executors, and a stopped runner."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def merge_of(size: int) -> Compaction:
 
 
 @given(st.lists(st.integers(0, 100)), st.integers(0, 200), st.integers(0, 200))
-def test_executors_get_merges_only_once_the_debt_exceeds_what_the_driver_does_in_time(
+def test_executors_get_merges_only_if_the_debt_exceeds_what_the_driver_can_merge_in_time(
     sizes: list[int], running_bytes: int, driver_bytes: int
 ) -> None:
     waiting = [merge_of(size) for size in sizes]
@@ -55,14 +55,14 @@ def test_merges_take_a_quarter_of_the_slots_and_at_least_one(slots: int, expecte
     assert (merge_slots.take(), merge_slots.take()) == (True, False)
 
 
-def test_a_version_counts_requests_of_merges_on_executors(tmp_path: Path) -> None:
+def test_a_version_counts_the_requests_of_merges_on_executors(tmp_path: Path) -> None:
     meter = StageMeter(tmp_path)
     for gets in (1, 2):
         meter.add(Stats(gets=gets, puts=1))
     assert (meter.take().gets, meter.take().puts) == (3, 0)
 
 
-def test_only_sessions_on_a_cluster_have_a_pool_for_merges() -> None:
+def test_only_sessions_on_a_cluster_run_merges_on_executors() -> None:
     mode, pools = "spark.scheduler.mode", "spark.scheduler.allocation.file"
     assert not {mode, pools} & _settings("app", "local[2]", {}).keys()
     settings = _settings("app", "spark://head:7077", {})
@@ -73,7 +73,7 @@ def test_only_sessions_on_a_cluster_have_a_pool_for_merges() -> None:
 
 @pytest.fixture(scope="module")
 def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Outcome]]:
-    """Return a function that has a driver with two executors merge, as `on_cluster.py` describes."""
+    """Return a function that lets a driver with two executors merge, as `on_cluster.py` describes."""
     folder = tmp_path_factory.mktemp("merging")
     home = folder / "spark"
     home.mkdir()
@@ -101,7 +101,7 @@ def merging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 def newest_rows() -> dict[str, int]:
-    """Return the expected rows of the stage's batches; the newest one has all keys."""
+    """Return the expected rows after the stage's batches; the newest batch has all keys."""
     version = BATCHES + 2
     return {f"o{n}": version * 100 + n for n in range(version * 10)}
 
@@ -115,7 +115,7 @@ def test_below_the_bound_the_driver_merges(merging: Callable[[str], Outcome]) ->
 
 
 @pytest.mark.spark
-def test_above_the_bound_an_executor_merges_and_the_next_version_names_its_result(
+def test_above_the_bound_an_executor_merges_and_the_next_version_adopts_its_result(
     merging: Callable[[str], Outcome],
 ) -> None:
     outcome = merging("above")
@@ -126,7 +126,7 @@ def test_above_the_bound_an_executor_merges_and_the_next_version_names_its_resul
 
 
 @pytest.mark.spark
-def test_a_merge_whose_executor_is_killed_runs_on_another_one(merging: Callable[[str], Outcome]) -> None:
+def test_a_merge_whose_executor_is_killed_is_repeated_on_another(merging: Callable[[str], Outcome]) -> None:
     outcome = merging("killed")
     assert (outcome.puts, outcome.named, outcome.rows) == (1, 2, newest_rows())
     lost, other = outcome.executors
@@ -134,7 +134,7 @@ def test_a_merge_whose_executor_is_killed_runs_on_another_one(merging: Callable[
 
 
 @pytest.mark.spark
-def test_a_merge_that_fails_on_an_executor_is_put_off_and_picked_again(merging: Callable[[str], Outcome]) -> None:
+def test_a_merge_that_fails_on_an_executor_is_postponed_and_picked_again(merging: Callable[[str], Outcome]) -> None:
     outcome = merging("damaged")
     assert (outcome.named, outcome.rows) == (2, newest_rows())
     (warning,) = outcome.warnings

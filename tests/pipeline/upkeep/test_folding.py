@@ -1,4 +1,4 @@
-"""Folds beside a running stage: the next version names the leaves, and batches never wait for them."""
+"""Folds concurrent with a running stage: the next version names the leaves, and batches never wait for them."""
 
 import threading
 from pathlib import Path
@@ -22,7 +22,7 @@ TABLE = replace(ROUTES, partitions=2, compaction=Policy(l0_trigger=100))
 
 
 class Slow(MemoryStore):
-    """A store whose leaves wait for a release; the answer of each put is lost, and the retry finds the leaf."""
+    """A store whose puts of leaves wait for a release; each put's answer is lost, and the retry finds the leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Stage:
         return self.head
 
 
-def test_a_fold_goes_beside_the_batches_and_the_next_version_names_its_leaves(tmp_path: Path) -> None:
+def test_a_fold_runs_during_batches_and_the_next_version_names_its_leaves(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     for _ in range(4):
         head = stage.batch()
@@ -84,9 +84,7 @@ def test_a_fold_goes_beside_the_batches_and_the_next_version_names_its_leaves(tm
     stage.upkeep.close()
 
 
-def test_a_fold_that_fails_is_tried_again_with_a_later_version(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_fold_is_retried_with_a_later_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage(tmp_path)
     stage.store.may_go_on.set()
     stage.store.failures = 1
@@ -101,8 +99,10 @@ def test_a_fold_that_fails_is_tried_again_with_a_later_version(
     stage.upkeep.close()
 
 
-def test_a_manifest_that_nobody_folds_is_folded_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So manifests of `init` and of a separate compactor stay bounded."""
+def test_a_manifest_that_no_runner_folds_is_folded_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This bounds the manifests of `init` and of a separate compactor."""
     monkeypatch.setattr(fold, "_TOLERANCE", 1)
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     rows = {(str(n), "x"): (1, None, None) for n in range(20)}

@@ -1,4 +1,4 @@
-"""Pages written by a runner equal the stored versions, also those by other processes, without reading its own."""
+"""Pages written by a runner equal the stored versions, including those of other processes; its own are not re-read."""
 
 from collections.abc import Collection
 
@@ -18,7 +18,7 @@ from tests.support.manifests import manifest
 
 
 def run(store: MemoryStore | CountingStore, first: int, last: int, others: Collection[int] = ()) -> None:
-    """Commit versions, those of `others` by other processes, and let a runner write pages."""
+    """Commit versions, those in `others` by another process, and let a runner write pages."""
     writer = PageWriter(store, first)
     for number in range(first, last + 1):
         version = version_of(number)
@@ -34,14 +34,14 @@ def version_of(number: int) -> Manifest:
 
 
 def pages_of(store: MemoryStore) -> list[tuple[int, int]]:
-    """Return the ranges of the pages, after a comparison of each with its versions' manifests."""
+    """Return the version ranges of the pages, after comparing each page with its versions' manifests."""
     for ref in list_pages(store, "app", "stage"):
         page = StagePages(CountingStore(store), "app", "stage").load(ref)
         assert page == build_page(read_parts(store, "app", "stage", n) for n in range(ref.first, ref.last + 1))
     return [(ref.first, ref.last) for ref in list_pages(store, "app", "stage")]
 
 
-def test_a_page_is_written_for_64_versions_and_pages_are_merged_without_a_read() -> None:
+def test_a_page_is_written_per_64_versions_and_pages_are_merged_without_reads() -> None:
     memory = MemoryStore()
     store = CountingStore(memory)
     run(store, 1, 640)
@@ -50,19 +50,19 @@ def test_a_page_is_written_for_64_versions_and_pages_are_merged_without_a_read()
 
 
 @pytest.mark.parametrize("others", [range(2, 64, 3), range(60, 80), (64, 65, 128), range(64, 1_000, 64)])
-def test_versions_of_other_processes_are_read_for_the_page(others: Collection[int]) -> None:
+def test_versions_of_other_processes_are_read_to_write_the_page(others: Collection[int]) -> None:
     store = MemoryStore()
     run(store, 1, 640, others)
     assert pages_of(store) == [(1, 512), (513, 576), (577, 640)][: 2 if 640 in others else 3]
 
 
-def test_blocks_of_other_processes_are_left_to_collection() -> None:
+def test_whole_blocks_of_other_processes_versions_are_left_to_garbage_collection() -> None:
     store = MemoryStore()
     run(store, 60, 320, range(61, 200))
     assert pages_of(store) == [(60, 64), (193, 256), (257, 320)]
 
 
-def test_a_second_runner_merges_pages_of_the_first() -> None:
+def test_a_second_runner_merges_the_pages_of_the_first() -> None:
     store = MemoryStore()
     run(store, 1, 300)
     assert pages_of(store) == [(1, 64), (65, 128), (129, 192), (193, 256)]

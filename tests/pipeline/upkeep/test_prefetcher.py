@@ -35,7 +35,7 @@ def cache(tmp_path: Path) -> SstCache:
 
 @pytest.fixture
 def made(store: CountingStore) -> tuple[Sst, ...]:
-    """Return four runs, newest last, that no cache has."""
+    """Return four runs, oldest first, that are in no cache."""
     ssts: tuple[Sst, ...] = ()
     for seq in range(1, 5):
         changes: dict[Key, Values | None] = {(str(seq), str(i)): (i, i / 2, None) for i in range(200)}
@@ -51,7 +51,7 @@ def running(store: CountingStore, cache: SstCache, made: tuple[Sst, ...]) -> Ite
 
 
 def settle(prefetcher: Prefetcher) -> None:
-    """Wait for running fetches."""
+    """Wait until running fetches have finished."""
     if prefetcher._running is not None:
         prefetcher._running.result(timeout=60)
 
@@ -60,7 +60,7 @@ def names(ssts: tuple[Sst, ...]) -> tuple[str, ...]:
     return tuple(sst.object for sst in ssts)
 
 
-def test_what_was_read_by_pieces_is_fetched_and_nothing_else(
+def test_exactly_the_ssts_that_were_read_piecewise_are_fetched(
     running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...]
 ) -> None:
     running.prefetch_missing(manifest_of(ROUTES, made), names(made[1:3]))
@@ -69,7 +69,7 @@ def test_what_was_read_by_pieces_is_fetched_and_nothing_else(
     assert store.counts["get"] == 2
 
 
-def test_the_newest_come_first_and_within_the_bytes_of_the_cache(
+def test_the_newest_ssts_are_fetched_first_and_only_as_many_as_fit_into_the_cache(
     store: CountingStore, tmp_path: Path, made: tuple[Sst, ...]
 ) -> None:
     # Room for two, as they are estimated.
@@ -81,13 +81,15 @@ def test_the_newest_come_first_and_within_the_bytes_of_the_cache(
     assert [cache.has(sst) for sst in made] == [False, False, True, True]
 
 
-def test_what_left_the_head_is_not_fetched(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
+def test_ssts_no_longer_in_the_head_are_not_fetched(
+    running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]
+) -> None:
     running.prefetch_missing(manifest_of(ROUTES, made[:2]), names(made))
     settle(running)
     assert [cache.has(sst) for sst in made] == [True, True, False, False]
 
 
-def test_a_compaction_elsewhere_is_fetched_where_its_inputs_were_here(
+def test_the_result_of_another_process_compaction_is_fetched_if_its_inputs_were_cached(
     store: CountingStore, cache: SstCache, made: tuple[Sst, ...]
 ) -> None:
     (merged,) = write_version(store, None, ROUTES, {("m", "x"): (1, 1.0, None), ("n", "x"): (1, 1.0, None)}, 4)
@@ -102,13 +104,15 @@ def test_a_compaction_elsewhere_is_fetched_where_its_inputs_were_here(
         assert cache.has(merged) == here
 
 
-def test_what_a_batch_writes_is_not_fetched(running: Prefetcher, store: CountingStore, made: tuple[Sst, ...]) -> None:
+def test_ssts_written_by_a_batch_are_not_fetched(
+    running: Prefetcher, store: CountingStore, made: tuple[Sst, ...]
+) -> None:
     new = write_version(store, None, ROUTES, {("n", "x"): (1, 1.0, None)}, 9)
     running.prefetch_missing(manifest_of(ROUTES, (*new, *made)), ())
     assert running._running is None
 
 
-def test_a_missing_sst_stops_no_batch(
+def test_a_missing_sst_does_not_stop_batches(
     running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     store.delete(made[3].object)
@@ -121,7 +125,9 @@ def test_a_missing_sst_stops_no_batch(
     assert not cache.has(made[3])
 
 
-def test_closing_waits_and_fetches_no_more(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
+def test_closing_waits_for_running_fetches_and_starts_no_more(
+    running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]
+) -> None:
     running.prefetch_missing(manifest_of(ROUTES, made), names(made))
     running.close()
     # The one under way was finished, those after it not begun, and what comes now is not taken up.
@@ -131,7 +137,7 @@ def test_closing_waits_and_fetches_no_more(running: Prefetcher, cache: SstCache,
     assert [cache.has(sst) for sst in made] == there
 
 
-def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cache: SstCache) -> None:
+def test_an_sst_read_piecewise_is_then_fetched_whole(tmp_path: Path, store: CountingStore, cache: SstCache) -> None:
     """After a restart on another machine, the first look-up misses the cache and the next one hits it."""
     numbers = np.arange(60_000)
     changed: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in numbers.tolist()}
@@ -155,7 +161,7 @@ def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cach
     assert cache.ranged_objects() == ()
 
 
-def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reports_the_ssts_that_it_reads_piecewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = object.__new__(TaskContext)
     context._taskAttemptId = 7
     monkeypatch.setattr(TaskContext, "_taskContext", context)

@@ -1,4 +1,4 @@
-"""Batches are delayed before reads suffer, and never forever."""
+"""Batches are delayed before too many level-0 SSTs slow down reads, but never forever."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ TRIGGERS = StallTriggers(20, 36)
 
 
 class Held:
-    """A stage with this many L0 SSTs, on its own clock; `passes` is called at every time step."""
+    """A stage with this many level-0 SSTs and a simulated clock; `passes` is called at every time step."""
 
     def __init__(self, l0: int, compacting: MergeProgress = "under way") -> None:
         self.l0 = l0
@@ -41,7 +41,7 @@ class Held:
 
 
 @given(st.integers(1, 60), st.floats(0, 100))
-def test_the_delay_grows_up_to_a_batchs_time_and_then_for_ever(l0: int, batch_s: float) -> None:
+def test_the_delay_grows_to_the_duration_of_a_batch_and_then_becomes_a_stop(l0: int, batch_s: float) -> None:
     delay, next_one = TRIGGERS.delay_s(l0, batch_s), TRIGGERS.delay_s(l0 + 1, batch_s)
     assert delay <= next_one
     assert delay == 0 if l0 < 20 else delay <= batch_s or l0 >= 36
@@ -49,7 +49,7 @@ def test_the_delay_grows_up_to_a_batchs_time_and_then_for_ever(l0: int, batch_s:
     assert TRIGGERS.delay_s(35, batch_s) == batch_s
 
 
-def test_a_batch_is_put_off_by_its_part_of_a_batchs_time() -> None:
+def test_a_batch_is_delayed_by_a_fraction_of_a_batchs_duration() -> None:
     assert Held(19).wait() == 0
     assert Held(20).wait() == pytest.approx(2 / 16)
     assert Held(35).wait() == pytest.approx(2.0)
@@ -66,7 +66,7 @@ def test_a_delay_ends_when_compaction_has_caught_up() -> None:
     assert held.wait(batch_s=10) == pytest.approx(1, abs=0.2)
 
 
-def test_a_stopped_stage_waits_as_long_as_something_is_being_merged() -> None:
+def test_a_stopped_stage_waits_while_a_merge_is_running() -> None:
     held = Held(40)
 
     def merged() -> None:
@@ -77,7 +77,7 @@ def test_a_stopped_stage_waits_as_long_as_something_is_being_merged() -> None:
     assert held.wait() == pytest.approx(300, abs=0.2)
 
 
-def test_a_stage_that_starts_with_too_many_ssts_has_them_merged() -> None:
+def test_a_stage_that_starts_with_too_many_ssts_merges_them_first() -> None:
     held = Held(40, "nothing")
 
     def begins() -> None:
@@ -90,11 +90,11 @@ def test_a_stage_that_starts_with_too_many_ssts_has_them_merged() -> None:
     assert held.wait() == pytest.approx(5, abs=0.2)
 
 
-def test_what_is_merged_comes_with_the_next_batch_so_that_it_need_not_wait() -> None:
+def test_a_batch_does_not_wait_if_a_finished_merge_will_be_adopted_with_it() -> None:
     assert Held(40, "finished").wait() == 0
 
 
-def test_a_stage_that_nobody_compacts_goes_on_after_a_minute_and_then_slowed_down() -> None:
+def test_a_stage_without_compaction_continues_slowly_after_a_minute() -> None:
     held = Held(40, "nothing")
     assert held.wait() == pytest.approx(60, abs=0.2)
     assert held.wait() == pytest.approx(2.0)
@@ -104,7 +104,7 @@ def test_a_stage_that_nobody_compacts_goes_on_after_a_minute_and_then_slowed_dow
     assert held.wait() == pytest.approx(60, abs=0.2)
 
 
-def test_a_compaction_of_another_process_ends_the_wait() -> None:
+def test_a_compaction_by_another_process_ends_the_wait() -> None:
     held = Held(40, "nothing")
 
     def adopted() -> None:
@@ -114,13 +114,13 @@ def test_a_compaction_of_another_process_ends_the_wait() -> None:
     assert held.wait() == pytest.approx(3, abs=0.2)
 
 
-def test_a_stop_of_the_app_ends_the_wait() -> None:
+def test_stopping_the_app_ends_the_wait() -> None:
     held = Held(40)
     assert held.stall.wait(2.0, lambda: held.now_s >= 1) == pytest.approx(1, abs=0.2)
     assert held.stall.wait(2.0, lambda: True) == 0
 
 
-def test_the_log_tells_of_each_step_once_for_each_time_that_compaction_falls_behind(
+def test_each_step_is_logged_once_every_time_compaction_falls_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     held = Held(25, "nothing")

@@ -1,4 +1,4 @@
-"""Agents with MCP's own client session, over HTTP or with a server process."""
+"""Agents that use MCP's own client session, over HTTP or with a local server process."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
@@ -19,7 +19,7 @@ from ..conftest import FAST, HERE, serving
 
 @dataclass
 class Agent:
-    """Client that calls tools one after the other and records all answers."""
+    """A client that calls tools one after the other and records all answers."""
 
     portal: BlockingPortal
     session: Client
@@ -27,7 +27,7 @@ class Agent:
     failed: bool = False
 
     def __call__(self, tool: str, **arguments: Any) -> Any:
-        """Return a tool's answer; `failed` expects an error."""
+        """Call a tool and return its answer; `failed` says whether it was an error."""
         found = self.portal.call(lambda: self.session.call_tool(tool, arguments))
         (content,) = found.content
         self.failed = found.is_error
@@ -35,7 +35,7 @@ class Agent:
         return msgspec.json.decode(content.text)
 
     def fails(self, tool: str, **arguments: Any) -> dict[str, str]:
-        """Return a tool's error."""
+        """Call a tool that must fail; return its error."""
         found: dict[str, str] = self(tool, **arguments)
         assert self.failed, found
         assert found.keys() >= {"error", "message", "hint"}
@@ -49,14 +49,14 @@ class Agent:
 
 @contextmanager
 def connected(session: AbstractAsyncContextManager[Client]) -> Iterator[Agent]:
-    """Open an agent with this session."""
+    """Open an agent over this session."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(session) as opened:
         yield Agent(portal, opened)
 
 
 @contextmanager
 def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
-    """Open an agent of a server."""
+    """Open an agent connected to a server."""
 
     @asynccontextmanager
     async def session() -> AsyncIterator[Client]:
@@ -74,7 +74,7 @@ def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
 
 @pytest.fixture(scope="session")
 def agents_at(written: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return servers with agents for an unchanged app, with and without values."""
+    """Return a function that starts a server with agents for an app that no test changes, with or without values."""
     found: dict[bool, str] = {}
     with ExitStack() as stack:
 
@@ -102,11 +102,11 @@ def seeing_session(agents_at: Any) -> Iterator[Agent]:
 
 @pytest.fixture
 def masked(masked_session: Agent) -> Agent:
-    """Return an agent without values."""
+    """Return an agent that must not see values."""
     return Agent(masked_session.portal, masked_session.session)
 
 
 @pytest.fixture
 def seeing(seeing_session: Agent) -> Agent:
-    """Return an agent with values."""
+    """Return an agent that may see values."""
     return Agent(seeing_session.portal, seeing_session.session)

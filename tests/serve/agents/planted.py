@@ -1,4 +1,4 @@
-"""A history with an outstanding record and archived input."""
+"""An app's history with one outlier record and an archived input."""
 
 from collections.abc import Sequence
 

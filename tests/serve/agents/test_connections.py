@@ -1,4 +1,4 @@
-"""Connections of agents: with a local process, or to a server with a token or on the same machine."""
+"""How agents connect: to a local process, or to a server with a token or from the same machine."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ BISECT = {"app": APP, "where": "SELECT carrier FROM carriers QUALIFY count(*) OV
 
 
 def names(agent: Agent) -> set[str]:
-    """Return the names under which the agent sees a table's keys."""
+    """Return the pseudonyms that the agent sees for a table's keys."""
     return {each["key"]["carrier"] for each in agent("diff", app=APP, before="~9", table="carriers")["rows"]}
 
 
@@ -35,7 +35,7 @@ def process(written: FlightsApp, folder: Path, *options: str) -> AbstractContext
     return connected(Client(StdioServerParameters(command=str(SLACKWATER), args=["mcp", *options], env=env)))
 
 
-def test_a_process_of_its_own(written: FlightsApp, tmp_path: Path) -> None:
+def test_an_agent_can_use_a_local_process(written: FlightsApp, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     with process(written, tmp_path, "--audit", str(audit)) as agent:
         assert agent("apps") == {"apps": [APP], "next": "call apps with app=NAME for details"}
@@ -46,12 +46,12 @@ def test_a_process_of_its_own(written: FlightsApp, tmp_path: Path) -> None:
     assert len(audit.read_text().splitlines()) == 5
 
 
-def test_a_process_that_shows_values(written: FlightsApp, tmp_path: Path) -> None:
+def test_a_local_process_can_show_values(written: FlightsApp, tmp_path: Path) -> None:
     with process(written, tmp_path, "--values") as agent:
         assert agent("get", app=APP, table="carriers", keys=["C1"])["rows"][0]["row"]["carrier"] == "C1"
 
 
-def test_whoever_has_no_token_is_told_so(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_an_agent_without_a_token_is_refused(app: FlightsApp, own: Callable[..., Ask]) -> None:
     ask = own(GUARDED, FAST, "cache", with_agents=True)
     found = urllib3.request("POST", f"{ask.url}/mcp", body=b"{}", retries=False)
     assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
@@ -59,7 +59,7 @@ def test_whoever_has_no_token_is_told_so(app: FlightsApp, own: Callable[..., Ask
         pass
 
 
-def test_a_token_may_what_its_verbs_say(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_a_token_allows_exactly_what_its_verbs_say(app: FlightsApp, own: Callable[..., Ask]) -> None:
     client = client_of(app)
     tokens = {
         name: made(client, name, verbs=verbs, tables=tables)
@@ -94,7 +94,7 @@ def test_a_token_may_what_its_verbs_say(app: FlightsApp, own: Callable[..., Ask]
         assert names(agent).isdisjoint(hidden)
 
 
-def test_a_name_is_of_whom_it_was_told_to(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_a_pseudonym_is_valid_only_for_the_token_that_received_it(app: FlightsApp, own: Callable[..., Ask]) -> None:
     client = client_of(app)
     one, two = made(client, "one", verbs=("read", "sql")), made(client, "two", verbs=("read", "sql"))
     ask = own(GUARDED, FAST, "cache", with_agents=True)
@@ -105,7 +105,7 @@ def test_a_name_is_of_whom_it_was_told_to(app: FlightsApp, own: Callable[..., As
         assert agent.fails("get", app=APP, table="carriers", keys=[shown])["error"] == "NotFound"
 
 
-def test_all_instances_make_the_same_names_and_a_days_names_are_of_that_day(
+def test_all_instances_use_the_same_pseudonyms_which_change_daily(
     app: FlightsApp, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shown(ask: Ask) -> set[str]:
@@ -126,7 +126,7 @@ def test_all_instances_make_the_same_names_and_a_days_names_are_of_that_day(
         assert {each["row"]["carrier"] for each in rows} == shown(one)
 
 
-def test_who_may_not_write_to_the_store_has_names_all_the_same() -> None:
+def test_pseudonyms_work_without_write_access_to_the_store() -> None:
     class ReadOnly(StoreWrapper):
         def put_if_absent(self, key: str, data: bytes) -> None:
             raise Forbidden(f"may not write {key}")
@@ -143,7 +143,7 @@ def test_who_may_not_write_to_the_store_has_names_all_the_same() -> None:
     assert found.secret != getattr(one.names_for("b"), "secret", None)
 
 
-def test_who_may_write_and_not_delete_has_the_names_that_others_have() -> None:
+def test_without_delete_access_an_instance_adopts_the_pseudonyms_of_others() -> None:
     class LateAndMayNotDelete(StoreWrapper):
         def put_if_absent(self, key: str, data: bytes) -> None:
             first.load_day_secret()
@@ -159,7 +159,7 @@ def test_who_may_write_and_not_delete_has_the_names_that_others_have() -> None:
     assert getattr(first.names_for("a"), "secret", 1) == getattr(late.names_for("a"), "secret", 2)
 
 
-def test_a_token_may_call_so_often(app: FlightsApp, own: Callable[..., Ask]) -> None:
+def test_a_tokens_calls_are_rate_limited(app: FlightsApp, own: Callable[..., Ask]) -> None:
     token = made(client_of(app), "slow", per_s=1)
     ask = own(GUARDED, FAST, "cache", with_agents=True)
     body = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'
@@ -168,7 +168,7 @@ def test_a_token_may_call_so_often(app: FlightsApp, own: Callable[..., Ask]) -> 
     assert 429 in {each.status for each in sent}
 
 
-def test_clients_of_the_protocol_before_this_one(agents_at: Any) -> None:
+def test_clients_of_the_previous_protocol_version_work(agents_at: Any) -> None:
     with agent_at(agents_at(), mode="legacy") as agent:
         assert len(agent.tools) == 9
         assert agent("bisect", **BISECT)["certain"]
@@ -183,13 +183,13 @@ def test_without_the_option_there_are_no_agents(ask: Ask) -> None:
     [b"", b"{", b"[]", b"null", b'{"jsonrpc": "2.0"}', b"\xff\xfe", b'{"a":' * 5_000, b"x" * (2 << 20)],
     ids=["nothing", "cut", "list", "null", "half", "bytes", "deep", "large"],
 )
-def test_what_is_no_call_is_refused(agents_at: Any, body: bytes) -> None:
+def test_malformed_calls_are_refused(agents_at: Any, body: bytes) -> None:
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     found = urllib3.request("POST", f"{agents_at()}/mcp", body=body, headers=headers, retries=False)
     assert 400 <= found.status < 500
     assert urllib3.request("GET", f"{agents_at()}/healthz").status == 200
 
 
-def test_a_page_of_another_host_calls_nothing(agents_at: Any) -> None:
+def test_a_web_page_of_another_host_can_call_nothing(agents_at: Any) -> None:
     for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
         assert urllib3.request("POST", f"{agents_at()}/mcp", body=b"{}", headers=headers, retries=False).status == 403

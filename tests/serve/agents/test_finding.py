@@ -1,4 +1,4 @@
-"""An agent without a model finds the record that made totals wrong, by tools alone, in at most 15 calls."""
+"""A scripted agent finds the record behind wrong totals in at most 15 tool calls."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ MOST_CALLS = 15
 def found(agent: Agent, total: str, most: int, in_record: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of the record behind a total that is too large.
 
-    Somebody has said no more than that: a column of that name has values above `most`. `in_record` is how the same is
-    said of a record's value, where the server has no program to replay with.
+    The only hint is that the column `total` has values above `most`. `in_record` is the same condition on a record's
+    value, for a server that has no program to replay with.
     """
     (app,) = agent("apps")["apps"]
     tables = agent("apps", app=app)["tables"]
@@ -48,7 +48,7 @@ def found(agent: Agent, total: str, most: int, in_record: str) -> tuple[str, int
     raise AssertionError(agent.answers[-3:])
 
 
-def test_the_record_among_50_000_without_a_program(tmp_path: Path) -> None:
+def test_the_record_among_50_000_is_found_without_a_program(tmp_path: Path) -> None:
     random, count = np.random.default_rng(3), 50_000
     tails, delays = random.integers(0, 400, count).tolist(), random.integers(0, 60, count).tolist()
     sent = [Flight(f"N{tail:03}", f"C{tail % 9}", delay) for tail, delay in zip(tails, delays, strict=True)]
@@ -65,7 +65,7 @@ def test_the_record_among_50_000_without_a_program(tmp_path: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_the_record_among_5_000_000(tmp_path: Path, broker: str) -> None:
+def test_the_record_among_5_000_000_is_found(tmp_path: Path, broker: str) -> None:
     versions, keys, window = 170, 100_000, 40_000  # of which some are compactions
     places = side.run("finding", "prepare", broker, tmp_path, versions, keys, window)
     options = ServeOptions(programs={"bench": finding.PROGRAM})

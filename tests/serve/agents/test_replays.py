@@ -19,7 +19,7 @@ HUGE = 5_000_000
 @pytest.mark.ci  # two Sparks are started for it
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_a_search_goes_on_to_the_record_and_a_batch_is_run_again(
+def test_a_search_continues_to_the_record_and_a_batch_is_replayed(
     kafka: EmbeddedKafka, one_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)

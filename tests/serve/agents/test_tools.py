@@ -1,4 +1,4 @@
-"""Each tool on a written history: bounded answers, without values for agents that must not see them."""
+"""Each tool on a prepared history: bounded answers, without values for agents that must not see them."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ WALK: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.fixture(scope="module")
 def hiding(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return an app with values that can be found in any output."""
+    """Return an app whose values are easy to recognise in any output."""
     folder = tmp_path_factory.mktemp("hiding")
     flights = [Flight(f"quokka{n % 5}", ("wombat", OWN)[n % 2], 3) for n in range(40)]
     flights[25] = Flight("quokka9", OWN, 7_654_321)
@@ -51,7 +51,7 @@ def hiding(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
 
 @pytest.fixture(scope="module")
 def blind(hiding: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """Return an agent of that app without values."""
+    """Return an agent of that app that must not see values."""
     with serving(hiding.store.url, tmp_path_factory.mktemp("c"), with_agents=True) as url, agent_at(url) as agent:
         yield agent
 
@@ -71,7 +71,7 @@ def test_tools_are_few_read_only_and_described(masked: Agent) -> None:
 
 
 @pytest.mark.parametrize(("tool", "arguments"), WALK, ids=[f"{tool} {len(how)}" for tool, how in WALK])
-def test_each_tool_answers_and_hides(blind: Agent, tool: str, arguments: dict[str, Any]) -> None:
+def test_each_tool_answers_without_showing_a_value(blind: Agent, tool: str, arguments: dict[str, Any]) -> None:
     name = blind("query", app=APP, sql="SELECT carrier FROM carriers")["rows"][0]["carrier"]
     given = {what: name if value == OWN else [name] if value == [OWN] else value for what, value in arguments.items()}
     found = blind(tool, **given)
@@ -80,7 +80,7 @@ def test_each_tool_answers_and_hides(blind: Agent, tool: str, arguments: dict[st
     assert [each for each in HIDDEN if each in blind.answers[-1]] == []
 
 
-def test_values_are_shown_to_who_may_see_them(seeing: Agent, written: FlightsApp) -> None:
+def test_values_are_shown_to_agents_that_may_see_them(seeing: Agent, written: FlightsApp) -> None:
     rows = seeing("query", app=APP, sql="SELECT carrier, flights FROM carriers ORDER BY 1")["rows"]
     expected = [{"carrier": each, "flights": written.state["carriers"][each][0]} for each in ("C0", "C1", "C2")]
     assert rows == expected
@@ -91,7 +91,7 @@ def test_values_are_shown_to_who_may_see_them(seeing: Agent, written: FlightsApp
     }
 
 
-def test_what_is_no_value_is_shown_to_all(masked: Agent, written: FlightsApp) -> None:
+def test_stages_topics_counts_and_literals_are_shown_to_all(masked: Agent, written: FlightsApp) -> None:
     verdict = masked("bisect", app=APP, where="SELECT carrier FROM carriers QUALIFY count(*) OVER () > 2")
     assert verdict["first_bad"]["stage"] == "carriers"
     assert {each["topic"] for each in verdict["input"]} == {"flights"}
@@ -102,7 +102,7 @@ def test_what_is_no_value_is_shown_to_all(masked: Agent, written: FlightsApp) ->
     assert {each["_version"] for each in versions["rows"]} <= {*range(written.heads["carriers"].version + 1)}
 
 
-def test_equal_values_have_one_name_which_stands_for_them(blind: Agent) -> None:
+def test_equal_values_have_one_pseudonym_which_can_be_used_as_the_key(blind: Agent) -> None:
     names = [each["carrier"] for each in blind("query", app=APP, sql="SELECT carrier FROM carriers")["rows"]]
     assert len(set(names)) == 2
     assert all(re.fullmatch(PSEUDONYM_PATTERN, each) for each in names)
@@ -143,24 +143,24 @@ def test_equal_values_have_one_name_which_stands_for_them(blind: Agent) -> None:
         "SELECT json_serialize_plan('FROM carriers')",
     ],
 )
-def test_a_hidden_value_is_compared_with_nothing_and_nothing_is_computed_of_it(blind: Agent, sql: str) -> None:
+def test_hidden_values_can_neither_be_compared_nor_computed_with(blind: Agent, sql: str) -> None:
     found = blind.fails("query", app=APP, sql=sql)
     assert found["error"] in ("Usage", "SlackwaterError"), found
     assert "json" in sql or found["hint"].startswith("values are hidden"), found
 
 
-def test_what_is_behind_hidden_tables_is_named_to_nobody(blind: Agent) -> None:
+def test_errors_name_only_visible_tables(blind: Agent) -> None:
     found = blind.fails("query", app=APP, sql="FROM carrier")
     assert found["message"] == "no table named 'carrier'; the nearest: carriers, aircraft"
 
 
-def test_a_key_is_guessed_by_nobody(blind: Agent) -> None:
+def test_a_key_cannot_be_guessed(blind: Agent) -> None:
     for tool, how in (("get", {"keys": [OWN]}), ("history", {"key": OWN})):
         found = blind.fails(tool, app=APP, table="carriers", **how)
         assert "the key must be its pseudonym" in found["message"]
 
 
-def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) -> None:
+def test_progress_is_reported_on_request(masked: Agent, written: FlightsApp) -> None:
     told: list[str] = []
 
     async def on_progress(_done: float, _of: float | None, what: str | None) -> None:
@@ -174,7 +174,7 @@ def test_progress_is_told_to_who_wants_it(masked: Agent, written: FlightsApp) ->
     assert f"flights/carriers@v{written.heads['carriers'].version}: bad" in told
 
 
-def test_a_name_that_was_never_given_stands_for_nothing(blind: Agent) -> None:
+def test_an_invented_pseudonym_matches_nothing(blind: Agent) -> None:
     name = "00000000-0123-4567-89ab-0123456789ab"
     assert blind.fails("get", app=APP, table="carriers", keys=[name])["error"] == "NotFound"
     assert blind("query", app=APP, sql=f"FROM carriers WHERE carrier = '{name}'")["rows"] == []
@@ -196,7 +196,7 @@ def test_a_name_that_was_never_given_stands_for_nothing(blind: Agent) -> None:
         "SELECT * FROM (pivot_wider carriers ON carrier USING sum(flights))",
     ],
 )
-def test_an_error_quotes_no_value(blind: Agent, sql: str) -> None:
+def test_an_error_contains_no_value(blind: Agent, sql: str) -> None:
     blind.fails("query", app=APP, sql=sql)
     blind("bisect", app=APP, where=sql)  # which may look at no row that fails
     assert [each for each in HIDDEN if any(each in answer for answer in blind.answers[-2:])] == []
@@ -228,12 +228,12 @@ def test_an_error_quotes_no_value(blind: Agent, sql: str) -> None:
         "SELECT encode(carrier), hash(carrier) FROM carriers",
     ],
 )
-def test_no_way_around(blind: Agent, sql: str) -> None:
+def test_known_tricks_reveal_no_value(blind: Agent, sql: str) -> None:
     found = blind("query", app=APP, sql=sql)
     assert [each for each in HIDDEN if each in blind.answers[-1]] == [], found
 
 
-def test_an_answer_has_no_more_than_it_may_and_says_what_was_left_out(hiding: FlightsApp, tmp_path: Path) -> None:
+def test_an_answer_is_limited_in_size_and_says_what_was_omitted(hiding: FlightsApp, tmp_path: Path) -> None:
     small = replace(FAST, answer_bytes=2_000)
     at = serving(hiding.store.url, tmp_path / "cache", HERE, small, with_agents=True, shows_values=True)
     with at as url, agent_at(url) as agent:
@@ -247,7 +247,7 @@ def test_an_answer_has_no_more_than_it_may_and_says_what_was_left_out(hiding: Fl
         assert max(map(len, agent.answers)) < 3_000
 
 
-def test_rows_beyond_what_was_asked_for_are_cut_off_and_that_is_said(masked: Agent) -> None:
+def test_rows_beyond_the_limit_are_omitted_with_a_note(masked: Agent) -> None:
     found = masked("query", app=APP, sql="FROM range(100)", limit=2)
     assert len(found["rows"]) == 2
     assert "more than 2 rows" in found["cut_off"]
@@ -290,7 +290,7 @@ def test_rows_beyond_what_was_asked_for_are_cut_off_and_that_is_said(masked: Age
         ("", {}, "NotFound"),
     ],
 )
-def test_what_cannot_be_answered_is_an_error_with_words(
+def test_an_impossible_question_gets_an_error_with_an_explanation(
     masked: Agent, written: FlightsApp, tool: str, arguments: dict[str, Any], error: str
 ) -> None:
     found = masked.fails(tool, **arguments)
@@ -299,7 +299,7 @@ def test_what_cannot_be_answered_is_an_error_with_words(
     assert "root:" not in masked.answers[-1]
 
 
-def test_a_line_for_the_audit_has_no_values(masked: Agent, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_audit_line_has_no_values(masked: Agent, caplog: pytest.LogCaptureFixture) -> None:
     names = [each["carrier"] for each in masked("query", app=APP, sql="SELECT carrier FROM carriers")["rows"]]
     with caplog.at_level(logging.INFO, AUDIT.name):
         masked("get", app=APP, table="carriers", keys=names[:2])

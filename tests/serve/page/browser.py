@@ -38,18 +38,18 @@ pipeline(createReadStream(from), createBrotliDecompress(), createWriteStream(par
 
 
 class Chromium(NamedTuple):
-    """A browser that can be started."""
+    """A Chromium that can be started."""
 
     program: Path
     environment: dict[str, str]
 
 
 class NotFetched(Exception):
-    """Error of a download; the message says why."""
+    """Error of a failed download; the message has the reason."""
 
 
 def chromium() -> Chromium:
-    """Return the browser that `CHROMIUM` names, or that is on `PATH` or in this user's cache.
+    """Return the browser named by `CHROMIUM`, on `PATH`, or in this user's cache.
 
     Skips the test if there is none.
     """
@@ -64,9 +64,9 @@ def chromium() -> Chromium:
 
 
 def fetch() -> None:
-    """Fetch a browser into this user's cache (67 MB) unless there is one. Processes may call this concurrently.
+    """Fetch a browser (67 MB) into this user's cache unless one is there.
 
-    Raises `NotFetched`.
+    Processes may call this concurrently. Raises `NotFetched`.
     """
     if _named():
         return

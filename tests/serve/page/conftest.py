@@ -24,7 +24,10 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return the app of the story; the store also has apps with hostile names, many stages, and no runs."""
+    """Return the story's app.
+
+    The store also has an app with hostile names, one with many stages, and one that never ran.
+    """
     store = LocalStore(tmp_path_factory.mktemp("told") / "store")
     story.hostile(store)
     story.wide(store)
@@ -52,7 +55,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def look(browser: Browser, address: str) -> Iterator[Open]:
-    """Open the page in its own tab, which contacts only its server and must show no error."""
+    """Open the page in a new tab, which may contact only its server and must show no error."""
     wrong: list[str] = []
     contexts = []
 

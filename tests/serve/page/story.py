@@ -1,4 +1,4 @@
-"""An app with a history: flights whose delays are in seconds for one carrier from some batch on."""
+"""An app with a history: flights whose delays are in seconds, for one carrier, from some batch on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAUSE_MS = 20_000
 
 
 def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | None = None) -> list[Flight]:
-    """Return flights; from a number on one carrier's delays are in seconds instead of minutes."""
+    """Return flights; from a given number on, one carrier's delays are in seconds instead of minutes."""
     random = np.random.default_rng(seed)
     tails = random.integers(aircraft, size=count).tolist()
     delays = np.round(random.normal(6, 18, size=count)).astype(int).tolist()
@@ -36,7 +36,7 @@ def flights(count: int, *, aircraft: int = 90, seed: int = 1, wrong_from: int | 
 
 
 def written(store: ObjectStore, *, batches: int = 24, wrong_from: int = 15) -> FlightsApp:
-    """Return the app, with a snapshot before the fault and a deploy right before it."""
+    """Return the app, with a snapshot before the fault and a deploy immediately before it."""
     # It ends about now, so that it reads as a running app does.
     began_ms = now_ms() - batches * (_PAUSE_MS + 3_000) - 15_000
     app = FlightsApp(store, Kafka(), clock=Clock(began_ms))
@@ -121,7 +121,7 @@ def wide(store: ObjectStore) -> None:
 
 
 def _orders(version: int) -> pa.Table:
-    """Return all orders again, for a version of the store."""
+    """Return the rows of all orders again, for another version."""
     orders = np.arange(LARGE_KEYS)
     cents = orders * 7 % LARGE_KEYS + version % 2 + (JUMP if version >= JUMP_FROM else 0)
     hashes = hash_keys(pa.table({"order": orders}), ["order"])

@@ -1,4 +1,4 @@
-"""Files of the page are served as they are, with an ETag, and no others."""
+"""The page's files are served unchanged, with an ETag; no other files are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.serve.page.files import STATIC
 from tests.serve.conftest import Ask
 
 
-def test_the_page_and_its_files_are_there_for_anybody(ask: Ask) -> None:
+def test_the_page_and_its_files_need_no_token(ask: Ask) -> None:
     page = ask("/")
     assert page.status == 200
     assert page.body == (STATIC / "index.html").read_bytes()
@@ -23,7 +23,7 @@ def test_the_page_and_its_files_are_there_for_anybody(ask: Ask) -> None:
     assert module.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_file_that_is_known_is_not_sent_again(ask: Ask) -> None:
+def test_a_file_that_the_client_has_is_not_sent_again(ask: Ask) -> None:
     etag = ask("/page/main.js").headers["etag"]
     again = ask("/page/main.js", headers={"if-none-match": f'W/"other", {etag}'})
     assert (again.status, again.body) == (304, b"")
@@ -33,11 +33,11 @@ def test_a_file_that_is_known_is_not_sent_again(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "path", ["/page/", "/page/../files.py", "/page/%2e%2e/files.py", "/page/vendor/README.md", "/index.html"]
 )
-def test_nothing_else_is(ask: Ask, path: str) -> None:
+def test_no_other_file_is_served(ask: Ask, path: str) -> None:
     assert ask(path).status == 404
 
 
-def test_the_page_names_all_its_modules_and_nothing_of_others() -> None:
+def test_the_page_lists_all_its_modules_and_loads_nothing_from_other_hosts() -> None:
     page = (STATIC / "index.html").read_text()
     for each in STATIC.rglob("*.js"):
         if each.name != "uplot.js":  # which is loaded once a plot is shown
@@ -52,13 +52,13 @@ def test_the_page_names_all_its_modules_and_nothing_of_others() -> None:
         ], each
 
 
-def test_the_page_quotes_each_word_that_is_reserved_in_sql() -> None:
+def test_the_page_quotes_each_reserved_word_of_sql() -> None:
     text = (STATIC / "words.js").read_text().split("new Set(`")[1].split("`")[0]
     of = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
     assert {(word,) for word in text.split()} >= {*duckdb.sql(of).fetchall()}
 
 
-def test_what_is_of_others_says_its_version_and_licence() -> None:
+def test_third_party_files_have_their_version_and_licence() -> None:
     said = (STATIC / "vendor" / "README.md").read_text()
     for each in (STATIC / "vendor").iterdir():
         assert each.name in said or each.name == "README.md"

@@ -1,4 +1,4 @@
-"""Requests that only the page makes, and the rights they need."""
+"""Requests that only the page makes, and the token rights that they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.histories import FlightsApp, flights
 ROWS = "/apps/flights/at/{}/tables/aircraft/rows"
 
 
-def test_pages_of_rows_have_all_of_them_once(written: FlightsApp, ask: Ask) -> None:
+def test_pages_of_rows_have_each_row_once(written: FlightsApp, ask: Ask) -> None:
     found: list[str] = []
     start = ""
     while True:
@@ -26,7 +26,7 @@ def test_pages_of_rows_have_all_of_them_once(written: FlightsApp, ask: Ask) -> N
     assert page["version"] == written.heads["aircraft"].version
 
 
-def test_each_row_says_what_it_was_at_another_moment(own: Callable[..., Ask], app: FlightsApp) -> None:
+def test_each_row_comes_with_its_state_at_another_moment(own: Callable[..., Ask], app: FlightsApp) -> None:
     before = app.heads["aircraft"].version
     app.run([*flights(2, aircraft=2), *flights(1, aircraft=9)])
     ask = own()
@@ -41,7 +41,7 @@ def test_each_row_says_what_it_was_at_another_moment(own: Callable[..., Ask], ap
     assert len(back["rows"]) == len(page["rows"])
 
 
-def test_a_row_that_only_the_other_moment_has_is_removed(own: Callable[..., Ask], app: FlightsApp) -> None:
+def test_a_row_that_only_the_other_moment_has_is_marked_removed(own: Callable[..., Ask], app: FlightsApp) -> None:
     before = app.heads["aircraft"].version
     client_of(app).app("flights").edit("aircraft", "DELETE FROM aircraft WHERE tail = 'N003'")
     page = own()(ROWS.format("now"), against=f"v{before}").json
@@ -53,7 +53,7 @@ def test_a_row_that_only_the_other_moment_has_is_removed(own: Callable[..., Ask]
     assert gone == [(None, "N003")]
 
 
-def test_what_differs_of_two_versions_and_some_of_it(ask: Ask) -> None:
+def test_a_diff_of_two_versions_can_be_limited(ask: Ask) -> None:
     two = {"before": "v2", "before_stage": "aircraft", "after": "v5", "after_stage": "aircraft", "table": "aircraft"}
     (whole,), (some,) = (ask("/apps/flights/diff", **two, **more).json["tables"] for more in ({}, {"limit": "2"}))
     assert len(whole["rows"]) == whole["added"] + whole["removed"] + whole["changed"]
@@ -61,14 +61,14 @@ def test_what_differs_of_two_versions_and_some_of_it(ask: Ask) -> None:
     assert some["changed"] == whole["changed"]
 
 
-def test_the_same_rows_are_not_sent_again(ask: Ask) -> None:
+def test_unchanged_rows_are_not_sent_again(ask: Ask) -> None:
     etag = ask(ROWS.format("v5")).headers["etag"]
     assert ask(ROWS.format("v5"), headers={"if-none-match": etag}).status == 304
     assert ask(ROWS.format("v6"), headers={"if-none-match": etag}).status == 200
     assert ask(ROWS.format("v5"), headers={"if-none-match": etag}, limit=3).status == 200
 
 
-def test_stages_now_and_at_a_moment(written: FlightsApp, ask: Ask) -> None:
+def test_stages_are_returned_now_and_at_a_moment(written: FlightsApp, ask: Ask) -> None:
     now = ask("/apps/flights/at/now/stages").json
     assert [each["stage"] for each in now["stages"]] == ["legs", "aircraft", "carriers"]
     assert now["now"] is True
@@ -79,7 +79,7 @@ def test_stages_now_and_at_a_moment(written: FlightsApp, ask: Ask) -> None:
     assert then["waiting"] == []
 
 
-def test_a_snapshot_under_way_says_which_stages_have_recorded_it(own: Callable[..., Ask], app: FlightsApp) -> None:
+def test_a_running_snapshot_lists_the_stages_that_have_recorded_it(own: Callable[..., Ask], app: FlightsApp) -> None:
     client_of(app).app("flights").take_snapshot(
         "asked", instant=False, timeout_s=1, wait=False, on_poll=lambda _look: None
     )
@@ -95,7 +95,7 @@ def test_a_snapshot_under_way_says_which_stages_have_recorded_it(own: Callable[.
     assert waiting["stages"]["aircraft"]["version"] is None
 
 
-def test_the_timeline_operations_cost_and_what_was_rejected(written: FlightsApp, ask: Ask) -> None:
+def test_timeline_operations_cost_and_rejected_records_are_returned(written: FlightsApp, ask: Ask) -> None:
     found = ask("/apps/flights/timeline").json
     assert found["is_whole"]
     assert found["commits"] == sum(head.version for head in written.heads.values())
@@ -109,7 +109,9 @@ def test_the_timeline_operations_cost_and_what_was_rejected(written: FlightsApp,
 
 
 @pytest.mark.parametrize("path", ["timeline", "at/now/stages", "rejected", "operations", "cost"])
-def test_whoever_may_see_some_tables_is_not_told_of_all(own: Callable[..., Ask], app: FlightsApp, path: str) -> None:
+def test_a_token_for_some_tables_cannot_read_data_about_the_whole_app(
+    own: Callable[..., Ask], app: FlightsApp, path: str
+) -> None:
     shown = str(client_of(app).add_token("some", ("flights",), tables=("aircraft",), verbs=("read",)))
     token = next(word for word in shown.split() if word.startswith("slackwater_"))
     ask = own(ListenOptions(needs_tokens=True))

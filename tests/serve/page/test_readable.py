@@ -1,4 +1,4 @@
-"""The page is correct and readable: sorted rows, full names, complete plots, the app's runner."""
+"""Correctness and readability of the page: sorted rows, full names, complete plots, and the app's running state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sort(page: Page, name: str) -> None:
     page.get_by_role("columnheader", name=name).get_by_role("button").click()
 
 
-def test_it_says_whether_the_app_runs(look: Open, told: FlightsApp) -> None:
+def test_the_page_says_whether_the_app_runs(look: Open, told: FlightsApp) -> None:
     page = look("#/flights")
     state = page.locator(".live")
     expect(state).to_have_text("not running")
@@ -45,7 +45,7 @@ def test_it_says_whether_the_app_runs(look: Open, told: FlightsApp) -> None:
         HEARTBEATS.remove(told.store, beat.writer, "flights")
 
 
-def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: Open) -> None:
+def test_the_rows_tab_opens_a_table_with_rows_and_sorts_over_all_pages(look: Open) -> None:
     page = look("#/wide/rows")
     expect(page.get_by_role("region", name=f"Rows of {FILLED}")).to_be_visible()
     note = page.locator(".view .note").first
@@ -66,7 +66,7 @@ def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: 
     expect(note).to_contain_text("in storage order")
 
 
-def test_a_table_of_one_page_is_sorted_beside_another_moment(look: Open, told: FlightsApp) -> None:
+def test_a_single_page_of_rows_can_be_sorted_while_compared_with_another_moment(look: Open, told: FlightsApp) -> None:
     page = look("#/flights/rows/carriers?against=before-release")
     note = page.locator(".view .note").first
     rows = page.locator("table.rows tbody tr")
@@ -82,7 +82,7 @@ def test_a_table_of_one_page_is_sorted_beside_another_moment(look: Open, told: F
     assert page.locator("table.rows tbody a").all_text_contents() == sorted(delays)
 
 
-def test_many_stages_have_whole_names_and_are_found(look: Open) -> None:
+def test_many_stages_have_full_names_and_can_be_searched(look: Open) -> None:
     page = look("#/wide")
     graph = page.get_by_role("region", name="Stages and what they read and send")
     expect(graph.locator("text.name")).to_have_count(CHAINS * LONG)
@@ -107,7 +107,7 @@ def test_many_stages_have_whole_names_and_are_found(look: Open) -> None:
     assert wanted["x"] + wanted["width"] <= seen["x"] + seen["width"]
 
 
-def test_a_large_graph_can_be_made_smaller_until_all_of_it_is_seen(look: Open) -> None:
+def test_a_large_graph_can_be_zoomed_out_until_it_fits(look: Open) -> None:
     page = look("#/wide")
     graph = page.get_by_role("region", name="Stages and what they read and send")
     drawing = graph.locator("svg")
@@ -121,7 +121,7 @@ def test_a_large_graph_can_be_made_smaller_until_all_of_it_is_seen(look: Open) -
         return graph.scrollWidth <= graph.clientWidth; }""")
 
 
-def test_the_numbers_of_a_plots_axis_are_not_cut(look: Open) -> None:
+def test_the_numbers_of_a_plots_axis_are_not_clipped(look: Open) -> None:
     page = look(f"#/wide/key/{FILLED}/7")
     expect(page.locator(".plot canvas")).to_be_visible()
     edges = """canvas => {
@@ -144,7 +144,7 @@ def suggested(page: Page) -> str:
     return field.input_value()
 
 
-def test_the_bisect_of_a_key_asks_for_the_column_that_jumped(look: Open) -> None:
+def test_the_bisect_suggested_for_a_key_queries_the_column_that_jumped(look: Open) -> None:
     query = suggested(look(f"#/flights/key/carriers/{WRONG}"))
     assert query.startswith(f"SELECT carrier FROM carriers WHERE carrier = '{WRONG}' AND delay > ")
     page = look(f"#/wide/key/{FILLED}/7")
@@ -159,7 +159,7 @@ def test_the_bisect_of_a_key_asks_for_the_column_that_jumped(look: Open) -> None
     )
 
 
-def test_words_of_our_own_are_not_shown(look: Open) -> None:
+def test_the_page_shows_no_internal_jargon(look: Open) -> None:
     page = look("#/flights")
     for tab in ("Stages", "Rows", "Bisect", "Rejected", "Log", "Cost"):
         page.get_by_role("link", name=tab, exact=True).click()

@@ -30,7 +30,7 @@ VIEWS = {
 
 
 def violations(page: Page, *, colours: bool | None = None) -> list[str]:
-    """Return axe's findings: by all rules, only those about colours, or all others."""
+    """Return axe's findings: by all rules, only about colours, or all but these."""
     by: dict[bool | None, dict[str, object]] = {
         None: {},
         True: {"runOnly": {"type": "rule", "values": ["color-contrast"]}},
@@ -58,7 +58,7 @@ def test_axe_finds_nothing_in_light_dark_and_on_a_phone(look: Open, view: str) -
         assert violations(page, colours=False) == []
 
 
-def test_axe_finds_nothing_of_a_search_and_of_the_keys(look: Open) -> None:
+def test_axe_finds_nothing_in_a_search_and_in_the_list_of_keys(look: Open) -> None:
     page = look("#/flights/bisect")
     page.get_by_label("What is wrong").fill("SELECT carrier FROM carriers WHERE delay > 2000")
     page.get_by_role("button", name="Start a bisect").click()
@@ -75,7 +75,7 @@ def test_axe_finds_nothing_of_a_search_and_of_the_keys(look: Open) -> None:
     assert violations(page) == []
 
 
-def test_an_app_that_never_ran_says_so(look: Open) -> None:
+def test_an_app_that_never_ran_is_shown_as_such(look: Open) -> None:
     page = look("#/new")
     expect(page.get_by_text("This app has no version yet")).to_be_visible()
     expect(page.get_by_text("not connected")).to_be_visible()
@@ -83,7 +83,7 @@ def test_an_app_that_never_ran_says_so(look: Open) -> None:
     assert violations(page) == []
 
 
-def test_hostile_values_are_text(look: Open) -> None:
+def test_hostile_values_are_shown_as_text(look: Open) -> None:
     page = look("#/hostile/rows/table?at=table@v2&against=table@v1")
     cells = page.locator("table.rows tbody a")
     expect(cells).to_have_count(len(HOSTILE))
@@ -103,7 +103,7 @@ def test_hostile_values_are_text(look: Open) -> None:
     assert page.locator("#page img, #page script, #page b").count() == 0
 
 
-def test_nothing_but_the_servers_own_files_may_be_loaded(browser: Browser, address: str) -> None:
+def test_the_page_may_load_only_its_servers_own_files(browser: Browser, address: str) -> None:
     page = browser.new_page()
     page.goto(address)
     tried = """(async () => {
@@ -120,7 +120,7 @@ def test_nothing_but_the_servers_own_files_may_be_loaded(browser: Browser, addre
 
 @pytest.fixture(scope="module")
 def tokens(told: FlightsApp) -> dict[str, str]:
-    """Return tokens made before a server starts, because servers see later ones only after seconds."""
+    """Return tokens that exist before the server starts, since servers notice new ones only after seconds."""
     verbs: dict[str, Any] = {"reader": ("read",), "keeper": ("read", "snapshot"), "one": ("read",)}
     with client_of(told) as client:
         shown = {
@@ -139,7 +139,7 @@ def closed(told: FlightsApp, tokens: dict[str, str], tmp_path_factory: pytest.Te
         yield url
 
 
-def test_a_token_is_typed_and_says_what_may_be_done(look: Open, closed: str, tokens: dict[str, str]) -> None:
+def test_a_token_can_be_entered_and_the_page_shows_its_rights(look: Open, closed: str, tokens: dict[str, str]) -> None:
     page = look("#/flights", closed)
     assert violations(page) == []
     page.get_by_label("Token").fill(tokens["reader"])
@@ -165,7 +165,7 @@ def test_a_token_is_typed_and_says_what_may_be_done(look: Open, closed: str, tok
     expect(page.get_by_text("asked-here is being taken")).to_be_visible()
 
 
-def test_whoever_may_read_one_table_sees_that(look: Open, closed: str, tokens: dict[str, str]) -> None:
+def test_a_token_for_one_table_shows_only_that_table(look: Open, closed: str, tokens: dict[str, str]) -> None:
     page = look("#/flights/rows", closed)
     page.get_by_label("Token").fill(tokens["one"])
     page.get_by_role("button", name="Use token").click()

@@ -1,4 +1,4 @@
-"""From "the totals look wrong" to the records, in a browser: by mouse, and by keyboard alone."""
+"""From "the totals look wrong" to the records, in a browser: with the mouse, and with only the keyboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUERY = f"SELECT carrier FROM carriers WHERE carrier = '{WRONG}' AND delay > 150
 
 @pytest.fixture(scope="module")
 def found(told: FlightsApp) -> tuple[str, str]:
-    """Return the library's result: the commit, and its offsets on the users' topic."""
+    """Return the library's result: the bad commit, and its offsets in the users' topic."""
     with client_of(told) as client:
         app = client.app("flights")
         bisection = app.bisect(where=QUERY)
@@ -38,7 +38,7 @@ def tab_to(page: Page, text: str, *, most: int = 60) -> None:
     raise AssertionError(f"Tab does not come to {text!r}")
 
 
-def test_from_wrong_totals_to_the_records_by_mouse(look: Open, found: tuple[str, str]) -> None:
+def test_from_wrong_totals_to_the_records_with_the_mouse(look: Open, found: tuple[str, str]) -> None:
     commit, offsets = found
     page = look()
     page.get_by_role("link", name="flights").click()
@@ -69,7 +69,7 @@ def test_from_wrong_totals_to_the_records_by_mouse(look: Open, found: tuple[str,
     expect(page.get_by_role("row", name=WRONG).locator("td.differs")).to_have_count(2)
 
 
-def test_the_same_by_keyboard_alone(look: Open, found: tuple[str, str]) -> None:
+def test_from_wrong_totals_to_the_records_with_the_keyboard(look: Open, found: tuple[str, str]) -> None:
     commit, offsets = found
     page = look()
     expect(page.get_by_role("link", name="flights")).to_be_visible()
@@ -101,7 +101,7 @@ def test_the_same_by_keyboard_alone(look: Open, found: tuple[str, str]) -> None:
     expect(page.get_by_role("row", name=WRONG).locator("td.differs")).to_have_count(2)
 
 
-def test_the_slider_goes_from_commit_to_commit_and_the_rows_with_it(look: Open) -> None:
+def test_moving_the_slider_changes_the_commit_and_its_rows(look: Open) -> None:
     page = look("#/flights/rows/carriers")
     slider, row = page.get_by_role("slider"), page.get_by_role("row", name=WRONG)
     now = row.text_content()
@@ -132,7 +132,7 @@ def test_the_slider_goes_from_commit_to_commit_and_the_rows_with_it(look: Open) 
     assert differing.count() == page.get_by_role("region", name="What differs in carriers").locator(".changed").count()
 
 
-def test_a_shorter_time_shows_each_commit(look: Open) -> None:
+def test_zooming_in_shows_each_commit(look: Open) -> None:
     page = look("#/flights", width=390)
     note = page.locator(".steps .note")
     expect(note).to_contain_text("of them shown")
@@ -146,7 +146,7 @@ def test_a_shorter_time_shows_each_commit(look: Open) -> None:
     expect(page.get_by_text("before the newest")).to_be_visible()
 
 
-def test_a_commit_is_there_when_it_comes(look: Open, told: FlightsApp) -> None:
+def test_a_new_commit_appears_without_a_reload(look: Open, told: FlightsApp) -> None:
     page = look("#/flights")
     version = told.heads["legs"].version
     expect(page.locator("svg .version").first).to_have_text(f"v{version}")
@@ -154,7 +154,7 @@ def test_a_commit_is_there_when_it_comes(look: Open, told: FlightsApp) -> None:
     expect(page.locator("svg .version").first).to_have_text(f"v{version + 1}")
 
 
-def test_rows_by_key_and_by_a_condition(look: Open) -> None:
+def test_rows_can_be_found_by_key_and_by_condition(look: Open) -> None:
     page = look("#/flights/rows/carriers")
     rows = page.locator("table.rows tbody tr")
     expect(rows).to_have_count(12)

@@ -1,4 +1,4 @@
-"""Classes of causes that need only the store, and verdicts with several changes from good to bad."""
+"""Classes of causes that are found in the store alone, and verdicts if the predicate changed several times."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,20 +61,20 @@ def found(app: FlightsApp, cache: SstCache, where: str, **how: str) -> Verdict:
 
 
 @pytest.mark.parametrize("kind", [kind for kind, of in CLASSES.items() if not of.names_record])
-def test_a_class_whose_fault_is_no_records_names_none(kind: CauseKind) -> None:
+def test_a_cause_of_a_class_without_records_names_none(kind: CauseKind) -> None:
     for named in ({"record": AT}, {"records": (AT,)}):
         with pytest.raises(ValueError, match="names no record"):
             Cause(kind, proved=True, sentence="it", **named)  # type: ignore[arg-type]
     assert Cause(kind, proved=True, sentence="it").record is None
 
 
-def test_evidence_is_what_the_class_says() -> None:
+def test_a_cause_has_only_the_evidence_of_its_class() -> None:
     with pytest.raises(ValueError, match="has evidence 'moon'"):
         Cause("time", proved=True, sentence="it", evidence={"moon": 1})
     assert unknown_cause("nobody looked").evidence == {"reason": "nobody looked"}
 
 
-def test_a_key_that_the_bad_commit_did_not_write_is_told_with_its_last_version(cache: SstCache) -> None:
+def test_a_key_that_the_bad_commit_did_not_write_is_reported_with_its_last_version(cache: SstCache) -> None:
     app = Deployed()
     app.batches(1, 2, carrier="quiet")
     last = app.heads["carriers"].version
@@ -99,7 +99,7 @@ def test_a_key_that_the_bad_commit_wrote_is_not_absent(cache: SstCache) -> None:
     assert find_untouched_keys(app.store, cache, found(app, cache, NEGATIVE)) is None
 
 
-def test_the_first_batch_of_a_new_program_is_a_guess_that_names_the_file_to_add(cache: SstCache) -> None:
+def test_the_first_batch_of_a_new_program_is_a_guess_that_names_the_missing_file(cache: SstCache) -> None:
     app = Deployed()
     app.batches(1, 2, 3)
     app.deploy(2)
@@ -116,7 +116,7 @@ def test_the_first_batch_of_a_new_program_is_a_guess_that_names_the_file_to_add(
     assert "--code v1.py" in cause.sentence
 
 
-def test_a_later_batch_of_a_new_program_is_no_guess_and_its_change_is_known(cache: SstCache) -> None:
+def test_a_later_batch_of_a_new_program_is_not_blamed_on_the_deploy(cache: SstCache) -> None:
     app = Deployed()
     app.batches(1, 2, 3)
     app.deploy(2)
@@ -134,7 +134,7 @@ def test_a_later_batch_of_a_new_program_is_no_guess_and_its_change_is_known(cach
     )
 
 
-def test_a_program_that_never_changed_is_no_deploy(cache: SstCache) -> None:
+def test_without_a_program_change_there_is_no_deploy(cache: SstCache) -> None:
     app = Deployed()
     app.batches(1, 2, 3)
     app.claim("carriers")
@@ -146,7 +146,9 @@ def test_a_program_that_never_changed_is_no_deploy(cache: SstCache) -> None:
 
 @settings(scaled(6), suppress_health_check=list(HealthCheck))
 @given(delays=st.lists(st.sampled_from([-3, 3]), min_size=3, max_size=12), edge=st.sampled_from(["", "first", "last"]))
-def test_a_commit_is_called_the_first_where_none_was_bad_before(cache: SstCache, delays: list[int], edge: str) -> None:
+def test_a_commit_is_called_first_only_if_no_earlier_commit_was_bad(
+    cache: SstCache, delays: list[int], edge: str
+) -> None:
     app, total, sums = Deployed(), 0, []
     for delay in (3, *delays, -1_000):
         app.batches(delay)
@@ -166,7 +168,7 @@ def test_a_commit_is_called_the_first_where_none_was_bad_before(cache: SstCache,
     )
 
 
-def test_what_is_assumed_is_said_where_nothing_counts_all_changes(cache: SstCache) -> None:
+def test_an_assumption_is_stated_if_not_all_changes_were_counted(cache: SstCache) -> None:
     app = Deployed()
     app.batches(*range(1, 40), -5_000)
     over_all = "SELECT sum(delay) AS wrong FROM carriers HAVING sum(delay) < 0"
@@ -181,7 +183,7 @@ def test_what_is_assumed_is_said_where_nothing_counts_all_changes(cache: SstCach
     assert verdict_sentence(found(short, cache, over_all)) == "carriers v3 is the first bad commit of flights"
 
 
-def test_a_predicate_of_somebody_who_is_not_trusted_is_not_scanned(cache: SstCache) -> None:
+def test_an_untrusted_predicate_is_not_used_for_a_scan(cache: SstCache) -> None:
     app = Deployed()
     app.batches(*range(1, 40), -5_000)
     verdict = bisect(app.store, cache, app.name, SqlPredicate(NEGATIVE, bounds=Bounds()))

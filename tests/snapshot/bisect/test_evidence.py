@@ -1,4 +1,4 @@
-"""Evidence of a verdict, compared with the line, queries and manifests."""
+"""Evidence of a verdict agrees with the app's line, with queries and with manifests."""
 
 from itertools import pairwise
 
@@ -21,7 +21,10 @@ WHERE = "SELECT tail FROM aircraft WHERE delay > 1000"
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """Return stages with different progress and one slow clock; from batch twenty on, aircraft are wrong."""
+    """Return stages with different progress, one with a slow clock.
+
+    From batch twenty on, rows of aircraft are wrong.
+    """
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms={"carriers": -2_500, "legs": 400}))
     for number in range(40):
         app.send(*flights(7), *([Flight(f"X{number}", "C9", 5_000)] if number >= 20 else []))
@@ -43,7 +46,7 @@ def evidence(app: FlightsApp, cache: SstCache, verdict: Verdict) -> VerdictEvide
     return collect_evidence(app.store, cache, verdict)
 
 
-def test_the_commits_around_it_are_those_of_the_log(
+def test_neighbouring_commits_equal_those_of_the_log(
     app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
 ) -> None:
     logged = [(entry.stage, entry.version) for entry in reversed(log_entries(app.store, "flights", 0))]
@@ -62,7 +65,7 @@ def test_a_distance_counts_the_commits_of_the_line(app: FlightsApp, verdict: Ver
     assert commits_from_bad(verdict, verdict.good.versions) == -1
 
 
-def test_wrong_rows_are_counted_at_the_bad_moments(
+def test_wrong_rows_are_counted_at_each_bad_moment(
     app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
 ) -> None:
     bad = {step.ref: step.cut for step in verdict.steps if step.bad} | {verdict.bad_ref: verdict.bad}
@@ -72,7 +75,7 @@ def test_wrong_rows_are_counted_at_the_bad_moments(
         assert rows == sum(delay > 1000 for _, delay, _ in held.values())
 
 
-def test_what_it_reached_is_each_later_stages_first_version_that_had_consumed_it(
+def test_affected_stages_are_listed_with_the_first_version_that_consumed_the_bad_version(
     app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
 ) -> None:
     (reached,) = evidence.affected_stages
@@ -88,7 +91,7 @@ def test_what_it_reached_is_each_later_stages_first_version_that_had_consumed_it
     assert reached.rows == reached.first.inputs["by-carrier"].rows
 
 
-def test_dependents_of_the_first_stage_are_reached_over_stages_between(app: FlightsApp) -> None:
+def test_dependents_are_found_across_stages_between(app: FlightsApp) -> None:
     line = read_line(app.store, "flights")
     for version in range(1, app.heads["legs"].version + 1):
         found = line.dependents(app.version("legs", version))
@@ -109,7 +112,7 @@ def test_the_bad_moment_is_verified(verdict: Verdict, evidence: VerdictEvidence)
     assert evidence.audit.versions == verdict.bad.versions
 
 
-def test_what_is_around_a_verdict_costs_dozens_of_requests_however_long_the_history(cache: SstCache) -> None:
+def test_evidence_costs_dozens_of_requests_for_any_length_of_history(cache: SstCache) -> None:
     costs = []
     for batches in (12, 60):
         app = FlightsApp(MemoryStore(), Kafka(), zombies=False, start=["legs", "aircraft"])

@@ -1,4 +1,4 @@
-"""All changes between good and bad, found by one pass, equal an evaluation of every version."""
+"""One scan finds the same changes between good and bad as an evaluation of every version."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -40,7 +40,7 @@ def scan(store: ObjectStore, cache: SstCache, app: str, predicate: Predicate, *,
 
 
 def asked_everywhere(app: FlightsApp, cache: SstCache, sql: str, first: int) -> dict[int, int]:
-    """Return the number of the query's rows at each version from `first` on."""
+    """Return the number of rows of the query at each version from `first` on, by evaluating all of them."""
     found = {}
     for version in range(max(first, 1), app.heads["carriers"].version + 1):
         cut = Cut("flights", {"carriers": history.read(app.store, "flights", "carriers", version)})
@@ -76,7 +76,7 @@ def assert_same(app: FlightsApp, cache: SstCache, found: Flips, sql: str) -> Non
         max_size=12,
     )
 )
-def test_all_changes_are_those_that_asking_every_version_gives(
+def test_a_scan_finds_the_same_changes_as_evaluating_every_version(
     cache: SstCache, steps: list[tuple[str, int, int]]
 ) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
@@ -101,7 +101,7 @@ def test_all_changes_are_those_that_asking_every_version_gives(
 
 
 @pytest.mark.parametrize("column", ["", "at"])
-def test_wrong_rows_that_expire_are_wrong_no_longer(cache: SstCache, column: str) -> None:
+def test_expired_rows_are_no_longer_wrong(cache: SstCache, column: str) -> None:
     app = Hourly(cache, column)
     for number in range(9):
         app.batch(**({"a": -1, "b": 1} if number in (1, 2) else {"c": number - 5}))
@@ -115,7 +115,7 @@ def test_wrong_rows_that_expire_are_wrong_no_longer(cache: SstCache, column: str
     assert asked == {version: (now := counts.get(version, now)) for version in asked}
 
 
-def test_the_rows_that_versions_wrote_are_read_and_no_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_scan_reads_only_rows_written_by_the_versions(tmp_path_factory: pytest.TempPathFactory) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.load("aircraft", 20_000)
     for number in range(30):
@@ -156,9 +156,7 @@ def test_a_check_of_rows_can_be_scanned(cache: SstCache) -> None:
         ("FROM carriers USING SAMPLE 3", "a sample"),
     ],
 )
-def test_a_query_that_looks_at_more_than_a_row_is_refused_with_the_reason(
-    cache: SstCache, sql: str, reason: str
-) -> None:
+def test_a_query_over_more_than_single_rows_is_refused_with_the_reason(cache: SstCache, sql: str, reason: str) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
     with pytest.raises(Refused, match=f"the query does not decide row by row: it has ({reason})"):
@@ -167,7 +165,7 @@ def test_a_query_that_looks_at_more_than_a_row_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("predicate", [CommandPredicate("true"), SqlPredicate("FROM carriers WHERE x")])
-def test_what_is_no_query_of_a_table_is_not_counted(cache: SstCache, predicate: Predicate) -> None:
+def test_a_predicate_that_is_no_query_of_a_table_is_not_scanned(cache: SstCache, predicate: Predicate) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
     assert scan_if_cheap(app.store, cache, predicate, between(app.store, "flights", predicate)) is None

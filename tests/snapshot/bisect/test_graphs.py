@@ -62,7 +62,7 @@ many = settings(scaled(12), suppress_health_check=list(HealthCheck))
 
 @dataclass(frozen=True)
 class Asked:
-    """A predicate over two tables of an app."""
+    """A predicate over two tables of an app, with its truth at each prefix of the line."""
 
     sql: str
     first_bad: int
@@ -122,7 +122,7 @@ def test_the_first_commit_of_the_line_at_which_the_predicate_returns_rows_is_nam
 
 @many
 @given(histories(tables=True), st.data())
-def test_of_a_history_that_went_bad_more_than_once_the_good_side_has_no_rows_and_the_bad_side_has(
+def test_if_a_history_went_bad_repeatedly_the_verdict_is_between_a_good_and_a_bad_cut(
     cache: SstCache, app: App, data: st.DataObject
 ) -> None:
     line, _ = the_line(app)
@@ -144,7 +144,7 @@ def test_of_a_history_that_went_bad_more_than_once_the_good_side_has_no_rows_and
 
 @many
 @given(histories(tables=True), st.data())
-def test_ends_that_are_snapshots_are_moved_to_the_line(cache: SstCache, app: App, data: st.DataObject) -> None:
+def test_snapshots_as_ends_are_moved_to_prefixes_of_the_line(cache: SstCache, app: App, data: st.DataObject) -> None:
     line, _ = the_line(app)
     predicate = asked(app, line, GROWING, data)
     good, bad = sorted(data.draw(st.tuples(*[st.integers(1, len(line))] * 2)))

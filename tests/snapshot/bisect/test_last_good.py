@@ -1,4 +1,4 @@
-"""The tag `last-good`: it moves, gc keeps its moment, and a killed update leaves it intact."""
+"""The tag `last-good`: it only moves forward, gc keeps its moment, and a killed move leaves it intact."""
 
 from contextlib import suppress
 
@@ -25,7 +25,7 @@ def named(store: ObjectStore) -> dict[str, int]:
     return resolve(store, f"flights@{LAST_GOOD}", now_ms=0).versions
 
 
-def test_it_is_a_ref_that_moves_forward_only() -> None:
+def test_last_good_is_a_ref_that_only_moves_forward() -> None:
     app = aging_app()
     app.run(flights(20))
     assert find_last_good(app.store, "flights") is None
@@ -41,7 +41,7 @@ def test_it_is_a_ref_that_moves_forward_only() -> None:
     assert [each.name for each in list_snapshots(app.store, "flights")] == [LAST_GOOD]
 
 
-def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
+def test_gc_keeps_the_tagged_moment_and_collects_the_former_one() -> None:
     app = aging_app()
     app.run(flights(20))
     earlier = now(app)
@@ -58,7 +58,7 @@ def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
         resolve(app.store, f"flights/carriers@v{earlier.versions['carriers']}", now_ms=0)
 
 
-def test_a_snapshot_that_somebody_took_is_not_moved() -> None:
+def test_a_users_snapshot_of_that_name_is_not_moved() -> None:
     app = aging_app()
     app.run(flights(10))
     pin_cut(app.store, now(app), LAST_GOOD, by="ada@host")
@@ -67,7 +67,7 @@ def test_a_snapshot_that_somebody_took_is_not_moved() -> None:
     assert f"slackwater snapshot rm flights {LAST_GOOD}" in caught.value.hint
 
 
-def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> None:
+def test_a_killed_move_leaves_the_old_or_the_new_moment() -> None:
     for died_at in range(12):
         app = aging_app()
         store = store_of(app)
@@ -89,7 +89,7 @@ def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> Non
     raise AssertionError("it takes more requests than that")
 
 
-def test_moving_it_takes_a_handful_of_requests_however_long_the_history() -> None:
+def test_a_move_costs_a_handful_of_requests_for_any_length_of_history() -> None:
     taken = []
     for batches in (2, 40):
         app = aging_app()
@@ -102,7 +102,7 @@ def test_moving_it_takes_a_handful_of_requests_however_long_the_history() -> Non
     assert sum(taken[0].values()) <= 5
 
 
-def test_what_was_collected_meanwhile_is_not_tagged() -> None:
+def test_a_moment_collected_meanwhile_is_not_tagged() -> None:
     app = old_app()
     store, old = store_of(app), now(app, "flights/legs@v4")
     recent = pin_cut(store, now(app), LAST_GOOD, by="slackwater watch by ada@host")

@@ -1,4 +1,4 @@
-"""Predicates in all forms: conditions, functions and commands, with their refusals."""
+"""Predicates of all forms (conditions, functions and commands), and when they are refused."""
 
 from pathlib import Path
 from unittest import SkipTest
@@ -42,7 +42,7 @@ def first_bad(verdict: Verdict) -> int:
 
 
 def tells_apart(app: FlightsApp, cache: SstCache, verdict: Verdict, predicate: Predicate) -> bool:
-    """True if a predicate returns rows at the first bad commit, and none before."""
+    """True if a predicate returns rows at the first bad commit, and none at the commit before it."""
     before, after = (predicate.rows(Context(app.store, cache, cut), 9) for cut in (verdict.good, verdict.bad))
     return before.num_rows == 0 < after.num_rows
 
@@ -68,7 +68,7 @@ def find(app: FlightsApp, cache: SstCache, predicate: Predicate | str) -> Verdic
         ("SELECT min(c.delay) >= 0 FROM carriers c, aircraft a WHERE a.flights > 0", ""),
     ],
 )
-def test_a_check_stops_to_hold_with_the_bad_commit(
+def test_a_check_holds_before_the_bad_commit_and_fails_at_it(
     app: FlightsApp, cache: SstCache, verdict: Verdict, condition: str, table: str
 ) -> None:
     predicate = parse_check(app.store, "flights", condition, table)
@@ -126,7 +126,7 @@ def test_a_where_over_rows_finds_the_commit_and_names_the_keys(
     sign=st.sampled_from(["<", "<=", "=", ">=", ">"]),
     number=st.integers(-6_000, 6_000),
 )
-def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
+def test_a_where_and_its_negated_check_find_the_same_rows(
     app: FlightsApp, cache: SstCache, column: str, sign: str, number: int
 ) -> None:
     condition = f"{column} {sign} {number}"
@@ -150,19 +150,19 @@ def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
         ("FROM carriers", "carriers", Usage, "with a whole query"),
     ],
 )
-def test_a_where_that_is_none_is_an_error_at_once(
+def test_an_invalid_where_is_an_error_at_once(
     app: FlightsApp, sql: str, table: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         parse_where(app.store, "flights", sql, table)
 
 
-def test_a_where_cannot_break_out_of_its_condition(app: FlightsApp, cache: SstCache) -> None:
+def test_a_where_cannot_inject_other_statements(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Usage, match="Parser Error"):
         find(app, cache, parse_where(app.store, "flights", "true); DROP TABLE carriers; SELECT (true", "carriers"))
 
 
-def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:
+def test_a_check_of_an_empty_table_holds(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Refused, match="nothing is wrong there"):
         find(app, cache, parse_check(app.store, "flights", "min(delay) FILTER (carrier = 'none') >= 0", "carriers"))
 
@@ -179,7 +179,7 @@ def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:
         ("SELECT 1, 2", "", Usage, "expected one BOOLEAN"),
     ],
 )
-def test_a_check_that_is_none_is_an_error_at_once(
+def test_an_invalid_check_is_an_error_at_once(
     app: FlightsApp, condition: str, table: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -191,7 +191,7 @@ def asserts(con: duckdb.DuckDBPyConnection) -> None:
     assert lowest is None or lowest >= 0, f"{lowest} is below zero"
 
 
-def test_a_function_says_by_what_it_returns_or_asserts(app: FlightsApp, cache: SstCache, first_bad: int) -> None:
+def test_a_function_answers_by_its_result_or_by_assert(app: FlightsApp, cache: SstCache, first_bad: int) -> None:
     def returns(con: duckdb.DuckDBPyConnection) -> bool:
         return not con.sql("FROM carriers WHERE delay < 0").fetchall()
 
@@ -216,7 +216,7 @@ def test_a_function_that_skips_leaves_candidates(app: FlightsApp, cache: SstCach
     assert "twenty" in {step.why for step in verdict.steps}
 
 
-def test_what_else_a_function_raises_stops_the_search_with_its_own_lines(app: FlightsApp, cache: SstCache) -> None:
+def test_another_exception_of_a_function_stops_the_search_with_its_traceback(app: FlightsApp, cache: SstCache) -> None:
     def fails(con: duckdb.DuckDBPyConnection) -> None:
         raise ZeroDivisionError("by zero")
 
@@ -226,7 +226,7 @@ def test_what_else_a_function_raises_stops_the_search_with_its_own_lines(app: Fl
     assert "session.py" not in raised.value.quoted
 
 
-def test_what_a_function_writes_is_written_nowhere(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_a_function_cannot_write_tables_or_files(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     def writes(con: duckdb.DuckDBPyConnection) -> None:
         con.execute("CREATE TABLE mine AS FROM carriers")
         con.execute(f"COPY mine TO '{tmp_path}/mine.csv'")
@@ -236,7 +236,7 @@ def test_what_a_function_writes_is_written_nowhere(app: FlightsApp, cache: SstCa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_function_is_loaded_from_a_file_with_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_function_is_loaded_from_a_file_and_can_import_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("WORD = 'ok'\n")
     (tmp_path / "mine.py").write_text("from beside_it import WORD\n\ndef ok(con):\n    return WORD\n")
     assert load_python_predicate(f"{tmp_path}/mine.py:ok").function(duckdb.connect()) == "ok"
@@ -276,14 +276,14 @@ def test_a_command_gets_the_moment_as_a_file(
 
 
 @pytest.mark.parametrize(("command", "words"), [("exit 128", "exit code 128"), ("kill -9 $$", "signal 9")])
-def test_a_command_that_ends_otherwise_stops_the_search(
+def test_a_command_with_another_exit_code_stops_the_search(
     app: FlightsApp, cache: SstCache, command: str, words: str
 ) -> None:
     with pytest.raises(SlackwaterError, match=words):
         find(app, cache, CommandPredicate(command))
 
 
-def test_a_command_that_cannot_judge_the_bad_end_is_told_at_once(app: FlightsApp, cache: SstCache) -> None:
+def test_a_command_that_cannot_judge_the_bad_end_is_reported_at_once(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Refused, match="the bad end flights@now cannot be judged: exit code 125"):
         find(app, cache, CommandPredicate("exit 125"))
     with pytest.raises(Refused, match="something is wrong already at the beginning"):

@@ -1,4 +1,4 @@
-"""A predicate over an input archive names the bad record without program, Spark or Kafka."""
+"""A predicate over an input archive finds the bad record without program, Spark or Kafka."""
 
 import pytest
 from slackwater.errors import NotFound
@@ -25,7 +25,7 @@ def app() -> FlightsApp:
 
 
 def last(app: FlightsApp, version: int = 0) -> tuple[int, ...]:
-    """Return the offsets up to which `legs` has read at a version, by default the newest."""
+    """Return the offsets up to which `legs` has read at a version (the newest by default)."""
     manifest = history.read(app.store, APP, "legs", version or app.heads["legs"].version)
     return manifest.inputs[TOPIC].offsets
 
@@ -52,7 +52,7 @@ def test_each_record_is_found_with_the_version_that_read_it(app: FlightsApp, cac
             assert message.headers == ((("h", b"x"),) if offset % 3 == 0 else ())
 
 
-def test_of_several_the_first_by_time_is_named_and_those_of_the_same_time(app: FlightsApp, cache: SstCache) -> None:
+def test_the_earliest_of_several_bad_records_is_named_with_its_ties(app: FlightsApp, cache: SstCache) -> None:
     found = find_queried_records(search(app, cache, '"offset" IN (1, 2, 99)'))
     assert found is not None
     assert (found.cause.kind, found.cause.evidence["alone"], found.cause.one_of) == ("records", 4, 2)
@@ -70,7 +70,7 @@ def test_of_several_the_first_by_time_is_named_and_those_of_the_same_time(app: F
         ("decode(value) = '0:0' AND (SELECT count(*) FROM input('flights')) > 15", "*"),  # read by an earlier batch
     ],
 )
-def test_no_record_is_named_where_the_query_does_not_prove_it(
+def test_no_record_is_named_if_the_query_does_not_prove_it(
     app: FlightsApp, cache: SstCache, condition: str, select: str
 ) -> None:
     assert find_queried_records(search(app, cache, condition, select)) is None

@@ -35,7 +35,7 @@ def find(app: FlightsApp, cache: SstCache, where: str, **more: object) -> Verdic
 
 
 def corrupted(app: FlightsApp, *, batches: int, bad_from: int) -> int:
-    """Run batches, in which carrier C1 sends seconds from one on. Return the first bad version of `carriers`."""
+    """Run batches; from batch `bad_from` on, carrier C1 sends seconds. Return the first bad version of `carriers`."""
     for number in range(batches):
         app.send(*(f._replace(delay=6_000) if f.carrier == "C1" and number >= bad_from else f for f in flights(14)))
         app.step_all()
@@ -54,7 +54,7 @@ def is_bad(app: FlightsApp, cache: SstCache, cut: Cut, where: str) -> bool:
 
 
 def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> None:
-    """Check that the result is a good and a bad consistent cut, named by refs, which differ by one commit."""
+    """Check that the result is a good and a bad consistent cut, given as refs, and that they differ by one commit."""
     assert violations(verdict.good.stages) == ()
     assert violations(verdict.bad.stages) == ()
     assert not is_bad(app, cache, verdict.good, verdict.where)
@@ -69,13 +69,13 @@ def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> 
 
 @pytest.fixture(scope="module")
 def wrong_from_7() -> tuple[FlightsApp, int]:
-    """Return a history that tests only read and pin, and its first bad version."""
+    """Return a history and its first bad version; tests only read and pin it."""
     app = FlightsApp(MemoryStore(), Kafka())
     return app, corrupted(app, batches=12, bad_from=7)
 
 
 @pytest.mark.parametrize("bad_from", [0, 1, 7, 10, 11])
-def test_the_commit_that_made_it_wrong_is_found(cache: SstCache, bad_from: int) -> None:
+def test_the_commit_that_made_a_table_wrong_is_found(cache: SstCache, bad_from: int) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     first_bad = corrupted(app, batches=12, bad_from=bad_from)
     verdict = find(app, cache, SECONDS)
@@ -108,7 +108,7 @@ def test_the_verdict_names_the_input_window_up_to_the_users_topic(
     assert 6_000 in culprits
 
 
-def test_the_keys_that_the_predicate_names_are_told_before_and_after(
+def test_keys_named_by_the_predicate_are_shown_before_and_after(
     cache: SstCache, wrong_from_7: tuple[FlightsApp, int]
 ) -> None:
     app, _ = wrong_from_7
@@ -123,7 +123,7 @@ def test_the_keys_that_the_predicate_names_are_told_before_and_after(
     assert change.after == {"flights": held["a"][0], "delay": held["a"][1]}
 
 
-def test_without_key_columns_the_keys_that_the_commit_wrote_are_told(cache: SstCache) -> None:
+def test_without_key_columns_the_keys_written_by_the_commit_are_shown(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(14))
     app.send(Flight("N0", "C7", 6_000))
@@ -133,7 +133,7 @@ def test_without_key_columns_the_keys_that_the_commit_wrote_are_told(cache: SstC
 
 
 @pytest.mark.parametrize("shape", ["list(carrier)", "{'is': any_value(carrier)}", "map {any_value(carrier): 1}"])
-def test_a_column_that_has_only_the_name_of_the_key_does_not_tell_keys(cache: SstCache, shape: str) -> None:
+def test_a_computed_column_named_like_the_key_does_not_count_as_key(cache: SstCache, shape: str) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(14))
     app.send(Flight("N0", "C7", 6_000))
@@ -144,7 +144,7 @@ def test_a_column_that_has_only_the_name_of_the_key_does_not_tell_keys(cache: Ss
     assert [change.key for change in verdict.keys] == [{"carrier": "C7"}]
 
 
-def test_the_keys_of_a_commit_that_came_behind_a_compaction_are_told(cache: SstCache) -> None:
+def test_keys_of_a_commit_rebased_on_a_compaction_are_found(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(14))
     app.send(Flight("N0", "C7", 6_000))
@@ -161,7 +161,7 @@ def test_the_keys_of_a_commit_that_came_behind_a_compaction_are_told(cache: SstC
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-def test_all_keys_that_the_predicate_names_are_told_in_its_order(cache: SstCache) -> None:
+def test_all_keys_named_by_the_predicate_are_shown_in_its_order(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.send(*(Flight(f"N{n:02}", "C0", 1) for n in range(30)))
     app.step_all()
@@ -186,7 +186,7 @@ def test_all_keys_that_the_predicate_names_are_told_in_its_order(cache: SstCache
     assert keys.to_table().column("change").to_pylist() == ["changed"] * 10 + ["same"] * 20
 
 
-def test_a_predicate_that_names_no_key_gets_all_that_the_commit_changed_by_key(cache: SstCache) -> None:
+def test_a_predicate_that_names_no_key_gets_all_keys_changed_by_the_commit(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(14))
     app.send(*(Flight(f"M{n:04}", "C7", 6_000) for n in range(1_500)))
@@ -198,7 +198,7 @@ def test_a_predicate_that_names_no_key_gets_all_that_the_commit_changed_by_key(c
     assert set(keys.to_table().column("change").to_pylist()) == {"added"}
 
 
-def test_the_planted_key_is_told_beyond_the_first_thousand_rows(cache: SstCache) -> None:
+def test_a_bad_key_beyond_the_first_thousand_rows_is_found(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(14))
     app.send(*(Flight(f"N{n:04}", "C7", 6_000) for n in range(1_500)), Flight("planted", "C7", 9_000_000))
@@ -209,7 +209,7 @@ def test_the_planted_key_is_told_beyond_the_first_thousand_rows(cache: SstCache)
     assert [change.key["tail"] for change in verdict.keys][-2:] == ["N1499", "planted"]
 
 
-def test_it_takes_a_logarithm_of_evaluations(cache: SstCache) -> None:
+def test_evaluations_are_logarithmic_in_the_number_of_versions(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     first_bad = corrupted(app, batches=60, bad_from=37)
     steps: list[Evaluation] = []
@@ -226,7 +226,7 @@ def test_it_takes_a_logarithm_of_evaluations(cache: SstCache) -> None:
     assert (steps[0].bad, steps[1].bad) == (True, False)
 
 
-def test_compactions_claims_and_empty_batches_are_never_guilty(cache: SstCache) -> None:
+def test_compactions_claims_and_empty_batches_are_never_named_as_bad(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     corrupted(app, batches=4, bad_from=2)
     for _ in range(8):
@@ -238,7 +238,7 @@ def test_compactions_claims_and_empty_batches_are_never_guilty(cache: SstCache) 
     assert_proves_itself(app, cache, verdict)
 
 
-def test_a_deletion_is_found_though_compaction_left_no_trace_of_it(cache: SstCache) -> None:
+def test_a_deletion_is_found_even_if_compaction_dropped_its_tombstone(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(30))
     deleted = app.delete("carriers", "C1")
@@ -253,7 +253,7 @@ def test_a_deletion_is_found_though_compaction_left_no_trace_of_it(cache: SstCac
     assert_proves_itself(app, cache, verdict)
 
 
-def test_a_predicate_over_several_tables_finds_the_stage_that_broke_first(cache: SstCache) -> None:
+def test_a_predicate_over_several_tables_finds_the_first_stage_that_went_wrong(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(50))
     where = "SELECT 1 FROM aircraft WHERE flights >= 5 UNION ALL SELECT 1 FROM carriers WHERE flights >= 40"
@@ -262,7 +262,7 @@ def test_a_predicate_over_several_tables_finds_the_stage_that_broke_first(cache:
     assert_proves_itself(app, cache, verdict)
 
 
-def test_a_table_that_was_not_there_yet_is_empty(cache: SstCache) -> None:
+def test_a_table_that_did_not_exist_yet_is_empty(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     for _ in range(3):
         app.send(*flights(7))
@@ -275,7 +275,7 @@ def test_a_table_that_was_not_there_yet_is_empty(cache: SstCache) -> None:
     assert (verdict.stage, verdict.good_version, verdict.bad_version) == ("carriers", 1, 2)
 
 
-def test_a_stage_whose_very_first_version_is_wrong_has_no_good_version(cache: SstCache) -> None:
+def test_a_stage_whose_first_version_is_wrong_has_no_good_version(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     app.send(*flights(7))
     app.step("legs")
@@ -309,7 +309,7 @@ def test_a_bad_end_that_is_not_bad_is_refused(cache: SstCache) -> None:
         find(app, cache, "FROM carriers WHERE flights < 0")
 
 
-def test_a_good_end_that_is_bad_is_refused_with_an_earlier_one_to_try(
+def test_a_good_end_that_is_bad_is_refused_and_an_earlier_moment_is_suggested(
     cache: SstCache, wrong_from_7: tuple[FlightsApp, int]
 ) -> None:
     app, first_bad = wrong_from_7
@@ -319,7 +319,7 @@ def test_a_good_end_that_is_bad_is_refused_with_an_earlier_one_to_try(
     assert find(app, cache, SECONDS, good=suggested).bad_version == first_bad
 
 
-def test_a_predicate_that_was_true_from_the_beginning_is_refused(cache: SstCache) -> None:
+def test_a_predicate_that_was_always_true_is_refused(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
     with pytest.raises(Refused, match="already at the beginning of the history of flights"):
@@ -345,9 +345,7 @@ def test_ends_in_the_wrong_order_or_of_another_app_are_refused(cache: SstCache) 
         ("SELECT 1; SELECT 2", Usage),
     ],
 )
-def test_a_predicate_that_cannot_be_asked_is_an_error_at_once(
-    cache: SstCache, where: str, error: type[Exception]
-) -> None:
+def test_an_invalid_predicate_is_an_error_at_once(cache: SstCache, where: str, error: type[Exception]) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
     with pytest.raises(error):
@@ -366,7 +364,7 @@ def test_a_predicate_that_does_not_depend_on_the_rows_is_refused(cache: SstCache
         find(app, cache, f"SELECT 1 WHERE ({files}) <= {fewer}", good="flights@before")
 
 
-def test_a_history_that_was_bad_good_and_bad_again_is_told(cache: SstCache) -> None:
+def test_a_history_that_was_bad_then_good_then_bad_is_reported(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     for number in range(32):
         # The mean is beyond 60 minutes in the second quarter and again in the last.
@@ -383,7 +381,7 @@ def test_a_history_that_was_bad_good_and_bad_again_is_told(cache: SstCache) -> N
         assert step.bad == is_bad(app, cache, step.cut, SECONDS)
 
 
-def test_it_works_on_a_clone_whose_history_does_not_begin_at_one(cache: SstCache) -> None:
+def test_bisect_works_on_a_clone_whose_history_does_not_begin_at_version_one(cache: SstCache) -> None:
     source = FlightsApp(MemoryStore(), Kafka())
     source.run(flights(70))
     clone(source.store, "flights", "staging", topics={}, channels=source.kafka, by="ada")
@@ -423,7 +421,7 @@ PREDICATES: dict[str, Callable[[int], str]] = {
     predicate=st.sampled_from(sorted(PREDICATES)),
     least=st.integers(1, 6),
 )
-def test_whatever_the_history_the_verdict_proves_itself(
+def test_for_any_history_the_verdict_is_a_consistent_good_and_bad_pair(
     cache: SstCache, steps: list[tuple[str, int]], skew_ms: dict[str, int], predicate: str, least: int
 ) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms=skew_ms))

@@ -1,4 +1,4 @@
-"""Sessions: a printed log gives the same search again."""
+"""Sessions of bisect: replaying a printed log gives the same search."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ asked = st.builds(
 
 @scaled(30)
 @given(asked, st.lists(marks, max_size=6, unique_by=lambda mark: mark.ref), words)
-def test_a_log_gives_what_was_asked_and_answered(
+def test_a_log_parses_to_the_same_search_and_answers(
     question: SearchRequest, given_marks: list[KnownAnswer], found: str
 ) -> None:
     session = SearchSession("memory:", question, found=found).with_answers(*given_marks)
@@ -48,14 +48,14 @@ def test_a_log_gives_what_was_asked_and_answered(
 
 
 @pytest.mark.parametrize("option", ["check", "python", "run"])
-def test_a_log_names_other_predicates_too(option: str) -> None:
+def test_a_log_also_names_predicates_that_are_not_sql(option: str) -> None:
     session = SearchSession(
         "memory:", SearchRequest(app="app", **{option: "it's mine"}, **({"table": "t"} if option == "check" else {}))
     )
     assert parse_log("\n".join(format_log(session)), "memory:") == session
 
 
-def test_of_one_moment_the_last_answer_counts() -> None:
+def test_the_last_answer_for_a_moment_counts() -> None:
     session = SearchSession("memory:", SearchRequest("app")).with_answers(
         KnownAnswer("app/s@v1", "good"), KnownAnswer("app/s@v2", "bad")
     )
@@ -76,7 +76,7 @@ def test_of_one_moment_the_last_answer_counts() -> None:
         ("slackwater bisect app --where 'x", "line 1 .* cannot be read"),
     ],
 )
-def test_a_line_that_is_none_of_a_log_is_named(text: str, words: str) -> None:
+def test_a_line_that_is_not_of_a_log_is_named(text: str, words: str) -> None:
     with pytest.raises(Usage, match=words):
         parse_log(text, "memory:")
 

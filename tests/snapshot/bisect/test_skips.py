@@ -1,4 +1,4 @@
-"""Skipped moments: the remaining candidates equal those of git's bisect."""
+"""If moments are skipped, the same candidates remain as with git's bisect."""
 
 import shutil
 import subprocess
@@ -29,7 +29,7 @@ VERSIONS = 20
 
 @dataclass(frozen=True)
 class Oracle:
-    """Predicate that answers for each version of a stage as told."""
+    """Predicate with given answers for the versions of a stage."""
 
     answers: Mapping[int, str]
     text: str = "the oracle"
@@ -53,7 +53,10 @@ class Oracle:
 
 
 def linear(versions: int = VERSIONS, *, since: int = 0) -> MemoryStore:
-    """Return an app of one stage that reads a record per version; its empty table gets a column at version `since`."""
+    """Return an app of one stage that reads a record per version.
+
+    From version `since` on, its empty table has a column.
+    """
     store = MemoryStore()
     apps.create_app(store, AppInfo("app", 1))
     for version in range(1, versions + 1):
@@ -76,7 +79,7 @@ def candidates(verdict: Verdict) -> set[int]:
 
 
 class Git:
-    """A repository with a commit for each version."""
+    """A git repository with a commit for each version."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +104,7 @@ class Git:
         return ran.stdout
 
     def left(self, said: Mapping[int, Answer], known: list[int]) -> set[int]:
-        """Return the remaining candidates of `git bisect` after some commits are marked and it has run."""
+        """Return the remaining candidates of `git bisect` after it has run with some commits marked."""
         self("bisect", "reset", check=False)
         self("bisect", "start", "--no-checkout", self.commits[VERSIONS], self.commits[1])
         for version in known:
@@ -133,7 +136,7 @@ def git(tmp_path_factory: pytest.TempPathFactory) -> Git:
     skips=st.frozensets(st.integers(2, VERSIONS - 1), max_size=12),
     known=st.lists(st.integers(2, VERSIONS - 1), unique=True, max_size=4),
 )
-def test_git_bisect_leaves_the_same_commits(
+def test_the_same_candidates_remain_as_with_git_bisect(
     cache: SstCache, git: Git, first_bad: int, skips: frozenset[int], known: list[int]
 ) -> None:
     said = answers(first_bad, skips)
@@ -148,7 +151,7 @@ def test_git_bisect_leaves_the_same_commits(
     skips=st.frozensets(st.integers(2, VERSIONS - 1)),
     since=st.integers(1, VERSIONS - 1),
 )
-def test_what_is_left_is_between_the_last_good_and_the_first_bad_one_that_can_be_judged(
+def test_candidates_lie_between_the_last_good_and_the_first_bad_judgeable_version(
     cache: SstCache, first_bad: int, skips: frozenset[int], since: int
 ) -> None:
     said = answers(first_bad, skips)
@@ -160,7 +163,7 @@ def test_what_is_left_is_between_the_last_good_and_the_first_bad_one_that_can_be
     assert (verdict.good.versions, verdict.bad.versions) == ({"s": good}, {"s": bad})
 
 
-def test_a_column_that_came_late_costs_no_evaluation_of_each_version_before_it(cache: SstCache) -> None:
+def test_a_column_added_late_does_not_cost_an_evaluation_per_earlier_version(cache: SstCache) -> None:
     store = linear(1_024, since=800)
     lacking = dict.fromkeys(range(1, 800), "lacks")
     verdict = bisect(store, cache, "app", Oracle({**answers(900, frozenset(), 1_024), **lacking}))
@@ -204,7 +207,7 @@ def test_known_answers_that_contradict_each_other_are_refused(cache: SstCache) -
         bisect(linear(), cache, "app", Oracle(answers(5, frozenset())), known_answers=marks)
 
 
-def test_the_first_and_the_last_change_are_found_when_the_search_meets_others(cache: SstCache) -> None:
+def test_edge_selects_the_first_or_last_of_several_changes(cache: SstCache) -> None:
     said: dict[int, Answer] = dict.fromkeys(range(1, 101), "good")
     said |= dict.fromkeys([*range(20, 45), *range(80, 101)], "bad")
     first, last = (bisect(linear(100), cache, "app", Oracle(said), edge=edge) for edge in ("first", "last"))
@@ -215,7 +218,7 @@ def test_the_first_and_the_last_change_are_found_when_the_search_meets_others(ca
     assert {step.answer for step in last.non_monotone} == {"bad"}
 
 
-def test_versions_before_a_column_came_are_skips_that_say_so(cache: SstCache) -> None:
+def test_versions_before_a_column_existed_are_skipped_with_the_reason(cache: SstCache) -> None:
     store = MemoryStore()
     apps.create_app(store, AppInfo("app", 1))
     for version in range(1, 13):

@@ -1,4 +1,4 @@
-"""Times at which invariants are evaluated, and good moments."""
+"""The watcher: when it evaluates invariants, and which moment it tags as good."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def tagged(app: FlightsApp) -> dict[str, int]:
     return resolve(app.store, f"flights@{LAST_GOOD}", now_ms=0).versions
 
 
-def test_each_is_asked_when_it_is_due_and_all_when_the_slowest_is(app: FlightsApp, cache: SstCache) -> None:
+def test_each_invariant_is_evaluated_when_due_and_all_when_the_slowest_is(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache)
     begin = app.clock.now_ms
     asked = []
@@ -47,7 +47,7 @@ def test_each_is_asked_when_it_is_due_and_all_when_the_slowest_is(app: FlightsAp
     assert asked == [(ms, 2 if ms % 60_000 == 0 else 1) for ms in range(0, 70_000, 10_000)]
 
 
-def test_a_moment_is_asked_once(app: FlightsApp, cache: SstCache) -> None:
+def test_a_moment_is_evaluated_once(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache)
     begin = app.clock.now_ms
     assert states(watcher.evaluate_due(begin)) == {FAST.name: "holds", SLOW.name: "holds"}
@@ -77,7 +77,7 @@ def app_versions(app: FlightsApp) -> dict[str, int]:
     return {stage: head.version for stage, head in app.heads.items()}
 
 
-def test_what_fails_is_news_once_and_leaves_last_good_where_it_was(app: FlightsApp, cache: SstCache) -> None:
+def test_a_failure_is_reported_once_and_does_not_move_last_good(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache, FAST)
     begin = app.clock.now_ms
     watcher.evaluate_due(begin)
@@ -99,7 +99,7 @@ def test_what_fails_is_news_once_and_leaves_last_good_where_it_was(app: FlightsA
     assert tagged(app) == app_versions(app)
 
 
-def test_what_cannot_be_asked_is_unknown_and_not_good(app: FlightsApp, cache: SstCache) -> None:
+def test_an_invalid_invariant_is_unknown_and_not_good(app: FlightsApp, cache: SstCache) -> None:
     wrong = Invariant("wrong", "FROM carrierz", 10_000)
     look = watching(app, cache, FAST, wrong).evaluate_due(app.clock.now_ms)
     assert look is not None
@@ -108,13 +108,13 @@ def test_what_cannot_be_asked_is_unknown_and_not_good(app: FlightsApp, cache: Ss
     assert (look.is_good, look.last_good) == (False, "")
 
 
-def test_an_app_that_has_not_begun_is_not_looked_at(cache: SstCache) -> None:
+def test_an_app_without_commits_is_not_evaluated(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=[])
     with pytest.raises(NotFound, match="has no version yet"):
         watching(app, cache).evaluate_due(app.clock.now_ms)
 
 
-def test_what_storage_did_not_answer_is_asked_again(app: FlightsApp, cache: SstCache) -> None:
+def test_an_evaluation_is_repeated_after_a_store_outage(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache)
     store = app.store
     assert isinstance(store, MemoryStore)
@@ -130,7 +130,7 @@ def test_what_storage_did_not_answer_is_asked_again(app: FlightsApp, cache: SstC
     assert states(watcher.evaluate_due(app.clock.now_ms)) == {FAST.name: "holds", SLOW.name: "holds"}
 
 
-def test_an_invariant_may_look_at_other_moments(app: FlightsApp, cache: SstCache) -> None:
+def test_an_invariant_may_name_other_moments(app: FlightsApp, cache: SstCache) -> None:
     shrinks = "FROM carriers c JOIN carriers AT '~1' was USING (carrier) WHERE c.flights < was.flights"
     assert states(watching(app, cache, Invariant("grows", shrinks, 1)).evaluate_due(app.clock.now_ms)) == {
         "grows": "holds"
@@ -147,23 +147,23 @@ def test_an_invariant_may_look_at_other_moments(app: FlightsApp, cache: SstCache
         ("flights > 7", False),
     ],
 )
-def test_a_check_fails_where_its_condition_is_false(app: FlightsApp, cache: SstCache, check: str, holds: bool) -> None:
+def test_a_check_fails_if_its_condition_is_false(app: FlightsApp, cache: SstCache, check: str, holds: bool) -> None:
     invariant = Invariant("checked", "", 1, check=check, table="" if "SELECT" in check else "carriers")
     look = watching(app, cache, invariant.for_app(app.store, app.name)).evaluate_due(app.clock.now_ms)
     assert states(look) == {"checked": "holds" if holds else "fails"}
 
 
-def test_a_span_that_never_passes_is_refused() -> None:
+def test_an_interval_of_no_length_is_refused() -> None:
     with pytest.raises(Usage, match="every 0 ms"):
         Invariant("often", "SELECT 1", 0)
 
 
-def test_a_command_has_what_happened_in_its_environment(tmp_path: Path) -> None:
+def test_a_command_gets_the_failure_in_its_environment(tmp_path: Path) -> None:
     run_failure_command(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
     assert (tmp_path / "called").read_text() == "flights/carriers@v4\n"
 
 
 @pytest.mark.parametrize(("command", "words"), [("exit 3", "exit code 3"), ("sleep 60", "did not finish within 0.1 s")])
-def test_a_command_that_fails_is_told(command: str, words: str) -> None:
+def test_a_failing_command_is_reported(command: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
         run_failure_command(command, {}, timeout_s=0.1 if "sleep" in command else 10)

@@ -1,7 +1,7 @@
-"""`kill -9` during a migration or an init, on a real disk: no partial result is visible, and the next call finishes.
+"""After `kill -9` of a migration or an init on a real disk, no partial result is visible, and the next call finishes.
 
-Where between two requests it may stop is tried one by one beside this (`test_migrate.py`, `test_rename.py`,
-`init/test_initialise.py`); here a process goes at any instant, and leaves what it leaves.
+Here a process is killed at any instant. Other tests (`test_migrate.py`, `test_rename.py`, `init/test_initialise.py`)
+stop it between any two requests.
 """
 
 import random
@@ -37,7 +37,7 @@ FIRST = Manifest("loaded", "rows", 1, 1, "w", 1, "init", inputs={"t": Input("t",
 
 
 def program() -> Declared:
-    """Return a program with a renamed column, a new one, and a renamed stage."""
+    """Return a program with a renamed column, a new column and a renamed stage."""
     reads = {"legs": {"flights": ""}, "planes": {"by-aircraft": "legs"}, "carriers": {"by-carrier": "planes"}}
     writes = {"legs": {"by-aircraft": SCHEMA}, "planes": {"by-carrier": SCHEMA}, "carriers": {}}
     values = (Column("flights", "int64"), Column("minutes", "int64"), Column("late", "int64", default="-1"))
@@ -75,7 +75,7 @@ KILLS = [pytest.param(2, id="2"), pytest.param(30, id="30", marks=pytest.mark.so
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_of_a_migration_there_is_nothing_or_all_of_it_and_the_next_ends_it(
+def test_a_killed_migration_is_invisible_or_complete_and_the_next_call_finishes_it(
     kills: int, victims: Victims, tmp_path: Path, cache: SstCache
 ) -> None:
     kept = tmp_path / "kept"
@@ -110,7 +110,7 @@ def test_of_a_migration_there_is_nothing_or_all_of_it_and_the_next_ends_it(
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_of_an_init_there_is_nothing_or_all_of_it_and_the_next_ends_it(
+def test_a_killed_init_is_invisible_or_complete_and_the_next_call_finishes_it(
     kills: int, victims: Victims, tmp_path: Path, cache: SstCache
 ) -> None:
     lives = victims.run("loading", str(tmp_path / "whole"))

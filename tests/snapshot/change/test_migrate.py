@@ -1,4 +1,4 @@
-"""A changed program over a stored app: all of its stages migrate or none, and each moment keeps its columns."""
+"""An app whose program changed: either all its stages migrate or none, and each moment keeps its columns."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -49,7 +49,7 @@ RENAMES = {"delay": "minutes"}
 
 
 def program(app: FlightsApp, **tables: Table) -> Declared:
-    """Return the app's program with other tables."""
+    """Return the app's program with the given tables."""
     declared = {**TABLES, **tables}
     reads = {"legs": {"flights": ""}, "aircraft": {"by-aircraft": "legs"}, "carriers": {"by-carrier": "aircraft"}}
     writes = {"legs": {"by-aircraft": SCHEMA}, "aircraft": {"by-carrier": SCHEMA}, "carriers": {}}
@@ -103,7 +103,7 @@ def test_every_moment_is_read_in_its_own_columns(app: FlightsApp, cache: SstCach
     assert in_flight(app.store, at(app, app.name)) == in_flight(app.store, at(app, f"flights@{done.snapshot}"))
 
 
-def test_the_runner_of_the_old_program_is_fenced_and_hears_why(app: FlightsApp) -> None:
+def test_the_runner_of_the_old_program_is_fenced_and_its_error_names_the_migration(app: FlightsApp) -> None:
     migrated(app)
     with pytest.raises(Fenced, match=r"was migrated to another program: v.* has epoch 2") as fenced:
         app.step("legs")
@@ -122,7 +122,7 @@ class Noting(StoreWrapper):
         return request()
 
 
-def test_it_takes_no_data_and_as_many_requests_for_many_keys_as_for_few() -> None:
+def test_a_migration_moves_no_data_and_its_requests_do_not_depend_on_the_number_of_keys() -> None:
     taken = []
     for num_keys in (10, 5_000):
         inner = MemoryStore()
@@ -137,14 +137,14 @@ def test_it_takes_no_data_and_as_many_requests_for_many_keys_as_for_few() -> Non
     assert taken[0] == taken[1]
 
 
-def test_nothing_to_change_is_nothing_done(app: FlightsApp) -> None:
+def test_a_migration_without_changes_does_nothing(app: FlightsApp) -> None:
     before = [info.key for info in app.store.list("")]
     done = migrated(app, program(app), {})
     assert (done.number, done.snapshot, done.versions) == (0, "", {})
     assert [info.key for info in app.store.list("")] == before
 
 
-def test_of_two_at_the_same_moment_one_hears_of_the_other(app: FlightsApp) -> None:
+def test_the_second_of_two_concurrent_migrations_is_refused_and_told_about_the_first(app: FlightsApp) -> None:
     mine, theirs = (find_plan(app.store, changed(app), RENAMES) for _ in range(2))
     migrate(app.store, theirs, {}, by="bob@host", now_ms=app.clock.tick("legs"))
     done = {name: head.version for name, head in heads(app).items()}
@@ -154,7 +154,7 @@ def test_of_two_at_the_same_moment_one_hears_of_the_other(app: FlightsApp) -> No
     assert len(list_snapshots(app.store, app.name)) == 1
 
 
-def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
+def test_the_loser_of_a_race_keeps_the_winners_snapshot() -> None:
     app = aging_app()
     app.run(flights(20))
     mine, theirs = (find_plan(app.store, changed(app), RENAMES) for _ in range(2))
@@ -168,7 +168,9 @@ def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
     assert [each.name for each in list_snapshots(store, app.name)] == [decided.snapshot]
 
 
-def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(cache: SstCache) -> None:
+def test_a_migration_killed_at_any_request_leaves_no_half_migrated_moment_and_the_next_continues(
+    cache: SstCache,
+) -> None:
     def build() -> FlightsApp:
         app = aging_app()
         app.run(flights(20))
@@ -190,7 +192,7 @@ def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(cache: Ss
         assert found == [{"tail": n, "minutes": each[1], "late": -1} for n, each in sorted(state["aircraft"].items())]
 
 
-def test_while_one_is_half_done_nothing_is_planned_and_the_next_call_finishes_it() -> None:
+def test_an_interrupted_migration_blocks_planning_until_the_next_call_finishes_it() -> None:
     app = aging_app()
     app.run(flights(20))
     found = find_plan(app.store, changed(app), RENAMES)
@@ -206,7 +208,7 @@ def test_while_one_is_half_done_nothing_is_planned_and_the_next_call_finishes_it
     assert not find_plan(app.store, changed(app), {}).changes
 
 
-def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_what_they_share(
+def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_their_common_columns(
     app: FlightsApp, cache: SstCache
 ) -> None:
     clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
@@ -229,7 +231,7 @@ def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_what_they_
     )
 
 
-def test_a_clone_migrates_by_itself(app: FlightsApp, cache: SstCache) -> None:
+def test_a_clone_migrates_independently(app: FlightsApp, cache: SstCache) -> None:
     clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
     staging = FlightsApp(app.store, app.kafka, "staging")
     migrated(staging)
@@ -244,7 +246,7 @@ def test_a_clone_migrates_by_itself(app: FlightsApp, cache: SstCache) -> None:
     assert done.number == 1
 
 
-def test_a_diff_across_it_shows_what_changed_and_not_that_it_was_migrated(app: FlightsApp, cache: SstCache) -> None:
+def test_a_diff_across_a_migration_shows_changed_columns_and_no_changed_rows(app: FlightsApp, cache: SstCache) -> None:
     done = migrated(app)
     before, after = (StoredCut(app.store, at(app, ref)) for ref in (f"flights@{done.snapshot}", "flights"))
     for table in diff(cache, before, after):
@@ -258,7 +260,9 @@ def test_a_diff_across_it_shows_what_changed_and_not_that_it_was_migrated(app: F
     assert back.unlike[0] == "column minutes was renamed to delay"
 
 
-def test_the_history_of_a_key_has_each_row_as_it_was_called_then(app: FlightsApp, cache: SstCache) -> None:
+def test_the_history_of_a_key_shows_each_row_with_the_column_names_of_its_time(
+    app: FlightsApp, cache: SstCache
+) -> None:
     name = max(app.state["aircraft"], key=lambda each: app.state["aircraft"][each][0])
     was = key_history(app.store, cache, app.name, "aircraft", [name], now_ms=app.clock.now_ms).changes
     migrated(app)
@@ -268,7 +272,7 @@ def test_the_history_of_a_key_has_each_row_as_it_was_called_then(app: FlightsApp
     assert "delay" in now[0].after
 
 
-def test_bisect_goes_across_it(app: FlightsApp, cache: SstCache) -> None:
+def test_bisect_works_across_a_migration(app: FlightsApp, cache: SstCache) -> None:
     where = "SELECT tail FROM aircraft WHERE flights >= 2"
     before = bisect(app.store, cache, app.name, where, now_ms=app.clock.now_ms)
     migrated(app)
@@ -280,7 +284,7 @@ def test_bisect_goes_across_it(app: FlightsApp, cache: SstCache) -> None:
     assert verdict.bad.stages["aircraft"].kind == "migration"
 
 
-def test_the_log_says_since_when_a_column_is_there(app: FlightsApp) -> None:
+def test_the_log_shows_since_when_a_column_exists(app: FlightsApp) -> None:
     done = migrated(app)
     found = {each.stage: each for each in log_entries(app.store, app.name, 3)}
     assert {each.kind for each in found.values()} == {"migration"}
@@ -294,7 +298,7 @@ def test_the_log_says_since_when_a_column_is_there(app: FlightsApp) -> None:
     assert f"before it flights@{done.snapshot}" in told[-1].detail
 
 
-def test_stages_that_are_gone_are_retired_with_it(app: FlightsApp) -> None:
+def test_removed_stages_are_retired_by_the_migration(app: FlightsApp) -> None:
     declared = changed(app)
     stages = {name: each for name, each in declared.stages.items() if name != "carriers"}
     done = migrated(app, Declared(app.name, stages), {"delay": "minutes"})
@@ -304,7 +308,7 @@ def test_stages_that_are_gone_are_retired_with_it(app: FlightsApp) -> None:
     assert set(at(app, f"flights@{done.snapshot}").stages) == {"legs", "aircraft", "carriers"}
 
 
-def test_a_second_migration_goes_on_from_the_first(app: FlightsApp, cache: SstCache) -> None:
+def test_a_second_migration_builds_on_the_first(app: FlightsApp, cache: SstCache) -> None:
     migrated(app)
     values = (Column("late", "int64"), Column("delay", "string"), Column("_squares", "int64"))
     done = migrated(
@@ -330,7 +334,7 @@ def test_a_second_migration_goes_on_from_the_first(app: FlightsApp, cache: SstCa
     assert heads(app)["carriers"].migration == 2
 
 
-def test_rows_on_their_way_in_columns_that_nobody_can_tell_apart_are_read_first(app: FlightsApp) -> None:
+def test_in_flight_rows_with_ambiguous_columns_must_be_read_before_the_migration(app: FlightsApp) -> None:
     declared = changed(app)
     renamed = replace_outputs(declared, "legs", {"by-aircraft": SCHEMA.replace("delay", "minutes")})
     further = replace_outputs(declared, "legs", {"by-aircraft": f"{SCHEMA}, `late` boolean"})
@@ -344,7 +348,7 @@ def test_rows_on_their_way_in_columns_that_nobody_can_tell_apart_are_read_first(
 
 
 def with_one_between(app: FlightsApp) -> tuple[Declared, dict[str, dict[str, Input]]]:
-    """Return the program with a stage between legs and aircraft, and the start of aircraft on the new channel."""
+    """Return the program with a stage inserted before aircraft, and the start of aircraft in the new channel."""
     declared = program(app)
     one, nothing = declared.stages["aircraft"], (0,) * len(heads(app)["aircraft"].inputs["by-aircraft"].offsets)
     stages = {
@@ -356,7 +360,7 @@ def with_one_between(app: FlightsApp) -> tuple[Declared, dict[str, dict[str, Inp
     return Declared(app.name, stages), {"aircraft": {"by-tail": at}}
 
 
-def test_what_the_stage_behind_had_read_is_not_in_flight_to_one_that_is_put_between(app: FlightsApp) -> None:
+def test_rows_already_read_downstream_are_not_in_flight_to_a_stage_inserted_between(app: FlightsApp) -> None:
     app.send(*flights(3))
     app.step("legs")
     (before,) = in_flight(app.store, at(app, app.name))
@@ -369,7 +373,7 @@ def test_what_the_stage_behind_had_read_is_not_in_flight_to_one_that_is_put_betw
         find_plan(app.store, renamed, {})
 
 
-def test_a_snapshot_under_way_is_waited_for_before_inputs_change(app: FlightsApp) -> None:
+def test_a_running_snapshot_must_finish_before_inputs_change(app: FlightsApp) -> None:
     request_snapshot(app.store, app.name, "tonight", "ada@host")
     declared, starts = with_one_between(app)
     found = find_plan(app.store, declared, {})

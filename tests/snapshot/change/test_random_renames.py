@@ -83,7 +83,7 @@ class Schedule:
         check(self.app, self.app.name)
 
     def held(self) -> dict[str, list[tuple[object, ...]]]:
-        """Return the content of the tables, by their first names."""
+        """Return the content of the tables, by their original names."""
         held = {stage: self.app.state[self.called[stage]] for stage in TABLES}
         return {
             stage: sorted((key, num, delay) for key, (num, delay, _) in rows.items()) for stage, rows in held.items()
@@ -105,7 +105,7 @@ def check(app: FlightsApp, ref: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 60))])
-def test_whatever_is_done_every_row_counts_once_and_what_is_pinned_stays(seed: int, cache: SstCache) -> None:
+def test_after_any_operations_every_row_counts_once_and_pinned_moments_stay(seed: int, cache: SstCache) -> None:
     schedule = Schedule(Random(seed), cache)
     app = schedule.app
     likely = [schedule.send, schedule.step, schedule.step, schedule.step_all, schedule.wait]

@@ -46,7 +46,7 @@ RENAMED = {"legs": "hops", "aircraft": "planes", "carriers": "airlines"}
 
 @pytest.fixture
 def app(app: FlightsApp) -> FlightsApp:
-    """Return an app whose last stages have unread rows."""
+    """Return an app; the last stages have unread rows."""
     lag(app)
     return app
 
@@ -101,7 +101,8 @@ def sound(app: FlightsApp, *refs: str) -> None:
 @pytest.mark.parametrize(
     "called",
     [
-        # The first or the last by itself: test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on shows it, too.
+        # A rename of only the first or last stage is also covered by
+        # test_a_snapshot_requested_during_a_rename_is_withdrawn_and_stages_continue.
         pytest.param({"legs": "hops"}, marks=pytest.mark.ci),
         {"aircraft": "planes"},
         pytest.param({"carriers": "airlines"}, marks=pytest.mark.ci),
@@ -109,7 +110,7 @@ def sound(app: FlightsApp, *refs: str) -> None:
     ],
     ids=str,
 )
-def test_it_goes_on_with_table_offsets_and_rows_in_flight(
+def test_a_renamed_stage_keeps_table_offsets_and_in_flight_rows(
     app: FlightsApp, cache: SstCache, called: Mapping[str, str]
 ) -> None:
     before = {stage: held(app, stage) for stage in TABLES}
@@ -142,7 +143,7 @@ def test_it_goes_on_with_table_offsets_and_rows_in_flight(
 
 
 def go_on(app: FlightsApp, called: Mapping[str, str]) -> None:
-    """Process all available rows, as a runner of the new program does; each row counts once."""
+    """Process all available rows with the new program, and check that each row counts once."""
     for old in RENAMED:
         follow(app, old, called.get(old, old))
     for _ in range(2):
@@ -160,11 +161,11 @@ def follow(app: FlightsApp, old: str, new: str) -> None:
 
 
 def step(app: FlightsApp, stage: str) -> None:
-    """Run a step; the app under test knows stages by their first names."""
+    """Run a step; the app under test knows stages by their original names."""
     app.step(stage)
 
 
-def test_one_that_is_renamed_twice_has_its_rows_and_a_clone_of_it_too(app: FlightsApp, cache: SstCache) -> None:
+def test_a_stage_renamed_twice_keeps_its_rows_and_so_does_its_clone(app: FlightsApp, cache: SstCache) -> None:
     before = held(app, "aircraft")
     rename(app, {"aircraft": "planes"})
     again = {"aircraft": "tails"}
@@ -177,7 +178,7 @@ def test_one_that_is_renamed_twice_has_its_rows_and_a_clone_of_it_too(app: Fligh
     sound(app, app.name, "staging")
 
 
-def test_killed_anywhere_no_moment_has_both_names_or_none(cache: SstCache) -> None:
+def test_a_rename_killed_at_any_request_leaves_no_moment_with_both_names_or_neither(cache: SstCache) -> None:
     called = {"aircraft": "planes", "carriers": "airlines"}
 
     def build() -> FlightsApp:
@@ -204,7 +205,7 @@ def test_killed_anywhere_no_moment_has_both_names_or_none(cache: SstCache) -> No
         sound(app)
 
 
-def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> None:
+def test_the_runner_of_the_old_program_is_told_the_new_name(app: FlightsApp) -> None:
     rename(app, {"aircraft": "planes"})
     with pytest.raises(Fenced, match="was renamed to planes"):
         app.step("aircraft")
@@ -215,7 +216,7 @@ def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> No
         find_plan(app.store, program({}), {})
 
 
-def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
+def test_a_rename_is_refused_while_a_snapshot_is_running(app: FlightsApp) -> None:
     asked = request_snapshot(app.store, app.name, "tonight", "ada@host")
     with pytest.raises(Refused, match=r"'tonight' of flights is under way, .* inputs or names of stages"):
         rename(app, {"carriers": "airlines"})
@@ -235,8 +236,13 @@ def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
     ],
 )
 @pytest.mark.parametrize("slips_in", ["migrations/", "stages/{old}/manifests/", "stages/{new}/manifests/"])
-def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, old: str, *, killed: bool) -> None:
-    """The request comes after the check, and stages that can still answer do so before the migration's next commit."""
+def test_a_snapshot_requested_during_a_rename_is_withdrawn_and_stages_continue(
+    slips_in: str, old: str, *, killed: bool
+) -> None:
+    """The request comes after the check.
+
+    Stages that have not migrated yet answer it before the migration's next commit.
+    """
     app = aging_app()
     app.run(flights(20))
     lag(app)
@@ -275,7 +281,7 @@ def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, o
     sound(app, app.name, "flights@tonight")
 
 
-def test_a_snapshot_asked_for_after_a_migration_is_left_alone_by_who_finishes_it_again(app: FlightsApp) -> None:
+def test_finishing_a_migration_again_leaves_a_later_snapshot_request_alone(app: FlightsApp) -> None:
     rename(app, {"aircraft": "planes"})
     asked = request_snapshot(app.store, app.name, "tonight", "ada@host")
     finish_newest_migration(app.store, app.name, now_ms=app.clock.tick("legs"))
@@ -283,8 +289,8 @@ def test_a_snapshot_asked_for_after_a_migration_is_left_alone_by_who_finishes_it
 
 
 @pytest.mark.parametrize("stage", ["aircraft", "carriers"])
-def test_of_two_who_finish_one_at_once_neither_is_refused(stage: str) -> None:
-    """Covers a stage that gets another name, and one that ends."""
+def test_two_processes_may_finish_the_same_migration_at_once(stage: str) -> None:
+    """One case renames a stage, the other retires it."""
     app = aging_app()
     app.run(flights(20))
     lag(app)
@@ -303,7 +309,7 @@ def test_of_two_who_finish_one_at_once_neither_is_refused(stage: str) -> None:
     sound(app)
 
 
-def test_what_cannot_be_renamed_is_refused_with_the_way(app: FlightsApp) -> None:
+def test_an_impossible_rename_is_refused_with_a_hint(app: FlightsApp) -> None:
     def refused(called: Mapping[str, str], of: Declared | None = None) -> str:
         with pytest.raises((Refused, NotFound)) as found:
             find_plan(app.store, of or program(called), {}, stages=called)
@@ -321,7 +327,7 @@ def test_what_cannot_be_renamed_is_refused_with_the_way(app: FlightsApp) -> None
     ]
 
 
-def test_with_the_name_its_columns_change_too(app: FlightsApp, cache: SstCache) -> None:
+def test_a_stage_and_its_columns_can_be_renamed_together(app: FlightsApp, cache: SstCache) -> None:
     before = held(app, "carriers")
     rename(app, {"carriers": "airlines"}, (Column("late", "int64", default="-1"),))
     assert rows(app, cache, app.name, "airlines") == [(*row, -1) for row in before]
@@ -329,7 +335,7 @@ def test_with_the_name_its_columns_change_too(app: FlightsApp, cache: SstCache) 
     sound(app)
 
 
-def test_collecting_keeps_what_lies_under_the_old_name(cache: SstCache) -> None:
+def test_gc_keeps_objects_under_the_old_name(cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(30))
     before = held(app, "carriers")
@@ -363,7 +369,7 @@ def without_outputs(stage: DeclaredStage) -> DeclaredStage:
     return DeclaredStage(stage.name, stage.inputs, {}, stage.table)
 
 
-def test_collecting_goes_on_where_the_sender_of_a_reader_has_another_name_since() -> None:
+def test_gc_continues_after_a_sender_was_renamed() -> None:
     app = aging_app()
     app.run(flights(30))
     lag(app)
@@ -377,7 +383,7 @@ def test_collecting_goes_on_where_the_sender_of_a_reader_has_another_name_since(
     collected(app)
 
 
-def test_collecting_keeps_what_a_reader_had_not_read_before_it_lost_the_channel() -> None:
+def test_gc_keeps_records_that_were_unread_when_the_reader_lost_the_channel() -> None:
     app = aging_app()
     app.run(flights(30))
     lag(app)
@@ -408,7 +414,7 @@ def collected(app: FlightsApp, **held_up: tuple[str, ...]) -> None:
     sound(app)
 
 
-def test_history_log_and_diff_say_where_it_was_called_otherwise(app: FlightsApp, cache: SstCache) -> None:
+def test_history_log_and_diff_show_the_former_name(app: FlightsApp, cache: SstCache) -> None:
     carrier = held(app, "carriers")[0][0]
     before = resolve(app.store, app.name, now_ms=app.clock.now_ms)
     rename(app, {"carriers": "airlines"})
@@ -425,7 +431,7 @@ def test_history_log_and_diff_say_where_it_was_called_otherwise(app: FlightsApp,
     assert found["airlines"].changed > 0
 
 
-def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsApp, cache: SstCache) -> None:
+def test_the_new_name_finds_rows_at_earlier_moments(app: FlightsApp, cache: SstCache) -> None:
     def ask(ref: str, sql: str) -> list[tuple[object, ...]]:
         cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
         later, now_ms = later_stages(app.store, cut), app.clock.now_ms
@@ -461,7 +467,7 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
         assert "lines" in refused.value.hint
 
 
-def test_get_and_export_know_both_names_at_moments_before(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_get_and_export_know_both_names_at_earlier_moments(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     number, delay, _ = app.state["carriers"]["C1"]
     row = {"carrier": "C1", "flights": number, "delay": delay}
     done = rename(app, {"carriers": "airlines"})
@@ -498,7 +504,7 @@ def test_get_and_export_know_both_names_at_moments_before(app: FlightsApp, cache
         assert refused.value.hint.partition(":")[0] == hint
 
 
-def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache) -> None:
+def test_bisect_and_lineage_work_across_a_rename(app: FlightsApp, cache: SstCache) -> None:
     wanted = 20
     bad = next(
         each.version
@@ -527,7 +533,7 @@ def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache
     assert read == reads.inputs["by-aircraft"].rows
 
 
-def test_typed_again_it_finds_nothing_to_do(app: FlightsApp) -> None:
+def test_a_repeated_rename_finds_nothing_to_do(app: FlightsApp) -> None:
     called = {"aircraft": "planes"}
     rename(app, called)
     again = find_plan(app.store, program(called), {}, stages=called)
@@ -546,7 +552,7 @@ def test_typed_again_it_finds_nothing_to_do(app: FlightsApp) -> None:
         find_plan(app.store, minutes, {"dely": "mins"})
 
 
-def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: FlightsApp) -> None:
+def test_a_runner_of_the_new_names_continues_with_in_flight_rows(app: FlightsApp) -> None:
     was = {each.receiver: each for each in in_flight(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms))}
     assert {name for name, each in was.items() if each.rows} == {"aircraft", "carriers"}
     rename(app, RENAMED)
@@ -567,7 +573,7 @@ def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: Fl
         assert sum(end.consumed) - sum(start.consumed) == was[old].rows
 
 
-def test_a_stage_gets_another_name_when_all_of_its_sinks_is_published_and_begins_them_anew(app: FlightsApp) -> None:
+def test_a_rename_requires_published_sinks_and_restarts_them(app: FlightsApp) -> None:
     last = head(app, "carriers")
     draft = commit.successor(last, kind="batch", epoch=last.epoch, writer=last.writer, by="test", now_ms=last.time_ms)
     last = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))

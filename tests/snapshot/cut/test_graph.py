@@ -48,7 +48,7 @@ class App:
         apps.create_app(self.store, AppInfo("app", 1))
 
     def step(self, stage: str, choices: list[int]) -> None:
-        """Commit once: read each input up to some version, and send rows to both partitions, perhaps none."""
+        """Commit once: read each input up to some version, and send zero or more rows to both partitions."""
         self.now_ms += 10
         if stage in self.heads and self.heads[stage].retired:
             self.come_back(stage)
@@ -94,7 +94,7 @@ class App:
         return write_columns(self.store, "app", stage, version, names, columns, table=TABLE) if keys else []
 
     def retire(self, stage: str) -> None:
-        """Retire the stage, unless another stage reads it or it is not in the app."""
+        """Retire the stage, unless another stage reads it or the app does not have it."""
         self.now_ms += 10
         readers = [reader for reader, upstream in self.inputs.items() if stage in upstream and reader in self.heads]
         if stage not in self.heads or any(not self.heads[reader].retired for reader in readers):
@@ -151,7 +151,7 @@ def check(app: App, cut: Cut) -> None:
 
 @scaled(75, in_ci=750)
 @given(histories(), st.data())
-def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObject) -> None:
+def test_any_moment_of_any_graph_resolves_to_a_consistent_cut(app: App, data: st.DataObject) -> None:
     first = min(head.time_ms for head in app.heads.values())
     moment = data.draw(st.integers(min(first, 1_000_000), app.now_ms + 50))
     try:
@@ -168,7 +168,7 @@ def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObje
 
 @scaled(75, in_ci=750)
 @given(histories(), st.data())
-def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.DataObject) -> None:
+def test_any_version_of_any_stage_resolves_to_a_consistent_cut(app: App, data: st.DataObject) -> None:
     stage = data.draw(st.sampled_from(sorted(app.heads)))
     version = data.draw(st.integers(1, app.heads[stage].version))
     cut = cut_of_ref(app.store, Ref(text="app/stage@v", app="app", stage=stage, moment=AtVersion(version)))
@@ -178,9 +178,7 @@ def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.Data
 
 @scaled(60)
 @given(histories(retiring=True), st.data())
-def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_or_needed(
-    app: App, data: st.DataObject
-) -> None:
+def test_a_moment_lacks_stages_retired_by_then_unless_requested_or_needed(app: App, data: st.DataObject) -> None:
     moment = data.draw(st.integers(1_000_000, app.now_ms + 50))
     stage = data.draw(st.sampled_from(["", *sorted(app.heads)]))
     version = data.draw(st.integers(1, app.heads[stage].version)) if stage else 0

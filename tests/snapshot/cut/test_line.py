@@ -1,4 +1,4 @@
-"""The app's line: one order of all commits, on which times, versions, commits back and the log are based."""
+"""The app's line: a total order of all commits. Times, versions, steps back and the log are based on it."""
 
 from datetime import UTC, datetime
 from functools import cache
@@ -21,7 +21,7 @@ Commit = tuple[str, int]
 
 
 def the_line(app: App) -> tuple[list[Manifest], list[int]]:
-    """Return the line by its definition, from all manifests, with the effective times."""
+    """Return the line as defined, computed from all manifests, with the effective times."""
     everything = {
         (stage, version): history.read(app.store, "app", stage, version)
         for stage, head in app.heads.items()
@@ -51,7 +51,7 @@ def at(moment: AtTime | CommitsBack | AtVersion, stage: str = "") -> Ref:
 
 @scaled(50, in_ci=500)
 @given(histories())
-def test_the_line_extends_causality_so_each_of_its_prefixes_is_a_consistent_cut(app: App) -> None:
+def test_the_line_extends_causality_so_every_prefix_is_a_consistent_cut(app: App) -> None:
     line, _ = the_line(app)
     seen: dict[str, Manifest] = {}
     for commit in line:
@@ -62,7 +62,7 @@ def test_the_line_extends_causality_so_each_of_its_prefixes_is_a_consistent_cut(
 
 @scaled(50, in_ci=500)
 @given(histories())
-def test_a_version_of_a_stage_is_the_prefix_that_ends_with_it_so_neighbours_differ_by_one_commit(app: App) -> None:
+def test_a_version_of_a_stage_is_the_prefix_ending_with_it_so_neighbours_differ_by_one_commit(app: App) -> None:
     line, _ = the_line(app)
     for number, commit in enumerate(line, 1):
         cut = cut_of_ref(app.store, at(AtVersion(commit.version), commit.stage))
@@ -71,7 +71,7 @@ def test_a_version_of_a_stage_is_the_prefix_that_ends_with_it_so_neighbours_diff
 
 @scaled(50, in_ci=500)
 @given(histories())
-def test_a_time_is_the_prefix_of_all_commits_with_an_effective_time_up_to_it(app: App) -> None:
+def test_a_time_is_the_prefix_of_all_commits_effective_by_then(app: App) -> None:
     line, times = the_line(app)
     for time_ms in sorted({time_ms + by for time_ms in times for by in (0, -1, 1)} - {min(times) - 1}):
         expected = prefix(line, sum(each <= time_ms for each in times))
@@ -83,7 +83,7 @@ def test_a_time_is_the_prefix_of_all_commits_with_an_effective_time_up_to_it(app
 
 @scaled(50, in_ci=500)
 @given(histories())
-def test_the_log_is_the_line_from_its_end(app: App) -> None:
+def test_the_log_is_the_line_in_reverse(app: App) -> None:
     line, _ = the_line(app)
     shown = [(entry.stage, entry.version) for entry in log_entries(app.store, "app", 1_000)]
     assert shown == [(commit.stage, commit.version) for commit in reversed(line)]
@@ -92,7 +92,7 @@ def test_the_log_is_the_line_from_its_end(app: App) -> None:
         assert own == [commit.version for commit in reversed(line) if commit.stage == stage]
 
 
-def test_senders_that_one_receiver_pulled_forward_come_by_name_not_by_their_own_times() -> None:
+def test_senders_with_the_same_effective_time_are_ordered_by_name() -> None:
     app = App({"a": (), "b": (), "c": ("a", "b")}, {"a": 0, "b": 0, "c": -35})
     for stage in "bac":
         app.step(stage, [7, 7])
@@ -103,7 +103,7 @@ def test_senders_that_one_receiver_pulled_forward_come_by_name_not_by_their_own_
 
 @scaled(50, in_ci=500)
 @given(histories())
-def test_commits_back_count_on_the_line(app: App) -> None:
+def test_steps_back_are_counted_on_the_line(app: App) -> None:
     line, _ = the_line(app)
     with_data = [number for number, commit in enumerate(line) if any(source.rows for source in commit.inputs.values())]
     for back, number in enumerate(reversed(with_data)):
@@ -112,7 +112,9 @@ def test_commits_back_count_on_the_line(app: App) -> None:
 
 @scaled(50, in_ci=500)
 @given(histories(), st.data())
-def test_places_prefixes_and_neighbours_are_found_without_the_whole_line(app: App, data: st.DataObject) -> None:
+def test_positions_prefixes_and_neighbours_are_found_without_reading_the_whole_line(
+    app: App, data: st.DataObject
+) -> None:
     line, times = the_line(app)
     found = read_line(app.store, "app")
     low = data.draw(st.integers(0, len(line) - 1))
@@ -129,7 +131,7 @@ def test_places_prefixes_and_neighbours_are_found_without_the_whole_line(app: Ap
 
 @scaled(50, in_ci=500)
 @given(histories(), st.data())
-def test_any_cut_lies_between_two_prefixes_and_no_others_lie_nearer(app: App, data: st.DataObject) -> None:
+def test_any_cut_lies_between_its_two_nearest_prefixes(app: App, data: st.DataObject) -> None:
     line, _ = the_line(app)
     versions = {stage: data.draw(st.integers(0, head.version)) for stage, head in app.heads.items()}
     held = {stage: history.read(app.store, "app", stage, version) for stage, version in versions.items() if version}

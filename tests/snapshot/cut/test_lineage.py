@@ -26,7 +26,7 @@ def offsets(app: FlightsApp, stage: str, version: int) -> tuple[int, ...]:
     return source.offsets
 
 
-def test_a_source_stages_windows_are_on_the_users_topic(app: FlightsApp) -> None:
+def test_windows_of_a_stage_that_reads_a_users_topic_are_on_that_topic(app: FlightsApp) -> None:
     found = trace(app.store, app.version("legs", 3), app.version("legs", 4))
     low, high = offsets(app, "legs", 3), offsets(app, "legs", 4)
     assert found.direct == found.sources
@@ -34,13 +34,13 @@ def test_a_source_stages_windows_are_on_the_users_topic(app: FlightsApp) -> None
     assert str(found.direct[0]) == f"flights[0] {low[0]}..{high[0]}"
 
 
-def test_a_later_stages_windows_are_traced_through_its_channels_to_the_users_topic(app: FlightsApp) -> None:
+def test_windows_of_a_later_stage_are_traced_through_its_channels_to_the_users_topic(app: FlightsApp) -> None:
     found = trace(app.store, app.version("carriers", 3), app.version("carriers", 4))
     assert {window.topic for window in found.direct} == {"flights-by-carrier-repartition"}
     assert found.sources == trace(app.store, app.version("legs", 3), app.version("legs", 4)).sources
 
 
-def test_a_batch_over_several_versions_upstream_is_traced_over_all_of_them(app: FlightsApp) -> None:
+def test_a_batch_over_several_upstream_versions_is_traced_over_all_of_them(app: FlightsApp) -> None:
     for _ in range(3):
         app.send(*flights(6))
         app.step("legs")
@@ -51,7 +51,7 @@ def test_a_batch_over_several_versions_upstream_is_traced_over_all_of_them(app: 
     assert found.sources == trace(app.store, app.version("legs", 5), app.heads["legs"]).direct
 
 
-def test_without_a_version_before_it_is_traced_from_the_beginning(app: FlightsApp) -> None:
+def test_without_a_previous_version_lineage_starts_at_the_beginning(app: FlightsApp) -> None:
     found = trace(app.store, None, app.heads["carriers"])
     assert found.sources == tuple(Window("flights", p, 0, end) for p, end in enumerate(offsets(app, "legs", 5)))
 
@@ -67,9 +67,7 @@ def test_versions_that_read_nothing_have_no_windows(app: FlightsApp) -> None:
 
 @scaled(40)
 @given(steps=st.lists(st.tuples(st.sampled_from(["send", *STAGES]), st.integers(1, 3)), max_size=25), data=st.data())
-def test_the_flights_in_the_windows_are_the_flights_a_table_got(
-    steps: list[tuple[str, int]], data: st.DataObject
-) -> None:
+def test_the_windows_contain_exactly_the_flights_a_table_got(steps: list[tuple[str, int]], data: st.DataObject) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     held = {1: Counter[str]()}
     number = 0
@@ -109,7 +107,7 @@ def test_the_log_shows_the_versions_of_all_stages_newest_first(app: FlightsApp) 
     assert log[0].windows == ()
 
 
-def test_the_log_of_one_stage_is_its_own(app: FlightsApp) -> None:
+def test_the_log_of_a_stage_shows_only_its_own_versions(app: FlightsApp) -> None:
     assert [entry.version for entry in log_entries(app.store, "flights", stage="aircraft")] == [5, 4, 3, 2, 1]
     with pytest.raises(NotFound, match="the nearest: aircraft"):
         log_entries(app.store, "flights", stage="aircrafts")
@@ -142,7 +140,7 @@ def test_the_log_reads_only_what_it_shows() -> None:
     assert fresh.counts["get_range"] <= 6 + 3 + 1 + 1  # and who the app is, as it has no snapshots; it is no replica
 
 
-def test_the_log_of_an_app_that_never_ran_is_empty_and_of_an_unknown_one_an_error() -> None:
+def test_the_log_of_an_app_that_never_ran_is_empty_and_that_of_an_unknown_app_an_error() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=[])
     assert log_entries(app.store, "flights") == ()
     with pytest.raises(NotFound, match="flights"):

@@ -1,6 +1,6 @@
 """Records deleted from a repartition topic before they were read: one claim skips them, and all counts include them.
 
-The plans, arrivals, entries and manifests are the product's; only Kafka is a list.
+Everything here is the product's code, except that a list replaces Kafka.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ CASES = [("old", inside) for inside in INSIDE[:3]] + [("new", inside) for inside
 @pytest.mark.parametrize("max_records", [None, 1])
 @pytest.mark.parametrize("partly", [False, True], ids=["at a boundary", "inside a version"])
 @pytest.mark.parametrize(("reader", "inside"), CASES)
-def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: bool, max_records: int | None) -> None:
+def test_one_claim_skips_the_whole_gap(reader: str, inside: str, partly: bool, max_records: int | None) -> None:
     diamond = Diamond(STAGES if reader == "old" else STAGES[:3])
     others = [stage for stage in diamond.heads if stage != "joined"]
     if reader == "old":
@@ -184,7 +184,7 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
         )
 
 
-def test_a_marker_that_is_gone_is_no_loss_and_the_snapshot_completes() -> None:
+def test_a_deleted_marker_is_no_loss_and_the_snapshot_completes() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     settle(diamond)
@@ -202,7 +202,7 @@ def test_a_marker_that_is_gone_is_no_loss_and_the_snapshot_completes() -> None:
     proved(diamond, f"{APP}@s")
 
 
-def test_litter_of_a_dead_writer_that_is_gone_is_no_loss() -> None:
+def test_deleted_messages_of_a_dead_writer_are_no_loss() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     settle(diamond)
@@ -215,7 +215,7 @@ def test_litter_of_a_dead_writer_that_is_gone_is_no_loss() -> None:
     proved(diamond)
 
 
-def test_a_snapshot_that_awaits_a_marker_across_the_gap_is_failed_and_leaves_no_trace() -> None:
+def test_a_snapshot_that_awaits_a_marker_across_the_gap_fails_and_leaves_nothing() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     settle(diamond)
@@ -236,7 +236,7 @@ def test_a_snapshot_that_awaits_a_marker_across_the_gap_is_failed_and_leaves_no_
     proved(diamond)
 
 
-def test_a_snapshot_whose_marker_comes_behind_the_gap_completes_and_counts_what_is_lost() -> None:
+def test_a_snapshot_with_its_marker_after_the_gap_completes_and_counts_the_loss() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     settle(diamond)
@@ -254,7 +254,7 @@ def test_a_snapshot_whose_marker_comes_behind_the_gap_completes_and_counts_what_
     assert sum(books.lost) > 0
 
 
-def test_an_instant_snapshot_across_a_gap_says_what_helps_and_names_no_option_it_has_not() -> None:
+def test_an_instant_snapshot_across_a_gap_gets_an_applicable_hint() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     for stage in ("moves", "evens", "odds"):
@@ -272,7 +272,7 @@ def test_an_instant_snapshot_across_a_gap_says_what_helps_and_names_no_option_it
     proved(diamond, f"{APP}@kept")
 
 
-def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() -> None:
+def test_verify_checks_a_claims_loss_against_the_neighbouring_versions() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     for stage in ("moves", "evens", "odds"):
@@ -300,7 +300,7 @@ def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() 
     assert "only a claim may do that" in said(replace(head, kind="batch"))
 
 
-def test_a_clone_and_a_collection_know_of_the_gap() -> None:
+def test_clones_and_gc_take_the_gap_into_account() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
     for _ in range(3):
@@ -313,7 +313,7 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
         clone(app.store, app.name, name, topics={}, channels=app.kafka, by="ada@host")
 
     def held() -> int:
-        """Return the first version of `legs` that a collection leaves if it keeps one version per stage."""
+        """Return the first version of `legs` that gc keeps if the rule is one version per stage."""
         known = {stage: StageState(1, head, head.version + 1) for stage, head in app.heads.items()}
         read = partial(history.read, app.store, app.name)
         return find_reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
@@ -352,9 +352,7 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
     assert sum(total[0] for total in made.state["aircraft"].values()) == 40 + 10 + 40
 
 
-def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_and_one_of_a_whole_app_sees_all() -> (
-    None
-):
+def test_a_new_stage_of_a_clone_reports_records_it_will_miss_while_a_new_stage_of_its_source_misses_none() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
     clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host")
@@ -376,7 +374,7 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
         entry("flights", (1, 0))
 
 
-def test_a_batch_that_finds_records_gone_names_the_option_of_run() -> None:
+def test_a_batch_that_finds_records_deleted_suggests_accept_loss() -> None:
     text = "PySparkRuntimeError: ...\n  slackwater.errors.Gone: offsets 3 to 5 of t[0] are gone from Kafka\n at org"
     error = parse_query_error("late", text)
     assert isinstance(error, Gone)
@@ -401,14 +399,14 @@ operations_of_an_app = st.one_of(
 
 @settings(max_examples=max(15, round(30 * TIMES)))
 @given(st.lists(operations_of_an_app, min_size=20, max_size=70), st.integers(0, 40))
-def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_waits_for_ever(
+def test_after_any_accepted_deletions_counts_are_right_and_no_snapshot_hangs(
     schedule: Sequence[tuple[object, ...]], late: int
 ) -> None:
     diamond = Diamond(STAGES[:3] if late else STAGES)
     asked: list[SnapshotRequest] = []
 
     def again(stage: str) -> None:
-        """Start a stage again, as its error message advises."""
+        """Restart a stage, and accept the loss if the error asks for that."""
         try:
             diamond.start(stage)
         except Gone:

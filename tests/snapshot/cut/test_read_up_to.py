@@ -1,4 +1,4 @@
-"""Offsets of users' topics that a version reflects."""
+"""The offsets of users' topics up to which a version reflects the records."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def offsets(app: FlightsApp, stage: str) -> tuple[int, ...]:
     return offsets_read_by_all(app.store, cut, (stage,))[app.topic]
 
 
-def test_a_record_counts_once_its_effect_is_there_whatever_is_before_that_stage() -> None:
+def test_a_record_counts_as_read_once_its_effect_reached_the_stage() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
     before = offsets(app, "carriers")
@@ -36,14 +36,14 @@ def test_a_record_counts_once_its_effect_is_there_whatever_is_before_that_stage(
     assert offsets(app, "carriers") == after
 
 
-def test_before_it_has_read_anything_a_stage_stands_at_the_beginning() -> None:
+def test_a_stage_that_has_read_nothing_is_at_the_beginning() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.send(*flights(5))
     app.step("legs")
     assert offsets(app, "carriers") == (0, 0)
 
 
-def test_all_stages_together_are_as_far_as_the_last_of_them() -> None:
+def test_all_stages_together_are_as_far_as_the_slowest() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
     before = offsets(app, "carriers")
@@ -55,8 +55,8 @@ def test_all_stages_together_are_as_far_as_the_last_of_them() -> None:
 
 
 @given(st.lists(st.sampled_from(STAGES), min_size=1, max_size=20))
-def test_of_two_ways_the_one_that_is_behind_counts(steps: list[str]) -> None:
-    """Records before the offset have arrived by both paths, as often as they ever will."""
+def test_of_two_paths_the_slower_one_counts(steps: list[str]) -> None:
+    """Records before the offset have arrived by both paths, and none will arrive again."""
     diamond = Diamond()
     for stage in steps:
         diamond.step(stage)

@@ -69,18 +69,18 @@ def test_a_time_without_an_offset_is_local(time_zone: str) -> None:
     assert parse_ref("flights@2026-11-21", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, hours)
 
 
-def test_a_time_to_the_second_covers_all_of_that_second() -> None:
+def test_a_time_given_in_seconds_includes_all_of_that_second() -> None:
     moment = parse_ref("flights@2026-11-21T07:12:05Z", now_ms=NOW_MS).moment
     assert moment == at(2026, 11, 21, 7, 12, 5, 999_000)
 
 
-def test_a_time_still_to_come_is_refused_with_what_time_it_is() -> None:
+def test_a_future_time_is_refused_with_the_current_time() -> None:
     with pytest.raises(Usage, match="2027-01-01 is in the future; this machine's clock says 2026-11-2") as caught:
         parse_ref("flights/routes@2027-01-01", now_ms=NOW_MS)
     assert "flights/routes@now" in caught.value.hint
 
 
-def test_another_machines_clock_may_be_a_minute_ahead() -> None:
+def test_a_time_less_than_a_minute_ahead_is_accepted_because_clocks_differ() -> None:
     def ahead(seconds: int) -> str:
         return datetime.fromtimestamp(NOW_MS / 1000 + seconds, UTC).isoformat(timespec="milliseconds")
 
@@ -107,14 +107,14 @@ def test_another_machines_clock_may_be_a_minute_ahead() -> None:
         "flights@a@b",
     ],
 )
-def test_what_is_no_ref_is_refused_with_the_forms(text: str) -> None:
+def test_an_invalid_ref_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(Usage) as caught:
         parse_ref(text, now_ms=NOW_MS)
     assert repr(text) in caught.value.message
     assert "app@~3" in caught.value.hint
 
 
-def test_a_version_without_a_stage_says_how_to_name_one() -> None:
+def test_the_error_for_a_version_without_a_stage_shows_how_to_name_one() -> None:
     with pytest.raises(Usage, match="a version belongs to one stage") as caught:
         parse_ref("flights@v42", now_ms=0)
     assert "flights/STAGE@v42" in caught.value.hint
@@ -144,14 +144,14 @@ def test_a_version_without_a_stage_says_how_to_name_one() -> None:
         ("beginning", ["slackwater log flights --limit 0"]),
     ],
 )
-def test_words_that_look_like_a_moment_are_answered_with_the_form_that_was_meant(when: str, forms: list[str]) -> None:
+def test_words_that_resemble_a_moment_get_the_intended_form_as_hint(when: str, forms: list[str]) -> None:
     with pytest.raises(Usage, match=r"is not a moment") as caught:
         parse_ref(f"flights@{when}", now_ms=NOW_MS)
     assert repr(f"flights@{when}") in caught.value.message
     assert [form for form in forms if form not in caught.value.hint] == []
 
 
-def test_days_and_times_of_day_are_those_of_this_time_zone(time_zone: str) -> None:
+def test_days_and_times_of_day_are_in_the_local_time_zone(time_zone: str) -> None:
     hints = {}
     for when in ("yesterday", "today", "02:30"):
         with pytest.raises(Usage) as caught:
@@ -175,7 +175,7 @@ LOOKALIKES = (
     "name",
     ["now", "v42", "2026-11-21", "2026-11-21t07", "-5m", "~3", "a b", "", *LOOKALIKES, "beginning", "1_week_ago"],
 )
-def test_nothing_new_can_have_a_name_that_reads_as_a_moment(what: str, name: str) -> None:
+def test_new_objects_cannot_have_names_that_read_as_moments(what: str, name: str) -> None:
     with pytest.raises(Usage, match=f"^{what} name {name!r} "):
         check_new_name(what, name)
 
@@ -187,12 +187,12 @@ def test_nothing_new_can_have_a_name_that_reads_as_a_moment(what: str, name: str
         *("start", "v", "5x", "today-2", "release-5", "1a"),
     ],
 )
-def test_other_names_are_taken(name: str) -> None:
+def test_other_names_are_accepted(name: str) -> None:
     assert check_new_name("snapshot", name) == name
 
 
 @given(st.integers(0, 10**8), st.sampled_from(["ms", "s", "m", "h", "d", "w", " minutes", " weeks ago"]))
-def test_the_form_for_a_span_without_its_minus_is_that_span_ago(number: int, unit: str) -> None:
+def test_the_hint_for_a_span_without_minus_means_that_span_ago(number: int, unit: str) -> None:
     with pytest.raises(Usage) as caught:
         parse_ref(f"flights@{number}{unit}", now_ms=NOW_MS)
     (ref,) = re.findall(r"write (\S+) for ", caught.value.hint)
@@ -201,7 +201,7 @@ def test_the_form_for_a_span_without_its_minus_is_that_span_ago(number: int, uni
 
 
 @given(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True))
-def test_a_name_that_a_snapshot_may_have_is_found_again_by_its_ref(name: str) -> None:
+def test_any_valid_snapshot_name_is_found_by_its_ref(name: str) -> None:
     assert check_name("snapshot", name) == name
     try:
         check_new_name("snapshot", name)
@@ -223,5 +223,5 @@ def test_any_text_is_a_ref_or_a_usage_error(text: str) -> None:
     ("text", "moves"),
     [("a", True), ("a@now", True), ("a@-5m", True), ("a@~2", True), ("a@x-5m", False), ("a@2026-11-21", False)],
 )
-def test_a_ref_that_depends_on_when_it_is_read_says_so(text: str, moves: bool) -> None:
+def test_refs_that_depend_on_the_current_time_are_recognised(text: str, moves: bool) -> None:
     assert parse_ref(text, now_ms=NOW_MS).is_relative is moves

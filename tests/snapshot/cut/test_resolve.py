@@ -31,7 +31,7 @@ def cut(app: FlightsApp, text: str, *, now_ms: int | None = None) -> Cut:
 
 
 def counted(app: FlightsApp, at: Cut) -> dict[str, int]:
-    """Return the number of flights that legs has read, and those in the tables with their channels."""
+    """Return how many flights legs has read, and for each table how many are in it or in its channel."""
     flying = {flight.channel: flight for flight in in_flight(app.store, at)}
 
     def between(channel: str) -> int:
@@ -52,26 +52,26 @@ def counted(app: FlightsApp, at: Cut) -> dict[str, int]:
     }
 
 
-def test_now_is_the_head_of_every_stage(app: FlightsApp) -> None:
+def test_now_is_the_newest_version_of_every_stage(app: FlightsApp) -> None:
     assert cut(app, "flights").versions == {"legs": 7, "aircraft": 7, "carriers": 7}
     assert cut(app, "flights@now") == cut(app, "flights")
 
 
 @pytest.mark.parametrize("moment", ["", "@now", "@-3s"])
-def test_a_moment_of_a_stage_takes_no_more_requests_than_that_of_the_app(app: FlightsApp, moment: str) -> None:
+def test_a_moment_of_a_stage_costs_as_many_requests_as_a_moment_of_the_app(app: FlightsApp, moment: str) -> None:
     of_app, of_stage = CountingStore(app.store), CountingStore(app.store)  # nothing read before is remembered for them
     whole = resolve(of_app, f"flights{moment}", now_ms=app.clock.now_ms)
     assert resolve(of_stage, f"flights/carriers{moment}", now_ms=app.clock.now_ms) == whole
     assert of_stage.counts == of_app.counts
 
 
-def test_stages_come_in_the_order_in_which_records_flow(app: FlightsApp) -> None:
+def test_stages_are_in_the_order_of_the_data_flow(app: FlightsApp) -> None:
     assert topological_order(cut(app, "flights").stages) == STAGES
     assert downstream_stages(cut(app, "flights").stages, "aircraft") == {"carriers"}
     assert downstream_stages(cut(app, "flights").stages, "carriers") == frozenset()
 
 
-def test_a_time_takes_the_newest_version_of_each_stage_at_it(app: FlightsApp) -> None:
+def test_a_time_gives_the_newest_version_of_each_stage_by_then(app: FlightsApp) -> None:
     at_ms = app.version("aircraft", 4).time_ms
     assert cut(app, f"flights@-{(app.clock.now_ms - at_ms) // 1000}s").versions == {
         "legs": 4,
@@ -80,48 +80,48 @@ def test_a_time_takes_the_newest_version_of_each_stage_at_it(app: FlightsApp) ->
     }
 
 
-def test_a_stage_without_a_version_at_that_time_is_not_in_the_cut(app: FlightsApp) -> None:
+def test_a_stage_without_a_version_at_a_time_is_not_in_the_cut(app: FlightsApp) -> None:
     # The claims come one second apart.
     assert cut(app, "flights@-1s", now_ms=START_MS + 2_000).versions == {"legs": 1}
 
 
-def test_a_time_before_the_first_version_names_the_earliest(app: FlightsApp) -> None:
+def test_the_error_for_a_time_before_the_first_version_names_the_earliest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match=r"history of flights begins at 2025-01-01T00:00:01\.000Z") as caught:
         cut(app, "flights@2024-12-01")
     earliest = caught.value.hint.removeprefix("the earliest is ")
     assert cut(app, earliest).versions == {"legs": 1}
 
 
-def test_a_time_before_the_first_version_of_a_stage_names_that_stages_earliest(app: FlightsApp) -> None:
+def test_the_error_for_a_time_before_a_stages_first_version_names_that_stages_earliest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match="history of flights/carriers begins at") as caught:
         cut(app, "flights/carriers@2025-01-01T00:00:02Z", now_ms=START_MS + 1_000)
     assert cut(app, caught.value.hint.removeprefix("the earliest is ")).versions["carriers"] == 1
 
 
-def test_commits_back_count_commits_of_data_of_all_stages(app: FlightsApp) -> None:
+def test_steps_back_count_data_commits_of_all_stages(app: FlightsApp) -> None:
     assert cut(app, "flights@~0").versions == {"legs": 7, "aircraft": 7, "carriers": 7}
     assert cut(app, "flights@~1").versions == {"legs": 7, "aircraft": 7, "carriers": 6}
     assert cut(app, "flights@~3").versions == {"legs": 6, "aircraft": 6, "carriers": 6}
 
 
-def test_commits_back_pass_over_claims_compactions_and_empty_batches(app: FlightsApp) -> None:
+def test_steps_back_skip_claims_compactions_and_empty_batches(app: FlightsApp) -> None:
     app.compact("carriers")
     app.step_all()
     app.claim("legs")
     assert cut(app, "flights@~0").versions == {"legs": 7, "aircraft": 7, "carriers": 7}
 
 
-def test_commits_back_of_a_stage_count_its_own(app: FlightsApp) -> None:
+def test_steps_back_of_a_stage_count_only_its_commits(app: FlightsApp) -> None:
     assert cut(app, "flights/aircraft@~2").versions == {"legs": 5, "aircraft": 5, "carriers": 4}
 
 
-def test_more_commits_back_than_there_are_says_how_many_there_are(app: FlightsApp) -> None:
+def test_the_error_for_too_many_steps_back_gives_the_number_of_commits(app: FlightsApp) -> None:
     assert cut(app, "flights@~17").versions == {"legs": 2, "aircraft": 1, "carriers": 1}
     with pytest.raises(NotFound, match="flights has 18 data commits, ~0 to ~17"):
         cut(app, "flights@~18")
 
 
-def test_a_version_of_a_stage_comes_with_the_other_stages_of_its_time(app: FlightsApp) -> None:
+def test_a_version_of_a_stage_is_combined_with_the_other_stages_at_its_time(app: FlightsApp) -> None:
     assert cut(app, "flights/aircraft@v5").versions == {"legs": 5, "aircraft": 5, "carriers": 4}
 
 
@@ -130,7 +130,7 @@ def test_a_version_that_does_not_exist_is_not_found(app: FlightsApp) -> None:
         cut(app, "flights/aircraft@v99")
 
 
-def test_a_snapshot_is_its_versions(app: FlightsApp) -> None:
+def test_a_snapshot_resolves_to_its_versions(app: FlightsApp) -> None:
     pinned = cut(app, "flights@~4")
     pin_cut(app.store, pinned, "good")
     assert cut(app, "flights@good").versions == pinned.versions
@@ -145,34 +145,34 @@ def test_a_snapshot_is_its_versions(app: FlightsApp) -> None:
         ("flights/carrier@v2", "the nearest: carriers"),
     ],
 )
-def test_what_does_not_exist_is_told_with_the_nearest(app: FlightsApp, text: str, nearest: str) -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest(app: FlightsApp, text: str, nearest: str) -> None:
     pin_cut(app.store, cut(app, "flights"), "good")
     with pytest.raises(NotFound, match=nearest):
         cut(app, text)
 
 
-def test_an_app_that_never_ran_has_no_moment_yet() -> None:
+def test_an_app_that_never_ran_has_no_moments() -> None:
     store = MemoryStore()
     apps.create_app(store, AppInfo("flights", START_MS))
     with pytest.raises(NotFound, match="flights has no version yet"):
         resolve(store, "flights@now", now_ms=START_MS)
 
 
-def test_a_history_begins_with_its_first_commit(app: FlightsApp) -> None:
+def test_the_beginning_is_the_first_commit(app: FlightsApp) -> None:
     assert read_line(app.store, "flights").beginning().versions == {"legs": 1}
 
 
-def test_nothing_is_in_flight_when_every_stage_has_followed(app: FlightsApp) -> None:
+def test_nothing_is_in_flight_once_every_stage_has_caught_up(app: FlightsApp) -> None:
     assert in_flight(app.store, cut(app, "flights")) == ()
 
 
-def test_claims_of_a_sender_are_nothing_in_flight(app: FlightsApp) -> None:
+def test_claims_of_a_sender_are_not_in_flight(app: FlightsApp) -> None:
     app.claim("legs")
     app.step("legs")
     assert in_flight(app.store, cut(app, "flights")) == ()
 
 
-def test_what_was_sent_and_not_consumed_is_in_flight_with_the_winning_attempts(app: FlightsApp) -> None:
+def test_sent_but_unconsumed_records_are_in_flight_with_the_winning_attempts(app: FlightsApp) -> None:
     for _ in range(2):
         app.send(*flights(4))
         app.step("legs")
@@ -186,7 +186,7 @@ def test_what_was_sent_and_not_consumed_is_in_flight_with_the_winning_attempts(a
     assert sorted(received) == sorted(flights(4) * 2)
 
 
-def test_a_channel_that_nobody_read_yet_is_in_flight_as_a_whole() -> None:
+def test_all_of_a_channel_without_a_reader_is_in_flight() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs"])
     app.send(*flights(6))
     app.step("legs")
@@ -196,7 +196,7 @@ def test_a_channel_that_nobody_read_yet_is_in_flight_as_a_whole() -> None:
     assert (flight.receiver, flight.starts, flight.rows) == ("", (0, 0), 6)
 
 
-def test_a_receiver_ahead_of_its_senders_clock_does_not_make_an_instant_inconsistent() -> None:
+def test_clock_skew_does_not_make_an_instant_cut_inconsistent() -> None:
     clock = Clock(skew_ms={"legs": 3_600_000, "carriers": -3_600_000})
     app = FlightsApp(MemoryStore(), Kafka(), clock=clock)
     app.run(flights(30))
@@ -206,7 +206,7 @@ def test_a_receiver_ahead_of_its_senders_clock_does_not_make_an_instant_inconsis
     assert not violations(at.stages)
 
 
-def test_a_named_version_stays_and_what_had_consumed_it_comes_after_it() -> None:
+def test_a_named_version_excludes_versions_that_consumed_later_ones() -> None:
     clock = Clock(skew_ms={"carriers": -3_600_000, "aircraft": -3_600_000})
     app = FlightsApp(MemoryStore(), Kafka(), clock=clock)
     app.run(flights(50))
@@ -215,7 +215,7 @@ def test_a_named_version_stays_and_what_had_consumed_it_comes_after_it() -> None
     assert not violations(at.stages)
 
 
-def test_a_receiver_that_had_read_something_from_its_first_version_on_is_left_out() -> None:
+def test_a_receiver_that_had_already_read_more_in_its_first_version_is_left_out() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     app.send(*flights(4))
     app.step("legs")
@@ -231,12 +231,12 @@ def test_a_receiver_that_had_read_something_from_its_first_version_on_is_left_ou
     assert cut(app, "flights/legs@v1").versions == {"legs": 1}
 
 
-def test_a_head_read_before_its_receivers_is_raised_to_what_they_consumed() -> None:
+def test_a_senders_head_is_raised_to_what_its_receivers_have_consumed() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
 
     class Racing(MemoryStore):
-        """A store with commits between the reads of heads."""
+        """A store in which commits happen between the reads of heads."""
 
         def list(self, prefix: str, start_after: str = "") -> Iterator[object]:
             found = list(app.store.list(prefix, start_after))
@@ -251,13 +251,13 @@ def test_a_head_read_before_its_receivers_is_raised_to_what_they_consumed() -> N
     assert violations(at.stages) == ()
 
 
-def test_a_cut_that_consumed_what_was_not_sent_says_so(app: FlightsApp) -> None:
+def test_a_cut_with_unsent_consumed_records_is_reported(app: FlightsApp) -> None:
     torn = Cut("flights", {"legs": app.version("legs", 2), "aircraft": app.version("aircraft", 5)})
     assert violations(torn.stages)
     assert violations(torn.stages) == ("aircraft@v5 consumed legs@v5, but the cut holds legs@v2",)
 
 
-def test_a_history_that_does_not_begin_at_one_is_searched_from_where_it_begins(app: FlightsApp) -> None:
+def test_a_history_that_does_not_begin_at_version_one_is_searched_from_its_first_version(app: FlightsApp) -> None:
     for stage in STAGES:
         for version in (1, 2):
             app.store.delete(f"flights/stages/{stage}/manifests/{version:020}.json")
@@ -270,7 +270,7 @@ def test_a_history_that_does_not_begin_at_one_is_searched_from_where_it_begins(a
         cut_of_ref(fresh, parse_ref("flights@-1s", now_ms=START_MS + 3_000))
 
 
-def test_stages_in_a_circle_still_have_an_order() -> None:
+def test_stages_in_a_cycle_have_an_order() -> None:
     def reads(stage: str, sender: str) -> Manifest:
         return Manifest("a", stage, 1, 1, "w", 1, "batch", inputs={"c": Input("t", (0,), sender, 1)})
 
@@ -291,7 +291,7 @@ SKEWS = st.fixed_dictionaries({stage: st.sampled_from([-7_500, -1_000, 0, 1_000,
 
 
 def play(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> FlightsApp:
-    """Return an app with this history."""
+    """Return an app after these steps."""
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms=skew_ms))
     for verb, what in steps:
         match verb, what:
@@ -310,7 +310,7 @@ def play(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> FlightsApp
 
 @scaled(60)
 @given(steps=STEPS, skew_ms=SKEWS, data=st.data())
-def test_at_any_moment_every_flight_is_in_exactly_one_place(
+def test_at_any_moment_every_flight_is_counted_in_exactly_one_place(
     steps: list[tuple[str, object]], skew_ms: dict[str, int], data: st.DataObject
 ) -> None:
     app = play(steps, skew_ms)
@@ -329,7 +329,7 @@ def test_at_any_moment_every_flight_is_in_exactly_one_place(
 
 @scaled(25)
 @given(steps=STEPS, skew_ms=SKEWS)
-def test_a_pinned_cut_is_found_again_unchanged(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> None:
+def test_a_pinned_cut_stays_the_same(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> None:
     app = play(steps, skew_ms)
     now = cut(app, "flights")
     snapshot = pin_cut(app.store, now, "here")

@@ -1,4 +1,4 @@
-"""Moments of refs in a history that garbage collection has thinned out."""
+"""What refs resolve to in a history that garbage collection has thinned out."""
 
 from datetime import UTC, datetime
 
@@ -37,7 +37,7 @@ HALFWAY = [*[("all", 2, 50)] * 6, ("legs", 3, 50), ("aircraft", 1, 50), ("legs",
 
 
 def thinned(steps: list[tuple[str, int, int]], rules: Retention) -> FlightsApp:
-    """Return an app with this history, collected at the end; time passes after each step."""
+    """Return an app after these steps, between which time passes, and a collection."""
     app = aging_app()
     clock = app.clock
     assert isinstance(clock, StoreClock)
@@ -60,7 +60,7 @@ def boundary_of(app: FlightsApp) -> Boundary:
 
 
 def firsts(app: FlightsApp) -> dict[str, Manifest]:
-    """Return the earliest cut from which on the history of every stage is complete."""
+    """Return the earliest cut from which the history of every stage is complete."""
     found = {stage: app.version(stage, history.first_version(app.store, app.name, stage)) for stage in STAGES}
     return raise_senders(found, app.version)
 
@@ -73,7 +73,7 @@ def at(time_ms: int) -> str:
 @given(steps=STEPS, rules=st.sampled_from(RULES), share=st.floats(0, 1), stage=st.sampled_from(("", *STAGES)))
 @example(steps=IDLE, rules=RULES[3], share=0.5, stage="carriers")
 @example(steps=IDLE, rules=RULES[3], share=0.5, stage="legs")
-def test_a_time_names_the_newest_moment_left_and_never_a_later_one(
+def test_a_time_means_the_newest_remaining_moment_up_to_it(
     steps: list[tuple[str, int, int]], rules: Retention, share: float, stage: str
 ) -> None:
     app = thinned(steps, rules)
@@ -95,7 +95,7 @@ def test_a_time_names_the_newest_moment_left_and_never_a_later_one(
 @example(steps=IDLE, rules=RULES[0])
 @example(steps=IDLE, rules=RULES[3])
 @example(steps=HALFWAY, rules=RULES[1])
-def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
+def test_a_version_resolves_if_a_kept_moment_or_the_complete_history_contains_it(
     steps: list[tuple[str, int, int]], rules: Retention
 ) -> None:
     app = thinned(steps, rules)
@@ -120,7 +120,7 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
 @scaled(20, in_ci=200)
 @given(steps=STEPS, rules=st.sampled_from(RULES[3:]), shares=st.lists(st.floats(0, 1), min_size=5, max_size=5))
 @example(steps=IDLE, rules=RULES[3], shares=[0, 0.2, 0.5, 0.7, 0.9])
-def test_another_moment_than_the_one_that_was_is_told_and_only_then(
+def test_a_note_is_given_exactly_if_another_moment_is_used(
     steps: list[tuple[str, int, int]], rules: Retention, shares: list[float]
 ) -> None:
     whole, app = thinned(steps, Retention()), thinned(steps, rules)
@@ -136,7 +136,7 @@ def test_another_moment_than_the_one_that_was_is_told_and_only_then(
             assert (found.thinned.asked_ms, found.thinned.answered_ms) == (time_ms, found.time_ms)
 
 
-def test_the_head_of_a_stage_that_stands_still_is_found_as_log_shows_it() -> None:
+def test_an_idle_stages_head_resolves_as_the_log_shows_it() -> None:
     app = thinned(IDLE, RULES[0])
     head = app.heads["carriers"].version
     for ref in ("flights/carriers", f"flights/carriers@v{head}", "flights/carriers@~0"):

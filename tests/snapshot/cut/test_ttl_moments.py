@@ -1,4 +1,4 @@
-"""Expiring rows at moments of an app: now, earlier, in a snapshot, in a clone, and in bisect."""
+"""Which rows have expired at a moment: now, earlier, in a snapshot, in a clone, and in bisect."""
 
 from contextlib import closing
 from datetime import UTC, datetime
@@ -72,7 +72,7 @@ class Hourly:
         return history.read(self.store, "app", "stage", version).clock_ms
 
     def seen(self, ref: str, now_ms: int = LATER_MS) -> str:
-        """Return the keys that a query shows and `get` finds."""
+        """Return the keys that a query shows, after a check that `get` finds the same."""
         cut = resolve(self.store, ref, now_ms=now_ms)
         with closing(connect(self.store, self.cache, cut)) as con:
             keys = run_query(con, "SELECT k FROM stage ORDER BY k")["k"].to_pylist()
@@ -89,7 +89,7 @@ def app(cache: SstCache) -> Hourly:
     return app
 
 
-def test_the_head_goes_on_expiring_and_versions_show_what_they_showed(app: Hourly) -> None:
+def test_the_head_keeps_expiring_and_old_versions_show_what_they_showed(app: Hourly) -> None:
     assert [app.seen(f"app/stage@v{version}") for version in (2, 3, 4)] == ["ab", "ab", "bc"]
     after_ms = app.now_ms + HOUR_MS
     assert (app.seen("app", app.now_ms), app.seen("app", after_ms), app.seen("app")) == ("bc", "c", "")
@@ -103,7 +103,7 @@ def test_the_head_goes_on_expiring_and_versions_show_what_they_showed(app: Hourl
 
 @pytest.mark.usefixtures("isolated")
 @pytest.mark.parametrize("stage", ["", "/stage"], ids=["the app", "a stage, as another is damaged"])
-def test_query_and_get_show_no_row_that_has_expired(cache: SstCache, tmp_path: Path, stage: str) -> None:
+def test_query_and_get_show_no_expired_row(cache: SstCache, tmp_path: Path, stage: str) -> None:
     store = open_store(str(tmp_path / "store"))
     # The second batch was an hour and a half ago: its row has half an hour left, the other's time is over.
     app = Hourly(cache, store=store, start_ms=instants.now_ms() - 7 * HOUR_MS // 2)
@@ -129,14 +129,14 @@ def test_query_and_get_show_no_row_that_has_expired(cache: SstCache, tmp_path: P
     assert shown("app/stage@v3") == ["a", "b"], "a version is seen as it was committed"
 
 
-def test_a_snapshot_keeps_what_it_saw(app: Hourly) -> None:
+def test_a_snapshot_keeps_showing_its_rows(app: Hourly) -> None:
     pin_cut(app.store, resolve(app.store, "app/stage@v3", now_ms=app.now_ms), "kept", by="ada@host")
     for _ in range(3):
         app.batch()
     assert (app.seen("app"), app.seen("app@kept")) == ("", "ab")
 
 
-def test_a_clone_shows_what_its_source_showed_and_keeps_the_time_to_live(app: Hourly) -> None:
+def test_a_clone_shows_the_rows_of_its_source_and_keeps_the_time_to_live(app: Hourly) -> None:
     clone(app.store, "app/stage@v3", "copy", topics={}, channels=Kafka(), by="ada@host", now_ms=app.now_ms)
     first = history.read(app.store, "copy", "stage", 3)
     assert (first.table, first.clock_ms) == (app.table, app.version_clock(3))
@@ -144,7 +144,7 @@ def test_a_clone_shows_what_its_source_showed_and_keeps_the_time_to_live(app: Ho
     assert app.seen("copy") == "", "its own clock goes on as its source's would"
 
 
-def test_by_event_time_nothing_expires_while_nothing_comes(cache: SstCache) -> None:
+def test_with_event_time_nothing_expires_without_new_records(cache: SstCache) -> None:
     app = Hourly(cache, "at")
     app.batch(a=1)
     assert app.head.clock_ms == ttl.BEFORE_FIRST_EVENT_MS
@@ -166,14 +166,14 @@ def test_bisect_finds_the_version_by_which_a_row_had_expired(app: Hourly) -> Non
     assert found.evaluations < 12, "versions in which nothing expired hold the same rows"
 
 
-def test_an_app_whose_rows_expire_is_whole_and_a_clock_that_went_back_is_found(app: Hourly) -> None:
+def test_verify_accepts_expiring_rows_and_detects_a_clock_that_went_back(app: Hourly) -> None:
     report = verify(app.store, "app", now_ms=app.now_ms, deep=True)
     assert report.consistent, report
     earlier = replace(app.head, version=app.head.version - 1, time_ms=1, clock_ms=app.head.clock_ms + 1)
     assert any("clock" in found for found in version_faults(earlier, app.head))
 
 
-def test_what_is_planned_for_compaction_is_what_the_versions_clock_calls_for(cache: SstCache) -> None:
+def test_compaction_plans_use_the_versions_clock(cache: SstCache) -> None:
     app = Hourly(cache)
     app.batch(a=1, b=2)
     assert (plan(app.store, "app"), plan(app.store, "app", full=True)) == ((), ())

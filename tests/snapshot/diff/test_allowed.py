@@ -24,7 +24,7 @@ TABLES = {"streets": TABLE, "towns": replace(TABLE, key=(Column("Town", "string"
 
 @pytest.fixture
 def found(tmp_path: Path) -> TableDiff:
-    """Return a difference over the keys 1 to 4: the second changed, the third removed, the fifth added."""
+    """Return a difference of two tables with keys from 1 to 5: 2 changed, 3 removed, 5 added."""
     stage = Stage()
     before = stage.put({(number,): (number, "w") for number in range(1, 5)})
     after = stage.put({(2,): (0, "w"), (3,): None, (5,): (5, "w")})
@@ -44,7 +44,7 @@ def found(tmp_path: Path) -> TableDiff:
         ("SELECT 'stage' AS k FROM other", [2, 3, 5]),
     ],
 )
-def test_the_keys_that_it_returns_are_left_out_if_it_is_over_this_table(
+def test_the_returned_keys_are_left_out_if_the_query_is_over_this_table(
     found: TableDiff, sql: str, expected: list[int]
 ) -> None:
     left = without_expected(found, sql)
@@ -62,7 +62,7 @@ def test_the_keys_that_it_returns_are_left_out_if_it_is_over_this_table(
         "SELECT whatever FROM new WHERE after_whatever > 1",
     ],
 )
-def test_what_could_be_meant_is_let_through(sql: str) -> None:
+def test_a_query_that_may_be_right_is_accepted(sql: str) -> None:
     check_expected_queries([sql], TABLES)
 
 
@@ -88,21 +88,23 @@ def test_what_could_be_meant_is_let_through(sql: str) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_before_there_are_differences(sql: str, error: type[SlackwaterError], words: str) -> None:
+def test_a_wrong_query_is_refused_before_there_are_differences(
+    sql: str, error: type[SlackwaterError], words: str
+) -> None:
     with pytest.raises(error, match=words) as told:
         check_expected_queries(["FROM streets", sql], TABLES)
     # A trial has no file for rows.
     assert "--out" not in told.value.hint
 
 
-def test_a_column_that_the_differences_have_not_is_told_when_there_are_any(found: TableDiff) -> None:
+def test_a_column_that_the_differences_lack_is_reported_after_the_comparison(found: TableDiff) -> None:
     with pytest.raises(NotFound, match="no column named 'after_x'"):
         without_expected(found, "FROM stage WHERE after_x = 1")
     with pytest.raises(Usage, match="must return its key: k"):
         without_expected(found, "SELECT change FROM stage")
 
 
-def test_what_others_leave_is_not_lost_for_one_that_could_not_say(found: TableDiff) -> None:
+def test_an_invalid_query_does_not_disable_the_others(found: TableDiff) -> None:
     (left,), wrong = without_all_expected(
         (found,), ["SELECT k FROM stage WHERE k = 2", "FROM stage WHERE after_x = 1", "SELECT k FROM stage WHERE k = 5"]
     )

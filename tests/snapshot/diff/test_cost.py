@@ -1,4 +1,4 @@
-"""Bytes that differences and histories read: proportional to the changes, not to the table."""
+"""Bytes read by differences and histories are proportional to the changes, not to the table."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def cold(tmp_path: Path) -> SstCache:
     return SstCache(tmp_path / "cold", 0)
 
 
-def test_a_diff_reads_the_row_groups_that_changed(cache: SstCache, tmp_path: Path) -> None:
+def test_a_diff_reads_the_changed_row_groups(cache: SstCache, tmp_path: Path) -> None:
     stage = Stage()
     before = stage.put(rows(*range(NUM_ROWS)))
     stage.put(rows(*CHANGED, plus=1))
@@ -53,7 +53,7 @@ def test_a_diff_reads_the_row_groups_that_changed(cache: SstCache, tmp_path: Pat
         assert store.bytes_read < 0.7 * stored
 
 
-def test_a_diff_of_what_both_have_reads_nothing(cache: SstCache, cold: SstCache) -> None:
+def test_a_diff_of_shared_ssts_reads_nothing(cache: SstCache, cold: SstCache) -> None:
     stage = Stage()
     before = stage.put(rows(*range(1000)))
     store = CountingStore(stage.store)
@@ -63,7 +63,7 @@ def test_a_diff_of_what_both_have_reads_nothing(cache: SstCache, cold: SstCache)
     assert store.requests == 0
 
 
-def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: SstCache) -> None:
+def test_columns_of_only_one_side_are_noted_and_the_others_compared(cold: SstCache) -> None:
     values = (Column("v", "double"), Column("w", "string"), Column("x", "int64"))
     stage, other = Stage(), Stage(replace(TABLE, values=values))
     before = stage.put(rows(1, 2))
@@ -75,7 +75,7 @@ def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: S
     assert not found.is_equal
 
 
-def test_a_column_that_a_migration_added_is_compared_unless_asked_not_to(cold: SstCache) -> None:
+def test_a_column_added_by_a_migration_is_compared_unless_excluded(cold: SstCache) -> None:
     more = (Column("v", "int64", id=2), Column("called", "string", id=3), Column("x", "int64", id=4, since=2))
     stage = Stage()
     before = stage.put(rows(1, 2, 3))
@@ -102,7 +102,7 @@ def test_tables_with_other_keys_are_not_compared(cold: SstCache) -> None:
     assert not found.is_equal
 
 
-def test_a_table_that_one_side_does_not_have_is_empty_there(cold: SstCache) -> None:
+def test_a_table_missing_on_one_side_counts_as_empty(cold: SstCache) -> None:
     stage = Stage()
     after = stage.put(rows(1, 2))
     sides = StoredCut(stage.store, Cut("app", {})), StoredCut(stage.store, Cut("app", {"stage": after}))
@@ -115,7 +115,7 @@ def test_a_table_that_one_side_does_not_have_is_empty_there(cold: SstCache) -> N
     assert diff(cold, *sides, tables={"other": None}) == ()
 
 
-def test_a_history_takes_three_requests_a_change(cache: SstCache, tmp_path: Path) -> None:
+def test_a_history_takes_three_requests_per_change(cache: SstCache, tmp_path: Path) -> None:
     stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=4)))
     stage.put(rows(*range(100)))
     for number in range(60):
@@ -126,8 +126,8 @@ def test_a_history_takes_three_requests_a_change(cache: SstCache, tmp_path: Path
     assert found.reads.requests <= 3 * len(found.changes)
 
 
-def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, tmp_path: Path) -> None:
-    """Each row names the version of the previous one, so nothing in between is read, however many runs there were."""
+def test_a_history_of_a_rarely_changed_key_takes_as_few_requests(cache: SstCache, tmp_path: Path) -> None:
+    """Each row names the version of the previous one, so the versions between them are not read."""
     stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=8)))
     stage.put(rows(*range(20_000)))
     for number in range(120):
@@ -139,7 +139,7 @@ def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, t
     assert found.reads.requests <= 3 * len(found.changes) + 2 * runs
 
 
-def test_a_history_lists_no_versions_however_many_there_are(cold: SstCache) -> None:
+def test_a_history_does_not_list_versions(cold: SstCache) -> None:
     stage = Stage()
     for number in range(5):
         stage.put(rows(1, plus=number))
@@ -152,8 +152,8 @@ def test_a_history_lists_no_versions_however_many_there_are(cold: SstCache) -> N
     assert store.counts["get"] + store.counts["get_range"] <= 3 * 5 + 15
 
 
-def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_history(cache: SstCache) -> None:
-    """A batch looks up keys in the merged SSTs that its version names."""
+def test_a_deletion_that_a_merge_dropped_is_in_the_history(cache: SstCache) -> None:
+    """The next batch looks the key up in the SSTs after the merge, so its row does not name the deletion."""
     stage = Stage()
     stage.put(rows(1))
     head = stage.put({(1,): None})
@@ -168,7 +168,7 @@ def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_his
     assert [(each.version, each.kind) for each in found.changes] == [(3, "added"), (2, "removed"), (1, "added")]
 
 
-def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cache: SstCache) -> None:
+def test_a_row_that_expired_after_the_newest_version_is_removed_in_its_history(cache: SstCache) -> None:
     stage = Stage(replace(TABLE, ttl=Ttl(1000)))
     stage.put(rows(1), clock_ms=10)
     found = key_history(stage.store, cache, "app", "stage", [1], now_ms=1009)
@@ -179,7 +179,7 @@ def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cach
     assert [each.is_by_batch for each in found.changes] == [False, True]
 
 
-def test_of_two_apps_floats_are_equal_but_for_their_last_bits_and_that_is_said(cold: SstCache) -> None:
+def test_two_apps_are_compared_with_a_noted_tolerance_for_floats(cold: SstCache) -> None:
     values = (Column("total", "double"), Column("w", "string"))
     table = replace(TABLE, values=values)
     stage, other = Stage(table), Stage(table)

@@ -25,7 +25,7 @@ def table(rows: list[tuple[object, ...]], schema: pa.Schema = SCHEMA) -> pa.Tabl
 
 
 @given(ROWS, ROWS)
-def test_each_row_is_counted_as_often_as_it_is_missing(ours: list[tuple[object, ...]], theirs: list[object]) -> None:
+def test_each_row_without_an_equal_row_is_counted(ours: list[tuple[object, ...]], theirs: list[object]) -> None:
     mine, others = flag_unmatched_rows(table(ours), table(theirs))  # type: ignore[arg-type]
     left = list(theirs)
     expected = 0
@@ -38,7 +38,7 @@ def test_each_row_is_counted_as_often_as_it_is_missing(ours: list[tuple[object, 
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=60), st.randoms())
-def test_a_sum_in_another_order_is_the_same(values: list[float], random: object) -> None:
+def test_a_sum_in_another_order_is_equal(values: list[float], random: object) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     sums = [pa.table({"k": [1], "sum": [float(np.sum(np.cumsum(each)[-1:]))]}) for each in (values, shuffled)]
@@ -49,14 +49,14 @@ def test_a_sum_in_another_order_is_the_same(values: list[float], random: object)
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
 @given(st.floats(-1e6, 1e6, width=32), st.floats(2e-5, 1.0))
-def test_floats_that_differ_by_more_are_not_the_same(kind: pa.DataType, value: float, part: float) -> None:
+def test_floats_that_differ_by_more_are_unequal(kind: pa.DataType, value: float, part: float) -> None:
     other = value + math.copysign(max(abs(value), 1.0) * part, value)
     pair = [pa.table({"x": pa.array([each], kind)}) for each in (value, other)]
     assert flag_unmatched_rows(*pair)[0].any()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, -0.0])
-def test_what_is_no_number_is_itself(value: float | None) -> None:
+def test_null_nan_and_infinity_equal_only_themselves(value: float | None) -> None:
     one = pa.table({"x": pa.array([value], pa.float64())})
     other = pa.table({"x": pa.array([value if value != 0 else 0.0], pa.float64())})
     assert not flag_unmatched_rows(one, other)[0].any()
@@ -73,7 +73,7 @@ def test_floats_within_lists_and_structs_are_compared_likewise() -> None:
     assert flag_unmatched_rows(one, other)[0].tolist() == [True, False, False]
 
 
-def test_lists_whose_order_means_nothing_are_brought_into_one() -> None:
+def test_lists_whose_order_means_nothing_are_sorted() -> None:
     one, other = (pa.table({"each": pa.array([each, None, [3]])}) for each in ([1, 2, 2], [2, 1, 2]))
     assert flag_unmatched_rows(one, other)[0].any()
     assert not flag_unmatched_rows(sort_list_elements(one), sort_list_elements(other))[0].any()
@@ -101,7 +101,7 @@ def test_a_key_whose_sum_came_in_another_order_has_not_changed(values: list[floa
 
 
 @given(st.floats(1, 1e6), st.floats(1e-6, 1.0))
-def test_a_key_whose_value_is_another_has_changed(value: float, part: float) -> None:
+def test_a_key_with_another_value_has_changed(value: float, part: float) -> None:
     sides = [pa.table({"sum": [number]}) for number in (value, value * (1 + part))]
     there = np.array([True])
     assert KeyChanges.compare(pa.table({"k": [1]}), *sides, there, there, tolerant=True).kinds() == ["changed"]
@@ -123,7 +123,7 @@ def test_records_of_json_are_equal_but_for_the_last_bits_of_floats() -> None:
     ]
 
 
-def test_of_equal_records_as_many_are_left_as_one_side_has_more() -> None:
+def test_of_equal_records_only_the_surplus_of_a_side_remains() -> None:
     ours, theirs = sent({"sum": 0.1 + 0.2}, {"sum": 0.1 + 0.2}), sent({"sum": 0.3})
     assert [rows.num_rows for rows in unequal_records(ours, theirs)] == [1, 0]
 
@@ -146,7 +146,7 @@ def test_rows_are_paired_whose_floats_differ_in_their_last_bits(rows: list[tuple
     assert [rows[order[at]] for at in others] == rows
 
 
-def test_a_row_is_paired_once_and_exactly_the_same_ones_first() -> None:
+def test_a_row_is_paired_once_and_preferably_with_an_identical_row() -> None:
     schema = pa.schema([("x", pa.float64())])
     one, next_one = 0.1, math.nextafter(0.1, 1)
     mine, others = pair_similar_rows(

@@ -1,4 +1,4 @@
-"""Differences and histories compared with a dictionary, after merges, deletions, expiry, clones and collections."""
+"""Differences and histories equal those of a dictionary, after merges, deletions, expiry, clones and collections."""
 
 from dataclasses import replace
 from itertools import islice, pairwise, product
@@ -37,12 +37,12 @@ KEYS = 4
 
 
 class DiffModel(StateModel):
-    """The store's model, with comparisons of any two versions and histories of any key."""
+    """The model of the store, extended by differences of any two versions and histories of any key."""
 
-    def every_version_that_is_there_shows_what_it_showed(self) -> None:
+    def every_kept_version_shows_the_same_rows(self) -> None:
         """Disabled here, because another test covers it."""
 
-    def each_version_follows_from_the_one_before(self) -> None:
+    def each_version_is_a_valid_successor(self) -> None:
         """Disabled here, because another test covers it."""
 
     @rule(data=st.data())
@@ -150,6 +150,6 @@ def row(found: object) -> Values | None:
 
 
 @pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
-def test_diff_and_history_say_what_the_versions_show(focus: tuple[str, ...]) -> None:
+def test_diffs_and_histories_agree_with_the_versions(focus: tuple[str, ...]) -> None:
     machine = type("diff_" + "_".join(focus), (DiffModel,), {"focus": focus})
     run_state_machine_as_test(machine, settings=scaled(1, 25))

@@ -1,4 +1,4 @@
-"""Pairs of equal rows of two tables, compared with Python's multisets."""
+"""Pairs of equal rows of two tables are those of Python's multisets."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def text(row: dict[str, object]) -> str:
 
 
 @given(ROWS, ROWS)
-def test_as_many_rows_are_paired_as_both_tables_have_each_with_an_equal_one(
+def test_each_row_with_an_equal_one_in_the_other_table_is_paired(
     ours: list[dict[str, object]], theirs: list[dict[str, object]]
 ) -> None:
     mine, other = pair_equal_rows(*(pa.Table.from_pylist(rows, SCHEMA) for rows in (ours, theirs)))
@@ -40,7 +40,7 @@ def test_as_many_rows_are_paired_as_both_tables_have_each_with_an_equal_one(
     assert mine.tolist() == sorted(mine.tolist())
 
 
-def test_of_equal_rows_the_first_is_paired_with_the_first() -> None:
+def test_equal_rows_are_paired_in_order() -> None:
     rows = pa.table({"k": ["a", "b", "a", "a"]})
     mine, other = pair_equal_rows(rows, pa.table({"k": ["a", "a", "c"]}))
     assert (mine.tolist(), other.tolist()) == ([0, 2], [0, 1])

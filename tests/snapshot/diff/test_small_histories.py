@@ -1,4 +1,4 @@
-"""Few keys that are repeatedly written, deleted, expired and merged: every difference and history."""
+"""A few keys are repeatedly written, deleted, expired and merged; all differences and histories are checked."""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Model:
         self.see()
 
     def see(self) -> None:
-        """Record the newest version's rows."""
+        """Remember the newest version's rows."""
         while len(self.shown) < len(self.stage.versions):
             clock_ms = self.stage.clock_ms
             live = {key: value for key, (value, ends_ms) in self.rows.items() if not self.ttl_ms or ends_ms > clock_ms}
@@ -87,7 +87,7 @@ def written(steps: list[tuple[object, object]], cache: SstCache, *, expires: boo
 
 @settings(scaled(20, in_ci=200), deadline=None)
 @given(STEPS, st.booleans(), st.data())
-def test_each_difference_and_history_is_that_of_the_dictionaries(
+def test_each_difference_and_history_equals_that_of_the_dictionaries(
     steps: list[tuple[object, object]], expires: bool, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -142,7 +142,10 @@ def check_history(model: Model, store: CountingStore, cache: SstCache, key: int,
 
 
 def check_as_of(model: Model, store: CountingStore, cache: SstCache, times: list[int], thinned: set[int]) -> None:
-    """A version's commit time is its number, so the label's time is the number of the version that it reads."""
+    """Compare joins of labels with the model.
+
+    Version n is committed at time n, so a label's time is the number of the version that applies to it.
+    """
     labels = pa.table(
         {
             "label": pa.array([at for at in times for _ in KEYS], pa.timestamp("ms")),

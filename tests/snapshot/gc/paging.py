@@ -1,4 +1,4 @@
-"""Random pages of an app's versions, some damaged or foreign, and a collection that must not depend on them."""
+"""Random pages of an app's versions, some of them damaged or of another app; a collection must not depend on them."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.support.collecting import AgingStore, fresh, keys_of
 
 
 def write_page(store: AgingStore, app: str, stage: str, first: int = 1, last: int = BLOCK) -> None:
-    """Put a page of the existing versions in this range."""
+    """Write a page of the existing versions of this range."""
     versions = [keys.version_of(key) for key in keys_of(store, keys.manifests(app, stage))]
     inside = [version for version in sorted(versions) if first <= version <= last]
     if inside:
@@ -44,14 +44,14 @@ def change_pages(data: st.DataObject, store: AgingStore, app: str, stage: str) -
 
 
 def replace_by_foreign_page(store: AgingStore, key: str) -> None:
-    """Put a page of a removed app of the same name: the same versions, without objects."""
+    """Write a page of a removed app of the same name: with the same versions, but none of its objects exist."""
     page = codec.decode(MemoryStore.get(store, key), VersionPage, key=key)
     others = tuple(replace(shared, writer="of an app that is gone") for shared in page.shared)
     store.put(key, codec.encode(replace(page, shared=others, spans=())))
 
 
 def collect_with_and_without(store: AgingStore, app: str, retention: Retention, **options: Any) -> Collected:
-    """Collect an app, after a check on a copy of the store that its pages change nothing."""
+    """Collect an app, and check on a copy of the store that a collection without pages does the same."""
     plain = store.copied()
     for key in keys_of(plain):
         if census.object_kind_of(key) is census.PAGE or key == keys.snapshot_pack(app):

@@ -1,4 +1,4 @@
-"""Garbage collection of input archives: expired records, unnamed objects, and nothing else."""
+"""Garbage collection of input archives deletes expired records and unindexed objects, and nothing else."""
 
 import pytest
 from slackwater.client.show import maintenance
@@ -19,7 +19,7 @@ DAY = Retention(input_ms=24 * HOUR_MS)
 
 
 def an_archive(objects: int = 3, topic: str = TOPIC) -> tuple[FlightsApp, AgingStore, ArchiveIndex]:
-    """Return an app with an archive that got an object every ten hours."""
+    """Return an app whose archive got an object every ten hours."""
     app = aging_app()
     app.run(flights(5))
     store = store_of(app)
@@ -30,7 +30,7 @@ def an_archive(objects: int = 3, topic: str = TOPIC) -> tuple[FlightsApp, AgingS
     return app, store, head
 
 
-def test_what_was_read_too_long_ago_goes_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_records_are_deleted_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     _, store, head = an_archive()
     store.clock_ms += 20 * HOUR_MS
     monkeypatch.setattr(instants, "now_ms", lambda: store.clock_ms)  # by which a dry run goes
@@ -49,7 +49,7 @@ def test_what_was_read_too_long_ago_goes_and_the_rest_stays(monkeypatch: pytest.
     assert (again.archives[0].records, index.newest(store, APP, TOPIC)) == (0, then)
 
 
-def test_each_topic_has_its_rule_and_without_one_all_stays() -> None:
+def test_each_topic_has_its_rule_and_without_a_rule_all_records_stay() -> None:
     _, store, _ = an_archive()
     append(store, APP, Extent(0, 0, 5), topic="others", read_ms=store.clock_ms)
     store.clock_ms += 1_000 * HOUR_MS
@@ -60,7 +60,7 @@ def test_each_topic_has_its_rule_and_without_one_all_stays() -> None:
     assert rule.archives
 
 
-def test_what_was_merged_or_broken_off_goes_after_the_margin() -> None:
+def test_merged_and_unindexed_objects_are_deleted_after_the_margin() -> None:
     _, store, head = an_archive()
     merged = merge.merge(store, head, head.objects[:2], by=BY, now_ms=1)
     store.put(f"{PREFIX}01LITTER.parquet", b"litter")
@@ -86,7 +86,7 @@ def test_what_was_merged_or_broken_off_goes_after_the_margin() -> None:
     assert merged.objects[0] in then.objects
 
 
-def test_why_an_object_of_an_archive_is_kept_or_not() -> None:
+def test_explain_says_why_an_archived_object_stays_or_is_deleted() -> None:
     _, store, head = an_archive()
     kept = explain(store, APP, head.objects[0].object, DAY)
     assert (kept.kept, kept.reasons) == (

@@ -1,4 +1,4 @@
-"""An app's folder contains the kinds of the census, and each verb treats an object as its row says."""
+"""The census lists the kinds of objects in an app's folder. Each verb treats an object as its row says."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -83,7 +83,7 @@ def forgotten(app: FlightsApp, tail: str) -> None:
 
 
 def whole_app() -> FlightsApp:
-    """Return an app with an object of every kind that lets verbs begin, including one for each verb to act on."""
+    """Return an app with an object of every kind that does not block verbs, including one for each verb to change."""
     app = failover_app()
     app.run(flights(60))
     wait(app)
@@ -117,11 +117,11 @@ def kinds(of: Iterable[str]) -> set[str]:
 
 
 def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
-    """Return the kinds with an entry in this column of the census, except those that a test's app lacks."""
+    """Return the kinds that have an entry in this column of the census, except those that the test's app lacks."""
     return {kind.key_pattern for kind in OBJECT_KINDS if says(kind)} - kinds(left_out)
 
 
-def test_each_object_of_an_app_belongs_to_one_row_and_each_row_to_objects() -> None:
+def test_each_object_of_an_app_is_in_one_row_and_each_row_has_objects() -> None:
     app = whole_app()
     there = contents(store_of(app)).keys() | UNFINISHED.keys() | REQUESTED.keys()
     assert {key for key in there if object_kind_of(key) is None} == set()
@@ -136,7 +136,7 @@ def test_each_object_of_an_app_belongs_to_one_row_and_each_row_to_objects() -> N
     )
 
 
-def test_collection_takes_of_what_its_column_names_and_nothing_else() -> None:
+def test_collection_deletes_exactly_what_its_column_names() -> None:
     app = whole_app()
     forgotten(app, "N002")
     app.store.put(keys.captured_records(APP, "gone", ID), b"")
@@ -151,7 +151,7 @@ def test_collection_takes_of_what_its_column_names_and_nothing_else() -> None:
     assert all(object_kind_of(key) is not None for key in deleted)
 
 
-def test_forgetting_changes_what_its_column_names_and_is_refused_as_it_says() -> None:
+def test_a_forget_changes_and_is_refused_as_its_column_says() -> None:
     app = whole_app()
     before = contents(store_of(app))
     holding = {key for key, _ in occurrences(app.store, "N002")}
@@ -177,7 +177,7 @@ def _refuses(app: FlightsApp, key: str, data: bytes) -> bool:
     return False
 
 
-def test_a_replica_has_what_its_column_names_of_the_app_and_nothing_else() -> None:
+def test_a_replica_has_exactly_the_objects_its_column_names() -> None:
     app, target = whole_app(), AgingStore()
     for key, note in REQUESTED.items():
         app.store.put(key, codec.encode(note))
@@ -191,7 +191,7 @@ def test_a_replica_has_what_its_column_names_of_the_app_and_nothing_else() -> No
     )
 
 
-def test_removal_takes_all_in_the_order_of_its_column() -> None:
+def test_removal_deletes_everything_in_the_order_of_its_column() -> None:
     app = whole_app()
     store = store_of(app)
     with store.requests() as requests:
@@ -212,7 +212,10 @@ def tells(verb: Callable[[], bool]) -> bool:
 
 
 def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
-    """Return the kinds whose damage a verb reports: for each an object that the snapshot names, if it names any."""
+    """Return the kinds whose damage a verb reports.
+
+    An object of each kind is damaged, if possible one of the snapshot.
+    """
     told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
     named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}
     named |= {leaf for manifest in cut.stages.values() for leaf in leaf_keys(manifest)}
@@ -231,7 +234,7 @@ def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
     return kinds(told)
 
 
-def test_verifying_tells_damage_of_what_its_column_names() -> None:
+def test_verification_reports_damage_of_exactly_what_its_column_names() -> None:
     app = whole_app()
 
     def whole() -> bool:
@@ -241,7 +244,7 @@ def test_verifying_tells_damage_of_what_its_column_names() -> None:
     assert told_damaged(app, whole) == places(lambda kind: kind.verify)
 
 
-def test_an_export_is_refused_where_what_its_column_names_is_damaged(tmp_path: Path) -> None:
+def test_an_export_is_refused_if_an_object_its_column_names_is_damaged(tmp_path: Path) -> None:
     app = whole_app()
 
     def export() -> bool:

@@ -1,4 +1,4 @@
-"""Objects that garbage collection deletes and keeps: versions, SSTs, records in flight."""
+"""Versions, SSTs and captured records that garbage collection deletes or keeps."""
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from tests.support.collecting import (
 from tests.support.histories import STAGES, FlightsApp, flights, rows_of
 
 
-def test_without_rules_all_history_stays_and_only_litter_goes() -> None:
+def test_without_rules_all_history_stays_and_only_leftovers_are_deleted() -> None:
     app = aging_app()
     app.run(flights(30))
     store = store_of(app)
@@ -48,7 +48,7 @@ def test_without_rules_all_history_stays_and_only_litter_goes() -> None:
     check_whole(app)
 
 
-def test_an_sst_that_the_next_batch_may_name_stays_however_old_it_is() -> None:
+def test_an_uncommitted_sst_that_the_next_batch_may_name_stays_at_any_age() -> None:
     app = aging_app()
     app.run(flights(30))
     merged = keys.sst("flights", "carriers", "01MERGEDANDNOTCOMMITTED")
@@ -63,7 +63,7 @@ def test_an_sst_that_the_next_batch_may_name_stays_however_old_it_is() -> None:
     assert merged not in keys_of(store_of(app))
 
 
-def test_what_no_rule_keeps_goes_and_the_rest_can_be_read() -> None:
+def test_versions_kept_by_no_rule_are_deleted_and_the_rest_is_readable() -> None:
     app = old_app()
     done = gc(app)
     assert all(each.versions > 0 for each in done.stages)
@@ -75,7 +75,7 @@ def test_what_no_rule_keeps_goes_and_the_rest_can_be_read() -> None:
     assert [each.verb for each in list_operations(app.store, app.name)] == ["gc", "gc"]
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_go() -> None:
+def test_a_dry_run_changes_nothing_and_lists_what_would_be_deleted() -> None:
     app = old_app()
     before = keys_of(store_of(app))
     told = gc(app, dry_run=True)
@@ -87,13 +87,13 @@ def replace_dry(done: Collected) -> tuple[object, ...]:
     return done.stages, done.records, done.leftovers
 
 
-def test_what_was_written_in_the_last_hour_stays_whatever_the_rules_say() -> None:
+def test_objects_of_the_last_hour_stay_under_any_rules() -> None:
     app = aging_app()
     app.run(flights(50))
     assert all(each.versions == 0 for each in gc(app, Retention(versions=1)).stages)
 
 
-def test_a_machine_whose_clock_is_ahead_by_years_takes_nothing_more() -> None:
+def test_a_collectors_clock_years_ahead_deletes_nothing_more() -> None:
     # It is 2025 in the store; this machine's clock says what it likes.
     app = aging_app()
     app.run(flights(50))
@@ -101,7 +101,7 @@ def test_a_machine_whose_clock_is_ahead_by_years_takes_nothing_more() -> None:
     assert all(each.versions == 0 for each in gc(app, Retention(all_ms=24 * HOUR_MS)).stages)
 
 
-def test_what_a_receiver_has_not_read_stays() -> None:
+def test_records_that_a_receiver_has_not_read_stay() -> None:
     app = old_app()
     for _ in range(20):
         app.send(*flights(5))
@@ -115,7 +115,7 @@ def test_what_a_receiver_has_not_read_stays() -> None:
     check_whole(app)
 
 
-def test_the_versions_of_a_channel_that_nobody_reads_yet_stay() -> None:
+def test_the_versions_of_a_channel_without_a_reader_stay() -> None:
     app = FlightsApp(AgingStore(), (other := aging_app()).kafka, "alone", start=["legs"], clock=other.clock)
     for _ in range(10):
         app.send(*flights(5))
@@ -125,7 +125,7 @@ def test_the_versions_of_a_channel_that_nobody_reads_yet_stay() -> None:
     assert (stage.versions, stage.rules["unread"]) == (0, 10)
 
 
-def test_what_an_open_request_recorded_stays() -> None:
+def test_versions_recorded_for_an_open_request_stay() -> None:
     app = old_app()
     asked = taking.request_snapshot(app.store, "flights", "slow", "test")
     app.step("legs")
@@ -173,7 +173,7 @@ def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
 
 
 @pytest.mark.parametrize("gone", STAGES)
-def test_a_stage_that_is_gone_is_no_reason_to_take_what_snapshots_pin_of_the_others(gone: str) -> None:
+def test_a_removed_stage_does_not_unpin_snapshots_of_other_stages(gone: str) -> None:
     app = aging_app()
     app.run(flights(40))
     pinned = pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "kept")
@@ -203,7 +203,7 @@ def test_a_stage_that_is_gone_is_no_reason_to_take_what_snapshots_pin_of_the_oth
     assert gc(app).absent == ()
 
 
-def test_a_clone_lives_on_whatever_its_source_and_it_collect() -> None:
+def test_a_clone_stays_intact_if_both_it_and_its_source_are_collected() -> None:
     app = aging_app()
     app.run(flights(40))
     state = dict(app.state["carriers"])
@@ -230,7 +230,7 @@ def test_a_clone_lives_on_whatever_its_source_and_it_collect() -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "unreadable", "missing snapshot", "missing head's neighbour"])
-def test_a_manifest_that_should_be_there_and_is_not_ends_it_before_anything_is_deleted(how: str) -> None:
+def test_a_missing_or_unreadable_manifest_ends_the_collection_before_anything_is_deleted(how: str) -> None:
     app = old_app()
     version = {"missing": 2, "unreadable": app.heads["legs"].version - 1, "missing snapshot": 1}.get(
         how, app.heads["legs"].version - 1
@@ -251,7 +251,7 @@ def test_a_manifest_that_should_be_there_and_is_not_ends_it_before_anything_is_d
     assert keys_of(store_of(app)) - {"flights/gc.json"} == before - {"flights/gc.json"}
 
 
-def test_records_in_flight_that_no_snapshot_names_go_and_those_of_a_request_stay() -> None:
+def test_unreferenced_captured_records_are_deleted_and_those_of_an_open_request_stay() -> None:
     app = aging_app()
     app.run(flights(30))
     litter = keys.captured_records("flights", "broken", "01A")
@@ -267,7 +267,7 @@ def test_records_in_flight_that_no_snapshot_names_go_and_those_of_a_request_stay
     assert asked in keys_of(store_of(app))
 
 
-def test_what_is_not_published_yet_stays() -> None:
+def test_unpublished_rows_stay() -> None:
     app = old_app()
     app.commit(with_sink(app.heads["carriers"], rows=0))
     begun = app.heads["carriers"].version
@@ -283,7 +283,7 @@ def test_what_is_not_published_yet_stays() -> None:
 
 
 def with_sink(head: Manifest, *, rows: int) -> Manifest:
-    """Return the next version of a stage, with rows for a sink; the first one begins the sink."""
+    """Return the next version of a stage, with rows for a sink; the first call starts the sink."""
     draft = commit.successor(
         head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1
     )

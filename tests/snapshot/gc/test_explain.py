@@ -16,7 +16,7 @@ def _key(cut: Cut, stage: str) -> str:
     return keys.manifest(cut.app, stage, cut.versions[stage])
 
 
-def test_it_explains_why_an_object_stays_or_goes() -> None:
+def test_explain_says_why_an_object_stays_or_is_deleted() -> None:
     app = aging_app()
     app.run(flights(30))
     early = resolve(app.store, "flights", now_ms=0)

@@ -8,7 +8,7 @@ from tests.crash.points import Killed, killed_at_each_call
 from tests.support.collecting import check_whole, gc, keys_of, old_app, store_of
 
 
-def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() -> None:
+def test_a_collection_killed_at_any_request_leaves_a_complete_history_and_the_next_one_finishes() -> None:
     kept = None
     for app, _ in killed_at_each_call("gc", old_app, gc, store_of):
         check_whole(app)
@@ -18,7 +18,7 @@ def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() ->
         assert _shape(keys_of(store_of(app))) == kept
 
 
-def test_what_a_killed_collection_only_proposed_comes_back() -> None:
+def test_versions_only_proposed_by_a_killed_collection_remain_readable() -> None:
     app = old_app()
     before = history.list_versions(app.store, "flights", "legs")
 
@@ -35,5 +35,5 @@ def test_what_a_killed_collection_only_proposed_comes_back() -> None:
 
 
 def _shape(found: set[str]) -> tuple[set[str], int]:
-    """Return names of manifests, and the number of SSTs, whose names are random."""
+    """Return the names of the manifests, and only the number of the SSTs, whose names are random."""
     return {key for key in found if "/manifests/" in key}, sum("/sst/" in key for key in found)

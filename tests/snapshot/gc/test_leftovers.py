@@ -1,4 +1,4 @@
-"""Leftovers of interrupted writes in S3 and on disk are deleted when old."""
+"""Old leftovers of interrupted writes are deleted, in S3 and on disk."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from slackwater.store.objects.open import open_store
 from tests.support.histories import FlightsApp, Kafka, flights
 
 
-def test_temporary_files_of_puts_that_were_killed_go_once_they_are_old(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_puts_are_deleted_once_they_are_old(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     FlightsApp(store, Kafka()).run(flights(10))
     old, new = tmp_path / ".slackwater-tmp" / "old", tmp_path / ".slackwater-tmp" / "new"
@@ -25,7 +25,7 @@ def test_temporary_files_of_puts_that_were_killed_go_once_they_are_old(tmp_path:
 
 
 @pytest.mark.s3
-def test_uploads_in_parts_that_broke_off_are_ended(s3_url: str) -> None:
+def test_interrupted_multipart_uploads_are_aborted(s3_url: str) -> None:
     import boto3
 
     store = open_store(s3_url)

@@ -1,4 +1,4 @@
-"""Collection by pages deletes the same objects as without pages, and reads few manifests."""
+"""Collection with pages deletes the same objects as without, and reads few manifests."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -89,7 +89,7 @@ def change_app(data: st.DataObject, app: FlightsApp, number: int) -> None:
 @pytest.mark.timeout(SECONDS)
 @scaled(40, in_ci=150)
 @given(st.data())
-def test_a_collection_deletes_with_pages_what_it_deletes_without(data: st.DataObject) -> None:
+def test_a_collection_with_pages_deletes_the_same_as_without(data: st.DataObject) -> None:
     app = failover_app()
     app.run(flights(20))
     for number in range(data.draw(st.integers(4, 16), "operations")):
@@ -104,7 +104,7 @@ def test_a_collection_deletes_with_pages_what_it_deletes_without(data: st.DataOb
 
 
 @pytest.mark.parametrize("damage", ["foreign", "damaged", "missing", "sparse", "none"])
-def test_a_page_that_is_not_what_it_should_be_deletes_nothing(damage: str) -> None:
+def test_a_damaged_page_causes_no_deletion(damage: str) -> None:
     app = old_app()
     store = store_of(app)
     for stage in STAGES:
@@ -128,7 +128,7 @@ def test_a_page_that_is_not_what_it_should_be_deletes_nothing(damage: str) -> No
 
 @pytest.fixture(scope="module")
 def long_history() -> MemoryStore:
-    """Return a long history with pins, after a collection."""
+    """Return a long history with pinned versions, after a collection."""
     store = MemoryStore()
     many_apps(store, 1)
     head = repeat_version(store, first_version("app-0000"), VERSIONS)
@@ -165,7 +165,7 @@ def test_a_page_that_a_runner_writes_meanwhile_stays() -> None:
     assert [ref.first for ref in list_pages(store, app.name, "legs")] == [app.heads["legs"].version]
 
 
-def test_searches_by_time_and_time_lines_read_pages(long_history: MemoryStore) -> None:
+def test_searches_by_time_and_timelines_read_pages(long_history: MemoryStore) -> None:
     head = history.head(long_history, "app-0000", "stage")
     assert head is not None
     first_ms = head.time_ms - 1_000 * (VERSIONS - 1)
@@ -191,13 +191,13 @@ def without_pages(store: MemoryStore) -> MemoryStore:
     return plain
 
 
-def test_packed_snapshots_take_few_requests(long_history: MemoryStore) -> None:
+def test_packed_snapshots_are_listed_with_few_requests(long_history: MemoryStore) -> None:
     store = CountingStore(long_history)
     assert [each.name for each in list_snapshots(store, "app-0000")] == [f"s{n:05}" for n in range(1, SNAPSHOTS + 1)]
     assert store.requests <= 3
 
 
-def test_a_snapshot_that_was_replaced_is_read_again() -> None:
+def test_a_snapshot_replaced_after_packing_is_read_again() -> None:
     app = old_app()
     for number in range(16):
         pin_cut(app.store, resolve(app.store, "flights/legs@v4", now_ms=0), f"s{number:02}")

@@ -1,4 +1,4 @@
-"""Operations during a collection: pins, clones, batches, other collections, stalled writers, reads."""
+"""Pins, clones, batches, stalled writers, reads and other collections during a collection."""
 
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support.collecting import check_whole, fresh, gc, keys_of, old_app, s
 from tests.support.histories import FlightsApp, flights
 
 
-def test_a_pin_made_while_it_looks_is_kept() -> None:
+def test_a_snapshot_pinned_while_a_collection_looks_is_kept() -> None:
     app = old_app()
     cut = resolve(app.store, "flights/legs@v4", now_ms=0)
     store_of(app).once("put_if_absent", "boundaries/", lambda: pin_cut(app.store, cut, "just-now"))
@@ -30,7 +30,7 @@ def test_a_pin_made_while_it_looks_is_kept() -> None:
     check_whole(app)
 
 
-def test_a_pin_of_what_was_proposed_meanwhile_gives_way() -> None:
+def test_a_pin_of_versions_proposed_for_deletion_is_refused() -> None:
     app = old_app()
     cut = resolve(app.store, "flights/legs@v4", now_ms=0)
     # The collection goes on, to its end, between the look of the pin and its write.
@@ -41,7 +41,7 @@ def test_a_pin_of_what_was_proposed_meanwhile_gives_way() -> None:
     check_whole(app)
 
 
-def test_a_pin_made_between_the_proposal_and_the_second_look_gives_way_too() -> None:
+def test_a_pin_between_the_proposal_and_the_second_look_is_refused() -> None:
     app = old_app()
     store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
     refused = []
@@ -58,8 +58,8 @@ def test_a_pin_made_between_the_proposal_and_the_second_look_gives_way_too() -> 
     check_whole(app)
 
 
-def test_what_a_removed_snapshot_pinned_may_be_pinned_again_while_a_collection_ends() -> None:
-    """The proposal still keeps it, and the second pin sees only the proposal."""
+def test_versions_of_a_removed_snapshot_may_be_pinned_again_during_a_collection() -> None:
+    """The proposal still keeps these versions, and the second pin sees only the proposal."""
     app = old_app()
     store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
     pin_cut(store, cut, "first")
@@ -77,7 +77,7 @@ def test_what_a_removed_snapshot_pinned_may_be_pinned_again_while_a_collection_e
         gc(app)
 
 
-def test_a_clone_of_what_is_collected_meanwhile_is_refused_whole() -> None:
+def test_a_clone_of_versions_collected_meanwhile_is_refused_and_leaves_nothing() -> None:
     app = old_app()
     store_of(app).once("put_if_absent", "snapshots/", lambda: gc(app))
     with pytest.raises(NotFound):
@@ -87,7 +87,7 @@ def test_a_clone_of_what_is_collected_meanwhile_is_refused_whole() -> None:
 
 
 @pytest.mark.parametrize("moment", ["list:snapshots/", "put_if_absent:boundaries/", "get:manifests/"])
-def test_of_two_collections_one_gives_way_and_nothing_is_lost(moment: str) -> None:
+def test_the_second_of_two_concurrent_collections_is_refused_and_nothing_is_lost(moment: str) -> None:
     app = old_app()
     verb, part = moment.split(":")
     store_of(app).once(verb, part, lambda: gc(app, Retention(versions=2)))
@@ -99,7 +99,7 @@ def test_of_two_collections_one_gives_way_and_nothing_is_lost(moment: str) -> No
 
 
 @pytest.mark.parametrize("moment", ["list:manifests/", "put_if_absent:boundaries/", "delete:manifests/", "delete:sst/"])
-def test_the_app_goes_on_beside_it(moment: str) -> None:
+def test_the_app_commits_during_a_collection(moment: str) -> None:
     app = old_app()
     verb, part = moment.split(":")
 
@@ -112,7 +112,7 @@ def test_the_app_goes_on_beside_it(moment: str) -> None:
     check_whole(app)
 
 
-def test_a_stalled_writer_does_not_create_a_number_again() -> None:
+def test_a_stalled_writer_cannot_create_a_collected_version_again() -> None:
     app = old_app()
     stalled = successor(app.version("legs", 4), kind="batch", epoch=1, writer="stalled", by="old:1", now_ms=0)
     gc(app)
@@ -121,7 +121,7 @@ def test_a_stalled_writer_does_not_create_a_number_again() -> None:
     assert keys.manifest("flights", "legs", 5) not in keys_of(store_of(app))
 
 
-def test_a_number_that_a_stalled_writer_created_and_died_is_collected_and_never_read() -> None:
+def test_a_version_written_by_a_stalled_writer_that_died_is_collected_and_never_read() -> None:
     app = old_app()
     gc(app)
     zombie = replace(app.heads["legs"], version=5, time_ms=1)
@@ -136,7 +136,7 @@ def _write(app: FlightsApp, manifest: Manifest) -> None:
     app.store.put(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
 
 
-def test_a_writer_that_was_away_for_less_than_half_a_minute_need_not_look() -> None:
+def test_a_writer_paused_for_less_than_half_a_minute_need_not_check_again() -> None:
     now = 0.0
     freshness = horizon.Freshness(lambda: now)
     freshness.record_free("app", "stage", 5, freshness.now())
@@ -147,7 +147,7 @@ def test_a_writer_that_was_away_for_less_than_half_a_minute_need_not_look() -> N
     assert not freshness.is_fresh("app", "stage", 5)
 
 
-def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -> None:
+def test_a_read_reports_that_its_version_was_collected_meanwhile(tmp_path: Path) -> None:
     app = old_app()
     cut = resolve(app.store, "flights/carriers@v3", now_ms=app.clock.now_ms)
     store_of(app).once("get", "/sst/", lambda: gc(app))
@@ -163,7 +163,7 @@ def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -
     assert "--instant" in error.value.hint
 
 
-def test_damage_to_a_version_that_stays_is_told_as_damage(tmp_path: Path) -> None:
+def test_damage_to_a_kept_version_is_reported_as_damage(tmp_path: Path) -> None:
     app = old_app()
     gc(app)
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)

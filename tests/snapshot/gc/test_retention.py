@@ -1,4 +1,4 @@
-"""Rules of retention, as in the file, and the moments that they keep."""
+"""Rules of retention as written in the file, and the moments that they keep."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_the_file_has_rules_for_all_apps_and_for_one(tmp_path: Path) -> None:
         ("[retention.shop]\nversions = true", "retention.shop.versions must be a whole number"),
     ],
 )
-def test_rules_that_cannot_be_understood_are_told(tmp_path: Path, rules: str, message: str) -> None:
+def test_the_error_for_an_invalid_rule_quotes_the_rule(tmp_path: Path, rules: str, message: str) -> None:
     (tmp_path / "slackwater.toml").write_text(f"[retention]\n{rules}\n")
     with pytest.raises(Usage) as caught:
         load(environ={}, folder=tmp_path)
@@ -43,7 +43,7 @@ def test_rules_that_cannot_be_understood_are_told(tmp_path: Path, rules: str, me
     daily=st.integers(0, 400),
     ago_ms=st.integers(0, 400 * DAY_MS),
 )
-def test_every_time_in_a_window_has_a_moment_less_than_a_period_before_it(
+def test_for_every_time_in_a_window_a_moment_at_most_a_period_earlier_is_kept(
     now_ms: int, hourly: int, daily: int, ago_ms: int
 ) -> None:
     rules = Retention(hourly_ms=hourly * HOUR_MS, daily_ms=daily * DAY_MS)
@@ -56,7 +56,7 @@ def test_every_time_in_a_window_has_a_moment_less_than_a_period_before_it(
     assert len(ends) <= hourly + daily + 4
 
 
-def test_a_window_of_ages_begins_with_the_first_hour_of_computers() -> None:
+def test_a_window_longer_than_unix_time_starts_in_1970() -> None:
     now_ms = 48 * HOUR_MS
     ends = [time_ms for time_ms, _ in Retention(hourly_ms=10**9 * DAY_MS).moments(now_ms, now_ms)]
     assert ends == [hour * HOUR_MS - 1 for hour in range(49)]

@@ -1,4 +1,4 @@
-"""A thinned history: its readable moments, and what later collections delete."""
+"""A thinned history: which moments remain readable, and what later collections delete."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ from tests.support.histories import STAGES, FlightsApp, flights, rows_of
 
 
 def slow_app() -> FlightsApp:
-    """Return an app with so many minutes per commit that a history of hours is short."""
+    """Return an app whose commits are this many minutes apart, so that a history of hours is short."""
     return aging_app(step_ms=4 * 60_000)
 
 
-def test_a_thinned_history_answers_for_each_hour_with_the_state_at_its_begin() -> None:
+def test_a_thinned_history_has_for_each_hour_the_state_at_its_start() -> None:
     app = slow_app()
     for _ in range(6):
         app.run(flights(50))
@@ -50,7 +50,7 @@ def test_a_thinned_history_answers_for_each_hour_with_the_state_at_its_begin() -
     check_whole(app)
 
 
-def test_a_version_that_stayed_names_its_moment_and_one_that_went_is_not_found() -> None:
+def test_a_ref_to_a_kept_version_resolves_and_a_ref_to_a_deleted_version_does_not() -> None:
     app = slow_app()
     for _ in range(6):
         app.run(flights(50))
@@ -70,7 +70,7 @@ def test_a_version_that_stayed_names_its_moment_and_one_that_went_is_not_found()
         assert tuple(numbers) == history.list_versions(app.store, "flights", stage)
 
 
-def test_a_second_collection_thins_out_further_and_keeps_what_it_should() -> None:
+def test_a_second_collection_thins_further_and_keeps_what_its_rules_keep() -> None:
     app = slow_app()
     for _ in range(4):
         app.run(flights(50))
@@ -86,7 +86,7 @@ def test_a_second_collection_thins_out_further_and_keeps_what_it_should() -> Non
     check_whole(app)
 
 
-def test_bisect_searches_what_is_whole_and_the_moments_that_are_left_of_the_rest(tmp_path: Any) -> None:
+def test_bisect_searches_the_complete_history_and_the_remaining_earlier_moments(tmp_path: Any) -> None:
     app = slow_app()
     for _ in range(4):
         app.run(flights(50))

@@ -1,4 +1,7 @@
-"""Records in flight as relations: in queries, in bisect's predicates, and kept with a snapshot beyond retention."""
+"""Records in flight as relations, in queries and in bisect's predicates.
+
+A snapshot keeps them beyond Kafka's retention.
+"""
 
 from contextlib import closing
 
@@ -20,7 +23,7 @@ from tests.support.manifests import claim
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """Return an app whose stages have read 20 flights, except `aircraft`, which is 6 behind."""
+    """Return an app that has processed 20 flights, except that `aircraft` is 6 behind."""
     app = app_of(20)
     app.send(*flights(6, delay=99))
     app.step("legs")
@@ -35,7 +38,7 @@ def ask(app: FlightsApp, cache: SstCache, sql: str, ref: str = "flights", reader
 
 
 @pytest.mark.parametrize("spelled", ["inflight('by-aircraft')", 'inflight."by-aircraft"', "INFLIGHT('by-aircraft')"])
-def test_a_channel_is_a_relation_with_addresses(app: FlightsApp, cache: SstCache, spelled: str) -> None:
+def test_a_channel_is_a_relation_with_partitions_and_offsets(app: FlightsApp, cache: SstCache, spelled: str) -> None:
     rows = ask(app, cache, f"SELECT * FROM {spelled} ORDER BY _partition, _offset, _row", reader=app.kafka)
     assert rows.column_names == [*CAPTURED.names, "_receiver"]
     assert rows["delay"].to_pylist() == [99] * 6
@@ -56,12 +59,12 @@ def test_a_channel_without_records_has_its_columns_and_an_unknown_one_is_refused
         ask(app, cache, "SELECT * FROM inflight('by-carier')", reader=app.kafka)
 
 
-def test_a_join_of_a_table_and_what_comes_to_it(app: FlightsApp, cache: SstCache) -> None:
+def test_a_table_can_be_joined_with_its_in_flight_records(app: FlightsApp, cache: SstCache) -> None:
     late = "SELECT count(*) AS n FROM inflight('by-aircraft') JOIN aircraft USING (tail) WHERE flights > 2"
     assert ask(app, cache, late, reader=app.kafka)["n"].to_pylist() == [6]
 
 
-def test_records_that_only_kafka_has_need_kafka(app: FlightsApp, cache: SstCache) -> None:
+def test_records_that_only_kafka_has_require_kafka(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Usage, match="6 in-flight records of 'by-aircraft' are in no snapshot") as refused:
         ask(app, cache, "SELECT * FROM inflight('by-aircraft')")
     assert "--kafka" in refused.value.hint
@@ -118,12 +121,12 @@ def test_bisect_sees_records_in_flight(app: FlightsApp, cache: SstCache) -> None
     assert verdict.rows.num_rows == 6
 
 
-def test_only_queries_that_say_so_ask_for_channels() -> None:
+def test_channels_are_requested_only_by_queries_that_name_them() -> None:
     assert names_channels("FROM InFlight('x')")
     assert not names_channels("SELECT inflightness FROM t")
 
 
-def test_columns_are_read_from_sparks_ddl() -> None:
+def test_columns_are_parsed_from_sparks_ddl() -> None:
     assert arrow_schema_from_ddl(SCHEMA).names == ["tail", "carrier", "delay"]
     nested = arrow_schema_from_ddl(
         "`a b` struct<p q:int,r:array<map<string,decimal(10,2)>>>, `t` timestamp, `e` struct<>"

@@ -1,4 +1,4 @@
-"""Columns of all valid names work everywhere: reads, changes and writes of tables."""
+"""Tables with columns of any valid names can be read, changed and written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ THREE = st.lists(NAMES, min_size=3, max_size=3, unique_by=str.casefold)
 
 
 def written(folder: Path, key: str, value: str, nested: str, field: str) -> Client:
-    """Return an app with a table of two versions: three rows, then one changed, one removed, one new."""
+    """Return an app whose table has two versions: three rows, then one of them changed, one removed, and a new one."""
     kind = from_arrow(to_arrow(f"struct<{'`' + field.replace('`', '``') + '`'}: int64>"))
     table = Table((Column(key, "string"),), (Column(value, "int64"), Column(nested, kind)), 2)
     client = Client(Settings(store=str(folder / "store"), cache=str(folder / "cache"), cache_max_bytes=1 << 30))
@@ -76,7 +76,7 @@ def written(folder: Path, key: str, value: str, nested: str, field: str) -> Clie
 @example(["a.b", "c`d", 'e"f'], "g.h")
 @example(["_a", "é", "A b"], "x,y:z")
 @scaled(10, in_ci=200)
-def test_a_table_is_read_and_changed_whatever_its_columns_are_called(
+def test_a_table_with_columns_of_any_names_is_read_and_changed(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], field: str
 ) -> None:
     key, value, nested = names
@@ -126,6 +126,6 @@ def test_a_table_is_read_and_changed_whatever_its_columns_are_called(
         (["_HASH"], "reserved by slackwater"),
     ],
 )
-def test_a_name_that_no_table_takes_is_said(names: list[str], why: str) -> None:
+def test_an_invalid_column_name_is_refused_with_the_reason(names: list[str], why: str) -> None:
     with pytest.raises(Usage, match=why):
         keys.check_columns("stage 's'", names)

@@ -23,7 +23,7 @@ def write(app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights@~3",
     return export(app.store, cache, at(app, ref), ref, path, **more)  # type: ignore[arg-type]
 
 
-def test_every_client_of_duckdb_sees_the_tables_of_the_moment(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_any_client_of_duckdb_sees_the_tables_of_the_moment(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     path = tmp_path / "it's out.duckdb"
     written = write(app, cache, path)
     cut = at(app, "flights@~3")
@@ -45,9 +45,7 @@ def test_every_client_of_duckdb_sees_the_tables_of_the_moment(app: FlightsApp, c
     assert [left.name for left in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_file_that_is_there_is_overwritten_only_when_that_is_said(
-    app: FlightsApp, cache: SstCache, tmp_path: Path
-) -> None:
+def test_an_existing_file_is_overwritten_only_with_the_option(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     path, log = tmp_path / "out.duckdb", tmp_path / "out.duckdb.wal"
     path.write_text("mine")
     log.write_text("what a client had not yet written into it")
@@ -61,7 +59,9 @@ def test_a_file_that_is_there_is_overwritten_only_when_that_is_said(
         assert file.sql("SELECT count(*) FROM carriers").fetchall() == [(3,)]
 
 
-def test_what_fails_leaves_nothing_and_what_was_there(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_a_failed_export_leaves_an_existing_file_and_nothing_else(
+    app: FlightsApp, cache: SstCache, tmp_path: Path
+) -> None:
     path = tmp_path / "out.duckdb"
     write(app, cache, path, "flights@~9")
     before = path.read_bytes()
@@ -73,7 +73,7 @@ def test_what_fails_leaves_nothing_and_what_was_there(app: FlightsApp, cache: Ss
     assert [left.name for left in tmp_path.iterdir()] == ["out.duckdb"]
 
 
-def test_some_tables_alone_can_be_written(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_only_chosen_tables_are_written(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     app.store.delete(app.heads["aircraft"].ssts[0].object)
     path = tmp_path / "out.duckdb"
     assert write(app, cache, path, "flights", only=["carriers"]).rows == {"carriers": 3}
@@ -84,12 +84,12 @@ def test_some_tables_alone_can_be_written(app: FlightsApp, cache: SstCache, tmp_
 
 
 @pytest.mark.parametrize("name", ["none/out.duckdb", "."])
-def test_a_place_that_cannot_be_written_is_refused(app: FlightsApp, cache: SstCache, tmp_path: Path, name: str) -> None:
+def test_an_unwritable_path_is_refused(app: FlightsApp, cache: SstCache, tmp_path: Path, name: str) -> None:
     with pytest.raises(Refused, match="cannot be written"):
         write(app, cache, tmp_path / name, force=True)
 
 
-def test_without_the_extension_the_page_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_without_the_extension_the_ui_is_refused_with_a_hint(tmp_path: Path) -> None:
     nowhere = {"extension_directory": str(tmp_path), "custom_extension_repository": str(tmp_path)}
     with closing(duckdb.connect(config=nowhere)) as con, pytest.raises(Unavailable) as caught:
         load_ui_extension(con)

@@ -1,4 +1,4 @@
-"""The first rows of a table and their continuation: each row once, for any SSTs."""
+"""The first rows of a table and the pages after them: for any SSTs, each row is on exactly one page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def all_pages(app: FlightsApp, table: str, limit: int) -> tuple[list[dict[str, o
     ),
     limit=st.sampled_from([1, 2, 7, 1_000]),
 )
-def test_pages_are_the_table(steps: list[tuple[int, str]], limit: int) -> None:
+def test_the_pages_together_are_the_table(steps: list[tuple[int, str]], limit: int) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     for count, what in steps:
         app.run(flights(count, aircraft=count))
@@ -54,7 +54,7 @@ def test_pages_are_the_table(steps: list[tuple[int, str]], limit: int) -> None:
     assert all(size == limit for size in sizes[:-1])
 
 
-def test_a_page_ends_where_it_is_told_to() -> None:
+def test_a_page_can_be_cut_at_a_hash() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40, aircraft=40))
     cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)

@@ -38,13 +38,13 @@ def test_a_key_gives_its_row_without_internal_columns(app: FlightsApp) -> None:
     ]
 
 
-def test_a_key_that_is_not_there_gives_no_row_of_the_same_columns(app: FlightsApp) -> None:
+def test_an_absent_key_gives_no_row_but_the_same_columns(app: FlightsApp) -> None:
     absent = get(app.store, now(app), "carriers", ["C9"])
     assert absent.num_rows == 0
     assert absent.schema == get(app.store, now(app), "carriers", ["C1"]).schema
 
 
-def test_an_earlier_moment_gives_the_row_of_then(app: FlightsApp) -> None:
+def test_an_earlier_moment_gives_the_row_of_that_time(app: FlightsApp) -> None:
     then = resolve(app.store, "flights@~6", now_ms=0)
     number, delay, _ = rows_of(app.store, then.stages["carriers"])["C1"]
     assert get(app.store, then, "carriers", ["C1"]).to_pylist() == [
@@ -52,7 +52,7 @@ def test_an_earlier_moment_gives_the_row_of_then(app: FlightsApp) -> None:
     ]
 
 
-def test_an_unknown_table_is_not_found_with_the_nearest(app: FlightsApp) -> None:
+def test_the_error_for_an_unknown_table_suggests_the_nearest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match="the nearest: carriers"):
         get(app.store, now(app), "carrier", ["C1"])
     with pytest.raises(NotFound, match=r"no table at .* named 'legs'"):
@@ -60,7 +60,7 @@ def test_an_unknown_table_is_not_found_with_the_nearest(app: FlightsApp) -> None
 
 
 @pytest.mark.parametrize("values", [[], ["C1", "C2"]])
-def test_a_wrong_number_of_values_names_the_key_columns(app: FlightsApp, values: list[str]) -> None:
+def test_the_error_for_a_wrong_number_of_values_names_the_key_columns(app: FlightsApp, values: list[str]) -> None:
     with pytest.raises(Usage, match=r"the key of table 'carriers' is carrier \(string\); found"):
         get(app.store, now(app), "carriers", values)
 
@@ -104,7 +104,7 @@ def one_row(store: ObjectStore, kind: str, value: object) -> Cut:
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_values_are_parsed_as_the_key_columns_types(kind: str) -> None:
+def test_values_are_parsed_as_the_types_of_the_key_columns(kind: str) -> None:
     store = MemoryStore()
     text, value = KEYS[kind]
     cut = one_row(store, kind, value)
@@ -113,7 +113,7 @@ def test_values_are_parsed_as_the_key_columns_types(kind: str) -> None:
     assert get(store, cut, "t", [None]).num_rows == 0
 
 
-def test_in_the_json_of_a_struct_true_is_text_for_a_string_and_null_is_no_struct() -> None:
+def test_in_a_struct_of_json_true_is_text_for_a_string_field_and_null_is_no_struct() -> None:
     store = MemoryStore()
     cut = one_row(store, "struct<a: string, b: bool, in: struct<c: string>>", None)
     assert get(store, cut, "t", ["null"]).to_pylist() == [{"k": None, "n": 7}]
@@ -125,7 +125,7 @@ def test_in_the_json_of_a_struct_true_is_text_for_a_string_and_null_is_no_struct
 
 
 @pytest.mark.parametrize(("kind", "key"), [("string", "\udcff"), ("struct<a: string>", '{"a": "\\udcff"}')])
-def test_a_key_that_is_not_utf8_is_refused_as_that(kind: str, key: str) -> None:
+def test_a_key_that_is_not_utf8_is_refused_with_that_reason(kind: str, key: str) -> None:
     """A shell passes invalid bytes as lone surrogates; JSON may contain them as well."""
     cut = one_row(store := MemoryStore(), kind, None)
     with pytest.raises(Usage, match="for key column 'k' of table 't' is not valid UTF-8") as refused:
@@ -140,7 +140,7 @@ def test_a_time_without_an_offset_is_utc_for_a_key_in_utc() -> None:
         assert get(store, cut, "t", [text]).num_rows == 1, text
 
 
-def test_a_null_is_a_key_like_any_other() -> None:
+def test_null_is_a_valid_key() -> None:
     store = MemoryStore()
     assert get(store, one_row(store, "string", None), "t", [None]).to_pylist() == [{"k": None, "n": 7}]
 
@@ -164,7 +164,7 @@ def test_a_null_is_a_key_like_any_other() -> None:
         ("struct<a: int64>", '{"a": "one"}'),
     ],
 )
-def test_text_of_another_type_names_the_column_and_its_type(kind: str, text: str) -> None:
+def test_the_error_for_text_of_another_type_names_the_column_and_its_type(kind: str, text: str) -> None:
     with pytest.raises(Usage, match="for key column 'k': the key of table 't' is k"):
         get(MemoryStore(), one_row(MemoryStore(), kind, None), "t", [text])
 
@@ -182,12 +182,12 @@ def test_text_of_another_type_names_the_column_and_its_type(kind: str, text: str
         ("date32[day]", object()),
     ],
 )
-def test_a_value_of_another_type_names_the_column_and_its_type(kind: str, value: object) -> None:
+def test_the_error_for_a_value_of_another_type_names_the_column_and_its_type(kind: str, value: object) -> None:
     with pytest.raises(Usage, match="for key column 'k': the key of table 't' is k"):
         get(MemoryStore(), one_row(MemoryStore(), kind, None), "t", [value])
 
 
-def test_how_a_struct_is_written_is_told() -> None:
+def test_the_error_for_a_struct_says_how_to_write_one() -> None:
     with pytest.raises(Usage) as caught:
         get(MemoryStore(), one_row(MemoryStore(), "struct<a: int64>", None), "t", ["a=1"])
     assert "JSON" in caught.value.hint
@@ -201,7 +201,7 @@ def test_any_text_is_a_key_or_a_usage_error(kind: str, text: str) -> None:
         assert parse_key("t", table, [text]).num_rows == 1
 
 
-def test_only_the_pages_that_can_hold_the_key_are_read() -> None:
+def test_only_pages_that_can_hold_the_key_are_read() -> None:
     store = CountingStore(MemoryStore())
     app = FlightsApp(store, Kafka())
     app.run(flights(10))

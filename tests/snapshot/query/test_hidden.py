@@ -1,4 +1,4 @@
-"""SQL with hidden values: results contain pseudonyms, and nothing that depends on a value."""
+"""SQL with hidden values: results contain pseudonyms, and do not depend on the values."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -35,7 +35,7 @@ def flight(number: int, *, other: bool) -> Flight:
 
 
 def as_first(value: object) -> object:
-    """Return the first store's counterpart of a value."""
+    """Return the value of the first store that corresponds to a value of the second."""
     if isinstance(value, str):
         return {**TEXTS, **TAILS}.get(value, value)
     return value // SCALE if isinstance(value, int) and value >= 1_000 * SCALE else value
@@ -43,7 +43,7 @@ def as_first(value: object) -> object:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Client]]:
-    """Return two stores that differ only in values; equal values in one are equal in the other."""
+    """Return two stores that differ only in their values; values equal in one are also equal in the other."""
     found = []
     for other in (False, True):
         folder = tmp_path_factory.mktemp("hidden")
@@ -63,7 +63,7 @@ def outcome(client: Client, sql: str) -> object:
 
 
 def same(both: tuple[Client, Client], sql: str) -> object:
-    """Return the result that both stores give, with pseudonyms mapped to each other."""
+    """Return the outcome of a query, after a check that both stores give the same one once pseudonyms are mapped."""
     one, original = outcome(both[0], sql), hidden._canonical
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hidden, "_canonical", lambda value: original(as_first(value)))
@@ -115,7 +115,7 @@ def statements(draw: st.DrawFn) -> str:
 
 
 @given(statements())
-def test_whatever_sql_says_its_answer_does_not_depend_on_values(both: tuple[Client, Client], sql: str) -> None:
+def test_results_of_any_sql_do_not_depend_on_values(both: tuple[Client, Client], sql: str) -> None:
     same(both, sql)
 
 
@@ -133,7 +133,7 @@ def test_whatever_sql_says_its_answer_does_not_depend_on_values(both: tuple[Clie
         "FROM (PIVOT carriers ON carrier USING count(*))",
     ],
 )
-def test_what_can_be_answered_is_the_same_for_other_values(both: tuple[Client, Client], sql: str) -> None:
+def test_allowed_queries_give_a_result_that_does_not_depend_on_values(both: tuple[Client, Client], sql: str) -> None:
     assert isinstance(same(both, sql), dict)
 
 
@@ -147,13 +147,13 @@ def test_what_can_be_answered_is_the_same_for_other_values(both: tuple[Client, C
         (datetime(2025, 1, 1, 12, tzinfo=UTC), datetime(2025, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))),
     ],
 )
-def test_what_sql_has_as_equal_has_one_name(value: tuple[Any, ...]) -> None:
+def test_equal_values_in_sql_have_the_same_pseudonym(value: tuple[Any, ...]) -> None:
     names = Pseudonyms(SECRET)
     assert len({names.pseudonym(each) for each in value}) == 1
     assert names.pseudonym(None) is None
 
 
-def test_different_values_and_secrets_have_different_names() -> None:
+def test_different_values_and_secrets_give_different_pseudonyms() -> None:
     names, values = (
         Pseudonyms(SECRET),
         [0, 1, "1", "", True, False, [1], [[1]], ["1"], {"a": 1}, {"a": "1"}, float("nan")],
@@ -162,7 +162,7 @@ def test_different_values_and_secrets_have_different_names() -> None:
     assert Pseudonyms().pseudonym("a") != Pseudonyms().pseudonym("a")
 
 
-def test_names_give_their_values_back_and_what_is_not_known_is_no_column() -> None:
+def test_pseudonyms_are_translated_back_and_columns_with_unknown_ones_are_dropped() -> None:
     names = Pseudonyms(SECRET)
     rows = pa.table(
         {

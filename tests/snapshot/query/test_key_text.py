@@ -1,4 +1,4 @@
-"""A key's text parses to that key, for all column types: the law of `key_text`."""
+"""The text of a key parses to that key again, for all types of columns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def keys(draw: st.DrawFn) -> tuple[Table, tuple[Any, ...]]:
 
 
 @given(keys())
-def test_a_key_is_read_as_it_is_written(drawn: tuple[Table, tuple[Any, ...]]) -> None:
+def test_the_text_of_any_key_parses_to_that_key(drawn: tuple[Table, tuple[Any, ...]]) -> None:
     table, key = drawn
     expected = list(python_rows(parse_key("t", table, key)))
     assert list(python_rows(parse_key("t", table, parse_key_text("t", table, format_key(key))))) == expected
@@ -73,11 +73,11 @@ def test_a_key_is_read_as_it_is_written(drawn: tuple[Table, tuple[Any, ...]]) ->
         ({"s": None, "n": -1}, '{"s": null, "n": -1}'),
     ],
 )
-def test_texts_are_these(value: object, text: str) -> None:
+def test_keys_have_the_documented_texts(value: object, text: str) -> None:
     assert format_value(value) == text
 
 
-def test_a_key_of_several_columns_is_a_json_array_in_which_null_is_null() -> None:
+def test_a_key_of_several_columns_is_a_json_array_with_null_for_null() -> None:
     table = Table((Column("a", "string"), Column("b", "int32")), (), 1)
     assert format_key((None, -5)) == "[null, -5]"
     assert json.loads(format_key((NULL, 1))) == [NULL, 1]

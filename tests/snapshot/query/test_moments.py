@@ -1,4 +1,4 @@
-"""Several moments in one query, and a table at many of its versions."""
+"""Queries that name several moments, and `versions(...)`: a table at many of its versions."""
 
 from contextlib import closing
 from pathlib import Path
@@ -38,7 +38,7 @@ class Reads(MemoryStore):
 
 @pytest.fixture(scope="module")
 def app() -> FlightsApp:
-    """Return four batches of ten flights through all stages, with a snapshot `half` after two, for reading only."""
+    """Return an app after four batches of ten flights, with a snapshot `half` after two. Tests only read it."""
     app = FlightsApp(Reads(), Kafka())
     app.run(flights(20))
     pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "half")
@@ -61,13 +61,13 @@ def held(app: FlightsApp, ref: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("moment", ["~0", "~3", "~7", "half", "now", "v3", "-10s", "flights@~2", "flights/carriers@v4"])
-def test_a_table_at_another_moment_has_the_rows_of_then(app: FlightsApp, cache: SstCache, moment: str) -> None:
+def test_a_table_at_another_moment_has_the_rows_of_that_time(app: FlightsApp, cache: SstCache, moment: str) -> None:
     ref = moment if "@" in moment else f"flights/carriers@{moment}" if moment == "v3" else f"flights@{moment}"
     assert ask(app, cache, CARRIERS.format(f" AT '{moment}'")) == held(app, ref)
     assert ask(app, cache, CARRIERS.format(f" AT '{moment}'"), "flights@~5") == held(app, ref)
 
 
-def test_a_table_now_is_joined_with_itself_then(app: FlightsApp, cache: SstCache) -> None:
+def test_a_table_is_joined_with_itself_at_another_moment(app: FlightsApp, cache: SstCache) -> None:
     more = "SELECT carrier, carriers.flights - was.flights AS more"
     found = ask(app, cache, f"{more} FROM Carriers JOIN Carriers AT 'half' was USING (carrier)")
     then = {row["carrier"]: row["flights"] for row in held(app, "flights@half")}
@@ -75,7 +75,7 @@ def test_a_table_now_is_joined_with_itself_then(app: FlightsApp, cache: SstCache
     assert {row["carrier"]: row["more"] for row in found} == {name: now[name] - then[name] for name in then}  # type: ignore[operator]
 
 
-def test_all_that_name_the_same_moment_see_one_cut(app: FlightsApp, cache: SstCache) -> None:
+def test_all_clauses_with_the_same_moment_see_the_same_cut(app: FlightsApp, cache: SstCache) -> None:
     seen: dict[str, Cut] = {}
     sql = "SELECT (SELECT sum(flights) FROM carriers AT '~4') AS c, (SELECT sum(flights) FROM aircraft AT '~4') AS a"
     found = ask(app, cache, sql, on_moment=seen.__setitem__)
@@ -90,7 +90,7 @@ def test_another_app_is_named_by_its_ref(app: FlightsApp, cache: SstCache, momen
     assert ask(app, cache, sql) == [{"carrier": "ZZ"}]
 
 
-def test_a_snapshot_comes_before_an_app_of_its_name(cache: SstCache) -> None:
+def test_a_snapshot_takes_precedence_over_an_app_of_the_same_name(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     FlightsApp(app.store, Kafka(), "staging", clock=app.clock).run([Flight("N1", "ZZ", 1)])
     app.run(flights(10))
@@ -122,13 +122,15 @@ def test_a_table_is_empty_at_a_moment_before_its_first_version(cache: SstCache) 
         ("FROM versions('carrierz')", "no table of app 'flights' named 'carrierz'; the nearest: carriers"),
     ],
 )
-def test_what_is_not_there_is_told_with_the_nearest(app: FlightsApp, cache: SstCache, sql: str, words: str) -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest(
+    app: FlightsApp, cache: SstCache, sql: str, words: str
+) -> None:
     with pytest.raises(NotFound) as caught:
         ask(app, cache, sql)
     assert caught.value.message.startswith(words)
 
 
-def test_only_what_is_named_is_read(app: FlightsApp, tmp_path: Path) -> None:
+def test_only_named_stages_are_read(app: FlightsApp, tmp_path: Path) -> None:
     store = app.store
     assert isinstance(store, Reads)
     with closing(SstCache(tmp_path, 1 << 30)) as cache:
@@ -139,7 +141,7 @@ def test_only_what_is_named_is_read(app: FlightsApp, tmp_path: Path) -> None:
     assert ssts == {sst.object for sst in then.stages["carriers"].ssts}
 
 
-def test_what_is_asked_again_and_again_names_only_moments_that_stay(app: FlightsApp, cache: SstCache) -> None:
+def test_predicates_evaluated_repeatedly_may_only_name_fixed_moments(app: FlightsApp, cache: SstCache) -> None:
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     for moment in ("-1h", "now", "~2", "flights-staging"):
         with pytest.raises(Usage, match="may mean a different moment") as caught:
@@ -148,7 +150,7 @@ def test_what_is_asked_again_and_again_names_only_moments_that_stay(app: Flights
     assert run_statement(app.store, cache, cut, "FROM carriers AT 'half'", later={}).num_rows == 3
 
 
-def test_a_predicate_of_bisect_compares_with_a_snapshot(app: FlightsApp, cache: SstCache) -> None:
+def test_a_bisect_predicate_may_compare_with_a_snapshot(app: FlightsApp, cache: SstCache) -> None:
     where = "SELECT carrier FROM carriers c JOIN carriers AT 'half' was USING (carrier) WHERE c.flights > was.flights"
     verdict = bisect(app.store, cache, "flights", where)
     half = resolve(app.store, "flights@half", now_ms=app.clock.now_ms)
@@ -160,7 +162,7 @@ CHANGES = st.lists(st.sampled_from(["run", "compact", "claim", "delete"]), min_s
 
 @given(CHANGES, st.integers(1, 5), st.integers(0, 3))
 @scaled(5)
-def test_versions_are_the_whole_table_at_each_version_that_may_have_changed_it(
+def test_versions_has_the_whole_table_at_each_version_that_may_have_changed_it(
     cache: SstCache, changes: list[str], since: int, more: int
 ) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
@@ -190,7 +192,7 @@ def test_versions_are_the_whole_table_at_each_version_that_may_have_changed_it(
     assert [tuple(row.values()) for row in ask(app, cache, sql)] == expected
 
 
-def test_versions_go_from_the_beginning_to_now_unless_moments_are_named(app: FlightsApp, cache: SstCache) -> None:
+def test_versions_covers_the_whole_history_unless_moments_are_named(app: FlightsApp, cache: SstCache) -> None:
     totals = "SELECT _version, sum(flights)::INT AS n FROM versions('carriers'{}) GROUP BY ALL ORDER BY ALL"
     everything = ask(app, cache, totals.format(""))
     assert [row["n"] for row in everything] == [10, 20, 30, 40]
@@ -200,7 +202,7 @@ def test_versions_go_from_the_beginning_to_now_unless_moments_are_named(app: Fli
     assert {row["n"] for row in ask(app, cache, totals.format(", 'flights-staging', 'flights-staging'"))} == {1}
 
 
-def test_where_history_was_collected_a_stretch_does_not_begin_before_it(cache: SstCache) -> None:
+def test_versions_begins_where_the_complete_history_begins(cache: SstCache) -> None:
     app = old_app()
     gc(app)
     with pytest.raises(NotFound, match="the history of flights is complete from"):
@@ -209,7 +211,7 @@ def test_where_history_was_collected_a_stretch_does_not_begin_before_it(cache: S
     assert [row["v"] for row in ask(app, cache, sql)] == list(history.list_versions(app.store, "flights", "carriers"))
 
 
-def test_of_steps_the_last_version_of_each_is_shown(cache: SstCache) -> None:
+def test_with_a_step_only_the_last_version_of_each_step_is_shown(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(START_MS))
     app.run(flights(60))
     # A step that ends with a compaction shows what the batch before it wrote.
@@ -234,12 +236,12 @@ def test_of_steps_the_last_version_of_each_is_shown(cache: SstCache) -> None:
         ("'carriers', 'half', 'now', '1ms'", "return the whole table once for each of"),
     ],
 )
-def test_a_stretch_that_makes_no_sense_is_refused(app: FlightsApp, cache: SstCache, arguments: str, words: str) -> None:
+def test_an_invalid_range_of_versions_is_refused(app: FlightsApp, cache: SstCache, arguments: str, words: str) -> None:
     with pytest.raises(Usage, match=words):
         ask(app, cache, f"FROM versions({arguments})")
 
 
-def test_more_versions_than_one_query_reads_are_refused_with_a_step(
+def test_more_versions_than_a_query_may_read_are_refused_with_a_suggested_step(
     app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clauses, "MAX_VERSIONS", 3)

@@ -1,4 +1,4 @@
-"""Requests for a whole table and for a difference do not grow with the number of state partitions."""
+"""The number of requests for a whole table, or for a diff, does not grow with the number of state partitions."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ TASKS = 4
 
 
 def gets(store: MemoryStore, first: Manifest, last: Manifest, folder: Path) -> tuple[int, int]:
-    """Return the requests of a query and of a diff, each with an empty cache."""
+    """Return the numbers of requests of a query and of a diff, each with an empty cache."""
     counted = []
     for name in ("query", "diff"):
         counting, cache = CountingStore(store), SstCache(folder / name, 1 << 30)

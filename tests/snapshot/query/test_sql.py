@@ -19,7 +19,10 @@ from tests.support.histories import STAGES, TABLES, FlightsApp, Kafka, flights, 
 
 @pytest.fixture(scope="module", params=["local", "memory"])
 def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
-    """Return an app in a store that DuckDB reads in place, or through the cache. Tests do not change it."""
+    """Return an app, in a store that DuckDB reads directly or in one that it reads through the cache.
+
+    Tests only read it.
+    """
     local = request.param == "local"
     store: ObjectStore = LocalStore(tmp_path_factory.mktemp("store")) if local else MemoryStore()
     app = FlightsApp(store, Kafka())
@@ -40,7 +43,7 @@ def objects(store: ObjectStore) -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list("")}
 
 
-def test_every_table_is_there_by_its_name_with_its_newest_rows(app: FlightsApp, cache: SstCache) -> None:
+def test_every_table_is_queried_by_its_name_with_its_newest_rows(app: FlightsApp, cache: SstCache) -> None:
     found = rows(app, cache, "SELECT * FROM carriers ORDER BY carrier")
     assert found == [
         {"carrier": name, "flights": number, "delay": delay}
@@ -50,7 +53,7 @@ def test_every_table_is_there_by_its_name_with_its_newest_rows(app: FlightsApp, 
     assert rows(app, cache, joined) == [{"same": True}]
 
 
-def test_an_earlier_moment_shows_the_rows_of_then(app: FlightsApp, cache: SstCache) -> None:
+def test_an_earlier_moment_shows_the_rows_of_that_time(app: FlightsApp, cache: SstCache) -> None:
     for back in range(0, 12, 3):
         text = f"flights@~{back}"
         held = rows_of(app.store, at(app, text).stages["carriers"])
@@ -59,7 +62,7 @@ def test_an_earlier_moment_shows_the_rows_of_then(app: FlightsApp, cache: SstCac
         ]
 
 
-def test_compaction_changes_no_answer(cache: SstCache) -> None:
+def test_compaction_changes_no_result(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
     before = rows(app, cache, "FROM carriers ORDER BY ALL")
@@ -67,7 +70,7 @@ def test_compaction_changes_no_answer(cache: SstCache) -> None:
     assert rows(app, cache, "FROM carriers ORDER BY ALL") == before
 
 
-def test_tables_that_the_cut_does_not_hold_can_be_shown_empty(cache: SstCache) -> None:
+def test_tables_of_stages_without_a_version_can_be_shown_empty(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     app.send(*flights(4))
     for stage in STAGES[:2]:
@@ -91,7 +94,7 @@ def test_tables_that_the_cut_does_not_hold_can_be_shown_empty(cache: SstCache) -
         ("SELECT sum(tail) FROM carriers", "no column named 'tail'; there are: carrier, delay, flights"),
     ],
 )
-def test_an_unknown_table_or_column_is_not_found_with_the_nearest(
+def test_the_error_for_an_unknown_table_or_column_suggests_the_nearest(
     app: FlightsApp, cache: SstCache, sql: str, message: str
 ) -> None:
     with pytest.raises(NotFound) as caught:
@@ -111,7 +114,7 @@ def test_an_unknown_table_or_column_is_not_found_with_the_nearest(
         ("SELECT nope.flights FROM carriers", "nope"),
     ],
 )
-def test_wrong_sql_is_told_in_duckdbs_own_words_with_the_query(
+def test_invalid_sql_is_reported_with_duckdbs_message_and_the_query(
     app: FlightsApp, cache: SstCache, sql: str, words: str
 ) -> None:
     with pytest.raises(Usage) as caught:
@@ -139,7 +142,7 @@ def test_wrong_sql_is_told_in_duckdbs_own_words_with_the_query(
         "WITH w AS (FROM carriers -- c\n) FROM w; -- c;",
     ],
 )
-def test_whatever_reads_may_run(app: FlightsApp, cache: SstCache, sql: str) -> None:
+def test_statements_that_only_read_are_allowed(app: FlightsApp, cache: SstCache, sql: str) -> None:
     assert rows(app, cache, sql)
 
 
@@ -150,7 +153,7 @@ def test_the_number_of_rows_can_be_limited(app: FlightsApp, cache: SstCache) -> 
 
 
 @pytest.mark.parametrize("sql", ["", "  ", "-- nothing", "SELECT 1; SELECT 2", "FROM carriers; DROP VIEW carriers"])
-def test_exactly_one_statement_runs(app: FlightsApp, cache: SstCache, sql: str) -> None:
+def test_only_a_single_statement_is_allowed(app: FlightsApp, cache: SstCache, sql: str) -> None:
     with pytest.raises(Usage, match="expected one SQL statement, found"):
         rows(app, cache, sql)
 
@@ -207,7 +210,7 @@ def test_a_query_cannot_write_anywhere(
         "FROM read_parquet('{folder}/*.parquet')",
     ],
 )
-def test_a_query_sees_no_other_file_of_the_machine(app: FlightsApp, cache: SstCache, tmp_path: Path, sql: str) -> None:
+def test_a_query_sees_no_other_files_of_the_machine(app: FlightsApp, cache: SstCache, tmp_path: Path, sql: str) -> None:
     file = tmp_path / "secret.csv"
     file.write_text("password\n1234\n")
     with pytest.raises(SlackwaterError) as caught:
@@ -215,7 +218,7 @@ def test_a_query_sees_no_other_file_of_the_machine(app: FlightsApp, cache: SstCa
     assert "1234" not in caught.value.message
 
 
-def test_a_query_may_spill_into_a_temporary_folder_and_not_where_the_user_works(
+def test_a_query_may_spill_into_a_temporary_folder_but_not_into_the_working_folder(
     app: FlightsApp, cache: SstCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -226,7 +229,7 @@ def test_a_query_may_spill_into_a_temporary_folder_and_not_where_the_user_works(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_query_sees_no_variable_of_the_program(app: FlightsApp, cache: SstCache) -> None:
+def test_a_query_sees_no_python_variables(app: FlightsApp, cache: SstCache) -> None:
     secrets = pa.table({"password": ["1234"]})
     assert secrets.num_rows
     with pytest.raises(NotFound, match="no table named 'secrets'"):

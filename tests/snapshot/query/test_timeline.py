@@ -1,4 +1,7 @@
-"""The commits of an app as points: all if they fit, else a sample, at a cost that follows the points."""
+"""The timeline shows the commits of an app as points: all if they fit, else a sample.
+
+Its cost depends on the points.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.snapshot.wide import Rounds, first_version, many_apps, pin_versions, 
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
 
 
-def test_all_commits_where_they_fit_in_their_order() -> None:
+def test_all_commits_are_shown_in_order_if_they_fit() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(30))
     found = timeline(app.store, "flights")
@@ -31,7 +34,7 @@ def test_all_commits_where_they_fit_in_their_order() -> None:
 
 
 def long(store: MemoryStore, versions: int, deploy_at: int) -> FlightsApp:
-    """Return a stage of many versions, written without waiting."""
+    """Return a stage with many versions, written without delays."""
     app = FlightsApp(store, Kafka())
     head = app.heads["legs"]
     for version in range(2, versions + 1):
@@ -41,7 +44,7 @@ def long(store: MemoryStore, versions: int, deploy_at: int) -> FlightsApp:
     return app
 
 
-def test_many_commits_cost_what_the_points_cost_and_a_deploy_is_found_between_them() -> None:
+def test_many_commits_cost_as_much_as_the_points_and_a_deploy_between_points_is_found() -> None:
     store = MemoryStore()
     long(store, 3_000, 1_777)
     counted = CountingStore(store)
@@ -59,7 +62,7 @@ def test_many_commits_cost_what_the_points_cost_and_a_deploy_is_found_between_th
     assert counted.requests - before < 30
 
 
-def test_a_span_of_time_has_its_commits_alone() -> None:
+def test_a_time_range_shows_only_its_commits() -> None:
     store = MemoryStore()
     app = long(store, 500, 900)
     at = {version: app.heads["legs"].time_ms + (version - 1) * 1_000 for version in (100, 120)}
@@ -68,7 +71,7 @@ def test_a_span_of_time_has_its_commits_alone() -> None:
     assert found.is_whole
 
 
-def test_what_people_did_and_snapshots_stand_out(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_operations_and_snapshots_are_marks(tmp_path) -> None:  # type: ignore[no-untyped-def]
     app = FlightsApp(LocalStore(tmp_path / "store"), Kafka())
     app.run(flights(30))
     with Client(Settings(store=app.store.url, cache=str(tmp_path / "cache"), cache_max_bytes=1 << 30)) as client:
@@ -82,7 +85,7 @@ def test_what_people_did_and_snapshots_stand_out(tmp_path) -> None:  # type: ign
 
 
 @given(st.integers(1, 10_000), st.integers(0, 100_000), st.integers(2, 500))
-def test_chosen_numbers_are_as_many_as_asked_for_with_both_ends(first: int, more: int, count: int) -> None:
+def test_the_sample_has_the_requested_size_and_both_ends(first: int, more: int, count: int) -> None:
     span = range(first, first + more + 1)
     chosen = _sample_versions(span, count)
     assert (chosen[0], chosen[-1]) == (span[0], span[-1])
@@ -92,7 +95,7 @@ def test_chosen_numbers_are_as_many_as_asked_for_with_both_ends(first: int, more
         assert len({*chosen[:-1]} - {*longer}) <= len(chosen) // 2 + 1  # the same, or each second one
 
 
-def test_a_deploy_of_all_stages_is_one_mark() -> None:
+def test_a_deploy_of_all_stages_is_a_single_mark() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
     for number in range(2):
@@ -106,7 +109,7 @@ def test_a_deploy_of_all_stages_is_one_mark() -> None:
     assert [each.kind for each in timeline(app.store, "flights").marks] == ["deploy"]
 
 
-def test_a_hundred_snapshots_are_read_many_at_a_time() -> None:
+def test_a_hundred_snapshots_are_read_concurrently() -> None:
     memory, rounds = MemoryStore(), Rounds()
     many_apps(memory, 1)
     head = repeat_version(memory, first_version("app-0000"), 300)

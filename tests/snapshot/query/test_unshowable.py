@@ -1,4 +1,4 @@
-"""Strings that are not UTF-8 and maps with a duplicate key: none hides other rows, in any output."""
+"""Strings that are not UTF-8 and maps with a duplicate key do not hide other rows in any output."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from tests.snapshot.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, r
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, list[str]]]:
-    """Return an app of one stage whose first version has the rows of `FIRST`, and a list of notes."""
+    """Return a client of an app with one stage, whose first version has the rows of `FIRST`, and a list of notes."""
     folder = tmp_path_factory.mktemp("store")
     write_app(folder)
     notes: list[str] = []
@@ -92,7 +92,7 @@ def test_get_history_and_diff_show_every_value(client: tuple[Client, list[str]],
     assert found["München"].before["tags"] == [("a", 1), ("a", 2)]
 
 
-def test_files_of_every_format_have_every_row(now: Moment, tmp_path: Path) -> None:
+def test_exports_of_every_format_have_every_row(now: Moment, tmp_path: Path) -> None:
     rows = now.look_up("cities", "München")[0]
     everything = raw(NOW)
     for path in (tmp_path / name for name in ("a.parquet", "a.csv", "a.json")):
@@ -108,7 +108,7 @@ def test_files_of_every_format_have_every_row(now: Moment, tmp_path: Path) -> No
     assert rows.num_rows == 1
 
 
-def test_a_search_looks_at_every_row(client: tuple[Client, list[str]]) -> None:
+def test_a_search_sees_every_row(client: tuple[Client, list[str]]) -> None:
     app = client[0].app("shop")
     where = "SELECT city FROM cities WHERE note LIKE 'gr%' AND n >= 20"
     found = app.bisect(where=where)
@@ -117,7 +117,9 @@ def test_a_search_looks_at_every_row(client: tuple[Client, list[str]]) -> None:
     assert [flip.version for flip in found.verdict.flips.flips] == [3]
 
 
-def test_an_iceberg_table_has_strings_that_every_reader_takes(client: tuple[Client, list[str]], tmp_path: Path) -> None:
+def test_an_iceberg_table_has_strings_that_every_reader_accepts(
+    client: tuple[Client, list[str]], tmp_path: Path
+) -> None:
     store, cut = client[0].store, client[0].app("shop").at("now").cut
     lake = LocalStore(tmp_path / "lake")
     for _ in range(2):  # the second time, nothing is to be done
@@ -130,12 +132,12 @@ def test_an_iceberg_table_has_strings_that_every_reader_takes(client: tuple[Clie
         ).fetchall() == [(2,)]
 
 
-def test_an_edit_by_sql_is_refused_where_it_would_write_other_strings(client: tuple[Client, list[str]]) -> None:
+def test_an_edit_by_sql_is_refused_if_it_would_write_changed_strings(client: tuple[Client, list[str]]) -> None:
     with pytest.raises(Refused, match="not UTF-8, or maps with duplicate keys"):
         client[0].app("shop").edit("cities", "UPDATE cities SET n = n + 1", dry_run=True)
 
 
-def test_rows_are_compared_whatever_they_hold() -> None:
+def test_rows_with_any_values_are_compared() -> None:
     ours, theirs = raw(FIRST), raw([*FIRST[:3]])
     assert equality.surplus_rows(ours, theirs)["n"].to_pylist() == [4]
     assert equality.find_row_numbers(make_sql_safe(raw(FIRST[1:2])), ours).tolist() == [1]
@@ -162,7 +164,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.integers(0, 5))
-def test_any_bytes_are_shown_byte_by_byte_and_in_sql_no_map_has_a_key_twice(rows: list[Any], start: int) -> None:
+def test_invalid_bytes_are_shown_escaped_and_in_sql_no_map_has_a_duplicate_key(rows: list[Any], start: int) -> None:
     table = raw(rows).slice(start)
     expected = [shown_or_none(row, in_sql=False) for row in rows[start:]]
     assert python_rows(table) == python_rows(escape_invalid_text(table)) == expected
@@ -184,7 +186,7 @@ def shown_or_none(row: Any, *, in_sql: bool) -> dict[str, Any]:
 
 
 def table_or_none(table: pa.Table) -> list[dict[str, Any]] | None:
-    """Return the rows if Python can represent them and no map has a duplicate key."""
+    """Return the rows, or `None` if a string is not UTF-8."""
     try:
         return list(table.to_pylist())
     except UnicodeDecodeError:

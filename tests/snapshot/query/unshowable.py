@@ -1,4 +1,4 @@
-"""A table with strings that are not UTF-8 and maps with a duplicate key, and the expected output of its rows."""
+"""A table with strings that are not UTF-8 and with maps with a duplicate key, and how its rows are shown."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ SECOND: list[Row] = [
 
 
 def text(data: bytes | None) -> str | None:
-    """Return the expected text, computed byte by byte if the whole is not UTF-8."""
+    """Return how the bytes are shown, computed byte by byte if they are not all UTF-8."""
     if data is None:
         return None
     shown, rest = "", data
@@ -56,7 +56,7 @@ def text(data: bytes | None) -> str | None:
 
 
 def raw(rows: list[Any], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Return rows whose strings are these bytes, which may not be UTF-8."""
+    """Return rows with strings of these bytes, which may not be UTF-8."""
 
     def of_bytes(kind: pa.DataType) -> pa.DataType:
         if pa.types.is_struct(kind):
@@ -76,7 +76,7 @@ def raw(rows: list[Any], schema: pa.Schema = SCHEMA) -> pa.Table:
 
 
 def shown(row: Row, *, in_sql: bool) -> dict[str, Any]:
-    """Return the expected output of a row; in SQL, a map with a duplicate key is null."""
+    """Return how a row is shown. In SQL, a map with a duplicate key is null."""
 
     def of_map(pairs: list[tuple[bytes, Any]] | None) -> list[tuple[str | None, Any]] | None:
         if pairs is None or (in_sql and len({key for key, _ in pairs}) < len(pairs)):
@@ -89,7 +89,7 @@ def shown(row: Row, *, in_sql: bool) -> dict[str, Any]:
 
 
 def write_app(folder: Path) -> None:
-    """Write the app `shop`, whose table `cities` has the rows of `FIRST` at v2, and those of `SECOND` at v3."""
+    """Write the app `shop`. Its table `cities` has the rows of `FIRST` at v2 and those of `SECOND` at v3."""
     store = LocalStore(folder)
     apps.create_app(store, AppInfo("shop", 1))
     ssts: tuple[Any, ...] = ()

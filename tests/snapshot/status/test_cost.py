@@ -1,4 +1,4 @@
-"""Requests, bytes and money from manifests: `status --cost` and the figures of `status APP`."""
+"""Requests, bytes and money computed from manifests, for `status --cost` and `status APP`."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ A_BATCH = Stats(ms=2_000, gets=3, puts=2, lists=8, bytes_read=500, keys=100, sea
 
 @dataclass
 class Written:
-    """A stage with a version per second, and artificial SSTs and figures."""
+    """A stage that commits a version per second, with artificial SSTs and statistics."""
 
     store: ObjectStore
     app: str = "shop"
@@ -65,7 +65,7 @@ class Written:
         return Sst(name, 0, level, min(10, size), size, "", 0, 1, seq if not level else 1, seq, 0, "", 0)
 
     def commit(self, ssts: Sequence[Sst], taken: Stats | None) -> None:
-        """Return the next version, a second later."""
+        """Commit the next version, a second later."""
         self.now_ms += 1_000
         draft = successor(self.head, kind="batch", epoch=1, writer="w", by="test:1", now_ms=self.now_ms)
         draft = replace(draft, ssts=tuple(ssts))
@@ -77,7 +77,7 @@ class Written:
         self.commit((self.sst(size, 0), *self.head.ssts), taken + Stats(puts=1, bytes_written=size + 40))
 
     def merge(self, taken: Stats = A_BATCH) -> None:
-        """Merge everything into one SST of half the size."""
+        """Commit a version that merges all SSTs into one of half the size."""
         size = sum(sst.bytes for sst in self.head.ssts) // 2
         self.commit((self.sst(size, 1),) if size else (), taken + Stats(puts=1, bytes_written=size + 40))
 
@@ -87,7 +87,7 @@ def cost_since(written: Written, since_ms: int) -> StageCost:
 
 
 @given(st.lists(st.sampled_from([1, 10, 1000, "merge", "uncounted"]), max_size=20), st.data())
-def test_two_manifests_tell_what_all_between_them_took(what: list[int | str], data: st.DataObject) -> None:
+def test_usage_between_two_manifests_is_their_difference(what: list[int | str], data: st.DataObject) -> None:
     written = Written(MemoryStore())
     for each in what:
         match each:
@@ -112,7 +112,7 @@ def test_two_manifests_tell_what_all_between_them_took(what: list[int | str], da
     assert cost.table_bytes == sum(sst.bytes for sst in written.head.ssts)
 
 
-def test_it_takes_few_requests_however_long_the_history_is() -> None:
+def test_the_cost_takes_few_requests_for_any_length_of_history() -> None:
     written = Written(CountingStore(MemoryStore()))
     for _ in range(3_000):
         written.commit(written.head.ssts, A_BATCH)
@@ -124,20 +124,20 @@ def test_it_takes_few_requests_however_long_the_history_is() -> None:
     assert fresh.requests == 1
 
 
-def test_a_short_history_is_told_of_as_a_whole() -> None:
+def test_a_history_shorter_than_the_period_is_counted_completely() -> None:
     written = Written(MemoryStore())
     written.batch()
     assert recent_usage(written.store, written.head, 100) == (2, written.head.totals)
 
 
-def test_a_stage_that_nobody_counted_takes_nothing_and_stores_its_table() -> None:
+def test_a_stage_without_statistics_costs_only_the_storage_of_its_table() -> None:
     written = Written(MemoryStore())
     written.commit((written.sst(70, 0),), None)
     cost = cost_since(written, -1)
     assert (cost.counted_ms, cost.gets, cost.table_bytes, cost.stored_bytes) == (0, 0, 70, 70)
 
 
-def test_a_clone_does_not_pay_for_what_it_shares() -> None:
+def test_a_clone_does_not_pay_for_shared_objects() -> None:
     written = Written(MemoryStore())
     shared = [replace(written.sst(70, 0), object="other/stages/customers/sst/1.parquet")]
     shared += [replace(written.sst(70, 0), root="s3://elsewhere")]
@@ -145,12 +145,12 @@ def test_a_clone_does_not_pay_for_what_it_shares() -> None:
     assert cost_since(written, -1).stored_bytes == 5
 
 
-def test_rates_are_of_the_time_that_was_counted() -> None:
+def test_rates_refer_to_the_counted_time() -> None:
     assert per_hour(Stats(ms=60_000, gets=2, bytes_read=10)) == Stats(ms=HOUR_MS, gets=120, bytes_read=600)
     assert per_hour(Stats(gets=2)) is None
 
 
-def test_a_month_is_paid_for_by_requests_bytes_and_what_is_stored() -> None:
+def test_the_price_of_a_month_includes_requests_bytes_and_storage() -> None:
     cost = monthly_cost(Stats(gets=2_000, puts=1_000, lists=1_000, deletes=9_999), 10 << 30, Prices())
     assert cost.requests == pytest.approx(730 * (2 * 0.0004 + 0.005 + 0.005))
     assert (cost.traffic, cost.storage) == (0, pytest.approx(0.23))
@@ -185,7 +185,7 @@ def from_json(*args: str) -> Any:
 
 
 @pytest.mark.usefixtures("shop")
-def test_status_of_an_app_tells_how_its_tables_do() -> None:
+def test_status_of_an_app_shows_figures_of_its_tables() -> None:
     (found,) = from_json("status", "shop")
     assert found["stages"][0]["figures"] == {
         "versions": 6,
@@ -204,14 +204,14 @@ def test_status_of_an_app_tells_how_its_tables_do() -> None:
     assert found["stages"][0]["figures"] is None
 
 
-def test_status_of_versions_that_nobody_counted_has_no_figures(shop: Written) -> None:
+def test_status_of_versions_without_statistics_has_no_figures(shop: Written) -> None:
     Written(shop.store, stage="idle", now_ms=shop.now_ms)
     (found,) = from_json("status", "shop")
     (idle,) = (stage["figures"] for stage in found["stages"] if stage["stage"] == "idle")
     assert (idle["l0_files"], idle["read_amplification"], idle["commit_ms"]) == (0, None, None)
 
 
-def test_status_cost_tells_requests_bytes_and_money(shop: Written, tmp_path: Path) -> None:
+def test_status_cost_shows_requests_bytes_and_money(shop: Written, tmp_path: Path) -> None:
     Written(shop.store, stage="idle", now_ms=shop.now_ms)
     (found,) = from_json("status", "shop", "--cost")
     by_stage = {stage["stage"]: stage for stage in found["stages"]}
@@ -235,7 +235,7 @@ def test_status_cost_tells_requests_bytes_and_money(shop: Written, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("shop")
-def test_status_cost_is_of_the_time_asked_for() -> None:
+def test_status_cost_covers_the_requested_period() -> None:
     (found,) = from_json("status", "shop", "--cost", "--since", "10m")
     assert (found["total"]["versions"], found["total"]["counted_ms"]) == (0, 0)
     assert found["total"]["stored_bytes"] == 5_500_200
@@ -251,13 +251,13 @@ def test_status_cost_is_of_the_time_asked_for() -> None:
         (("--since", "1h"), "--since needs --cost"),
     ],
 )
-def test_words_that_make_no_sense_are_refused(words: tuple[str, ...], expected: str) -> None:
+def test_invalid_arguments_are_refused(words: tuple[str, ...], expected: str) -> None:
     result = slackwater("status", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert expected in result.stderr
 
 
-def test_the_root_of_the_store_is_named_as_everywhere(shop: Written, tmp_path: Path) -> None:
+def test_the_store_is_given_by_its_usual_option(shop: Written, tmp_path: Path) -> None:
     (found,) = from_json("status", "--cost", "--store", str(tmp_path / "store"))
     assert found["app"] == "shop"
     assert history.head(shop.store, "shop", "customers") == shop.head

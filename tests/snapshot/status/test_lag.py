@@ -20,7 +20,7 @@ def unknown(topic: str) -> None:
     return None
 
 
-def test_a_topic_is_behind_by_its_records_and_a_new_partition_by_all_of_them() -> None:
+def test_lag_of_a_topic_is_its_unread_records_including_all_of_a_new_partition() -> None:
     reader = head("s", inputs={"t": Input("t", (3, 5))})
     lag = input_lag("t", reader, {}, lambda topic: (10, 5, 4))
     assert (lag.lag, lag.records, lag.versions) == (11, 11, None)
@@ -28,7 +28,7 @@ def test_a_topic_is_behind_by_its_records_and_a_new_partition_by_all_of_them() -
     assert (lag.lag, lag.records, lag.versions) == (None, None, None)
 
 
-def test_a_channel_is_behind_by_its_writers_versions_and_rows() -> None:
+def test_lag_of_a_channel_is_its_unread_versions_and_rows() -> None:
     writer = head("up", 9, outputs={"c": Output("a-c", (8, 8), sent=(50, 60))})
     reader = head("s", inputs={"c": Input("a-c", (6, 8), "up", 7, consumed=(30, 60))})
     lag = input_lag("c", reader, {"up": writer}, unknown)
@@ -42,7 +42,7 @@ def test_versions_that_sent_nothing_are_no_lag() -> None:
     assert (lag.lag, lag.records, lag.versions) == (0, 0, 0)
 
 
-def test_rows_of_a_reader_that_began_amidst_a_channel_are_not_known() -> None:
+def test_the_lag_in_rows_is_unknown_for_a_reader_that_began_within_a_channel() -> None:
     writer = head("up", 9, outputs={"c": Output("a-c", (8,), sent=(50,))})
     reader = head("s", inputs={"c": Input("a-c", (6,), "up", 7)})
     assert input_lag("c", reader, {"up": writer}, unknown).records is None
@@ -67,17 +67,17 @@ def stage_lag(stage: str, records: int | None, *, running: bool = True) -> Stage
         ),
     ],
 )
-def test_an_idle_run_says_what_it_waits_for(stages: tuple[StageLag, ...], quiet_s: float | None, line: str) -> None:
+def test_an_idle_run_reports_what_it_waits_for(stages: tuple[StageLag, ...], quiet_s: float | None, line: str) -> None:
     assert idle_line(stages, quiet_s) == line
 
 
-def test_at_a_moment_of_the_past_it_is_known_what_a_sink_was_given() -> None:
+def test_lag_of_a_sink_is_known_at_earlier_moments() -> None:
     writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
     (stage,) = stages_at(Cut(writer.app, {"s": writer}))
     assert [(each.name, each.place, each.sent) for each in stage.sinks] == [("alerts", None, 25)]
 
 
-def test_a_sink_is_behind_by_its_rows_and_the_versions_since() -> None:
+def test_lag_of_a_sink_is_its_unpublished_rows_and_versions() -> None:
     writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
     for place, expected in (
         (None, (None, 25, 5)),

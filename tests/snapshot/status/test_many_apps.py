@@ -1,4 +1,4 @@
-"""Status of many apps: concurrent, with few requests each, and complete despite a damaged one."""
+"""Status of many apps is read concurrently, with few requests each; a damaged app does not hide the others."""
 
 from slackwater.snapshot.status.overview import overview, overviews
 from slackwater.snapshot.under_way.runners import HEARTBEATS
@@ -15,7 +15,7 @@ def unknown(_topic: object) -> None:
     return None
 
 
-def test_many_apps_are_read_side_by_side() -> None:
+def test_many_apps_are_read_concurrently() -> None:
     memory, rounds = MemoryStore(), Rounds()
     many_apps(memory, APPS)
     store = CountingStore(memory, rounds)
@@ -37,7 +37,7 @@ def test_an_app_that_does_not_run_costs_six_requests() -> None:
     assert store.requests == 1 + 2 * 6
 
 
-def test_each_app_is_shown_as_it_is_alone_and_in_the_order_of_names() -> None:
+def test_each_app_is_shown_as_in_its_own_status_and_in_the_order_of_names() -> None:
     store = MemoryStore()
     names = many_apps(store, APPS)
     found, _ = overviews(store, None, lambda _input: (5,))
@@ -45,7 +45,7 @@ def test_each_app_is_shown_as_it_is_alone_and_in_the_order_of_names() -> None:
     assert {stage.inputs[0].lag for each in found for stage in each.stages} == {2}
 
 
-def test_damaged_apps_are_told_among_the_others() -> None:
+def test_damaged_apps_are_reported_among_the_others() -> None:
     store = MemoryStore()
     names = many_apps(store, APPS)
     store.put(keys.app_info(names[3]), b"{}")

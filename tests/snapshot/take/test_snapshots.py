@@ -44,7 +44,7 @@ def recorded(app: FlightsApp, asked: SnapshotRequest) -> dict[str, int | None]:
     return {stage: answer.version for stage, answer in read_answers(app.store, app.name, asked).items()}
 
 
-def test_a_snapshot_of_a_running_app_is_complete_when_every_stage_has_recorded(app: FlightsApp) -> None:
+def test_a_snapshot_of_a_running_app_completes_once_every_stage_has_recorded_a_version(app: FlightsApp) -> None:
     app.send(*flights(5))
     asked = ask(app)
     assert recorded(app, asked) == {"legs": None, "aircraft": None, "carriers": None}
@@ -62,7 +62,7 @@ def test_a_snapshot_of_a_running_app_is_complete_when_every_stage_has_recorded(a
     assert open_requests(app.store, "flights") == ()
 
 
-def test_a_cut_by_markers_is_consistent_with_nothing_in_flight(app: FlightsApp) -> None:
+def test_a_cut_by_markers_is_consistent_and_has_nothing_in_flight(app: FlightsApp) -> None:
     app.send(*flights(5))
     asked = ask(app)
     app.step("legs")
@@ -75,7 +75,7 @@ def test_a_cut_by_markers_is_consistent_with_nothing_in_flight(app: FlightsApp) 
     assert in_flight(app.store, at) == ()
 
 
-def test_every_completer_gets_the_same_snapshot(app: FlightsApp) -> None:
+def test_all_completers_return_the_same_snapshot(app: FlightsApp) -> None:
     asked = ask(app)
     app.step_all()
     first = try_complete(app.store, "flights", asked)
@@ -86,7 +86,7 @@ def test_every_completer_gets_the_same_snapshot(app: FlightsApp) -> None:
     assert app.heads["legs"].recorded == {}
 
 
-def test_two_snapshots_can_be_under_way_at_once(app: FlightsApp) -> None:
+def test_two_snapshots_can_run_at_once(app: FlightsApp) -> None:
     first = ask(app, "first")
     app.step("legs")
     second = ask(app, "second")
@@ -97,14 +97,14 @@ def test_two_snapshots_can_be_under_way_at_once(app: FlightsApp) -> None:
     assert [snapshot.name for snapshot in list_snapshots(app.store, "flights")] == ["first", "second"]
 
 
-def test_a_stage_that_never_committed_holds_no_snapshot_up(app: FlightsApp) -> None:
+def test_a_stage_that_never_committed_does_not_delay_a_snapshot(app: FlightsApp) -> None:
     app.store.put("flights/stages/unborn/sst/x.parquet", b"left by a crash")
     asked = ask(app)
     app.step_all()
     assert try_complete(app.store, "flights", asked) is not None
 
 
-def test_a_request_that_is_cancelled_never_completes(app: FlightsApp) -> None:
+def test_a_cancelled_request_never_completes(app: FlightsApp) -> None:
     asked = ask(app)
     withdraw_request(app.store, "flights", asked)
     app.step_all()
@@ -124,7 +124,7 @@ def test_a_name_that_is_taken_is_refused(app: FlightsApp) -> None:
         ask(app, "pinned")
 
 
-def test_a_name_taken_while_the_snapshot_was_under_way_ends_the_request(app: FlightsApp) -> None:
+def test_a_name_taken_while_the_snapshot_was_running_ends_the_request(app: FlightsApp) -> None:
     other = pin_cut(app.store, now(app), "other", by="bob@host")
     asked = ask(app)
     app.store.put(keys.json_object(keys.snapshots("flights"), "good"), codec.encode(replace(other, name="good")))
@@ -135,14 +135,14 @@ def test_a_name_taken_while_the_snapshot_was_under_way_ends_the_request(app: Fli
 
 
 @pytest.mark.parametrize("name", ["Good", "now", "v42", "2026-11-21", ""])
-def test_a_name_that_no_ref_could_name_is_refused(app: FlightsApp, name: str) -> None:
+def test_a_name_that_no_ref_can_contain_is_refused(app: FlightsApp, name: str) -> None:
     with pytest.raises(Usage):
         ask(app, name)
     with pytest.raises(Usage):
         pin_cut(app.store, now(app), name)
 
 
-def test_an_unknown_app_is_not_found_with_the_nearest(app: FlightsApp) -> None:
+def test_the_error_for_an_unknown_app_suggests_the_nearest(app: FlightsApp) -> None:
     for verb in (
         lambda: request_snapshot(app.store, "fligths", "good", "ada"),
         lambda: list_snapshots(app.store, "fligths"),
@@ -153,14 +153,14 @@ def test_an_unknown_app_is_not_found_with_the_nearest(app: FlightsApp) -> None:
             verb()
 
 
-def test_a_snapshot_under_way_is_told_apart_from_an_unknown_one(app: FlightsApp) -> None:
+def test_a_running_snapshot_and_an_unknown_snapshot_have_different_errors(app: FlightsApp) -> None:
     ask(app)
     with pytest.raises(NotFound) as caught:
         read_snapshot(app.store, "flights", "good")
     assert "not complete yet" in caught.value.hint
 
 
-def test_pinning_names_a_moment_after_the_fact(app: FlightsApp) -> None:
+def test_pinning_names_an_earlier_moment(app: FlightsApp) -> None:
     at = resolve(app.store, "flights@~4", now_ms=0)
     snapshot = pin_cut(app.store, at, "then", by="ada@host")
     assert (snapshot.kind, snapshot.stages) == ("instant", at.versions)
@@ -170,7 +170,7 @@ def test_pinning_names_a_moment_after_the_fact(app: FlightsApp) -> None:
         pin_cut(app.store, now(app), "then")
 
 
-def test_what_is_torn_or_empty_is_not_pinned(app: FlightsApp) -> None:
+def test_inconsistent_and_empty_cuts_are_not_pinned(app: FlightsApp) -> None:
     torn = Cut("flights", {"legs": app.version("legs", 2), "aircraft": app.version("aircraft", 4)})
     with pytest.raises(Refused, match="aircraft@v4 consumed legs@v4"):
         pin_cut(app.store, torn, "torn")
@@ -187,7 +187,7 @@ def test_snapshots_are_listed_oldest_first(app: FlightsApp) -> None:
     assert {snapshot.name for snapshot in listed} == set(names)
 
 
-def test_a_removed_snapshot_is_gone_and_its_name_free(app: FlightsApp) -> None:
+def test_a_removed_snapshot_is_no_longer_found_and_its_name_is_free(app: FlightsApp) -> None:
     pinned = pin_cut(app.store, now(app), "good")
     assert delete_snapshot(app.store, "flights", "good") == pinned
     with pytest.raises(NotFound):
@@ -195,7 +195,7 @@ def test_a_removed_snapshot_is_gone_and_its_name_free(app: FlightsApp) -> None:
     ask(app, "good")
 
 
-def test_who_removes_a_snapshot_again_hears_when_it_was_removed(app: FlightsApp) -> None:
+def test_removing_a_snapshot_again_reports_when_it_was_removed(app: FlightsApp) -> None:
     def remove_it(*, dry_run: bool = False) -> object:
         return remove_or_withdraw(app.store, "flights", "good", by="ada@host", dry_run=dry_run)
 
@@ -217,7 +217,7 @@ def clone_of(app: FlightsApp, store: ObjectStore, snapshot: str) -> AppInfo:
     return info
 
 
-def test_a_snapshot_that_a_clone_lives_from_is_kept(app: FlightsApp) -> None:
+def test_a_snapshot_used_by_a_clone_is_kept(app: FlightsApp) -> None:
     pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging")
     clone_of(app, app.store, "clone-staging")
     with pytest.raises(Refused, match="'staging' is a clone that uses snapshot 'clone-staging'"):
@@ -225,7 +225,7 @@ def test_a_snapshot_that_a_clone_lives_from_is_kept(app: FlightsApp) -> None:
     delete_snapshot(app.store, "flights", "clone-staging", force=True)
 
 
-def test_a_snapshot_whose_clone_is_gone_or_lives_from_another_can_be_removed(app: FlightsApp) -> None:
+def test_a_snapshot_whose_clone_is_removed_or_uses_another_can_be_removed(app: FlightsApp) -> None:
     pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging")
     delete_snapshot(app.store, "flights", "clone-staging")
     pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging")
@@ -241,7 +241,7 @@ def test_a_clone_in_another_store_is_found_there(app: FlightsApp, tmp_path: Path
         delete_snapshot(app.store, "flights", "clone-staging")
 
 
-def test_a_clone_in_a_store_that_is_not_to_be_seen_from_here_is_taken_to_live(app: FlightsApp, tmp_path: Path) -> None:
+def test_a_clone_in_an_unreachable_store_is_assumed_to_exist(app: FlightsApp, tmp_path: Path) -> None:
     other = LocalStore(tmp_path / "other")
     pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=other.url)
     clone_of(app, other, "clone-staging")
@@ -257,7 +257,7 @@ def test_a_clone_in_a_store_that_is_not_to_be_seen_from_here_is_taken_to_live(ap
     delete_snapshot(app.store, "flights", "clone-staging")
 
 
-def test_a_pin_of_a_clone_that_is_not_to_be_seen_from_here_can_be_forced_away(app: FlightsApp, tmp_path: Path) -> None:
+def test_removal_of_a_pin_for_a_clone_in_an_unreachable_store_can_be_forced(app: FlightsApp, tmp_path: Path) -> None:
     root = str(tmp_path / "other")
     pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=root)
     delete_snapshot(app.store, "flights", "clone-staging", force=True)
@@ -265,7 +265,7 @@ def test_a_pin_of_a_clone_that_is_not_to_be_seen_from_here_can_be_forced_away(ap
 
 
 def requests_of_a_snapshot(num_keys: int) -> tuple[dict[str, int], int]:
-    """Return the requester's requests of a snapshot, for a table with this many keys."""
+    """Return the number of requests that the requester of a snapshot makes, for a table with this many keys."""
     store = CountingStore(MemoryStore())
     app = FlightsApp(store, Kafka())
     app.run(flights(20))
@@ -300,7 +300,7 @@ def test_operations_are_listed_newest_first() -> None:
     assert audit_log.list_operations(store, "other") == ()
 
 
-def test_a_long_list_of_snapshots_is_read_many_at_a_time() -> None:
+def test_a_long_list_of_snapshots_is_read_concurrently() -> None:
     memory, rounds = MemoryStore(), Rounds()
     many_apps(memory, 1)
     pin_versions(memory, first_version("app-0000"), 96)

@@ -1,4 +1,4 @@
-"""Completion of a snapshot of a stage with several inputs: conditions, kept records, and leftovers."""
+"""Snapshots of a stage with several inputs: when they complete, the records they keep, and leftovers."""
 
 from collections.abc import Callable, Iterator
 from io import BytesIO
@@ -42,9 +42,9 @@ def objects(diamond: Diamond, name: str = "good") -> set[str]:
 
 
 def lagging() -> tuple[Diamond, SnapshotRequest]:
-    """Return a snapshot under way.
+    """Return a running snapshot.
 
-    `joined` has recorded at the marker of `even`, and `odd` sends 13 and 15 before its own.
+    `joined` has recorded a version at the marker of `even`; `odd` sends 13 and 15 before its own marker.
     """
     diamond = Diamond()
     diamond.step_all(records=6)
@@ -61,13 +61,13 @@ def lagging() -> tuple[Diamond, SnapshotRequest]:
 
 @pytest.fixture
 def finished() -> tuple[Diamond, SnapshotRequest]:
-    """Return the snapshot after `joined` has reached the marker of `odd`."""
+    """Return the snapshot once `joined` has reached the marker of `odd`."""
     diamond, asked = lagging()
     diamond.step("joined")
     return diamond, asked
 
 
-def test_it_is_complete_only_when_no_stage_awaits_a_marker() -> None:
+def test_a_snapshot_completes_only_once_no_stage_awaits_a_marker() -> None:
     diamond, asked = lagging()
     assert {stage: answer.finished for stage, answer in read_answers(diamond.store, APP, asked).items()} == {
         "moves": True,
@@ -88,7 +88,7 @@ def test_it_is_complete_only_when_no_stage_awaits_a_marker() -> None:
 
 
 @pytest.mark.parametrize("last", STAGES[1:])
-def test_it_is_complete_only_when_every_stage_has_answered(last: str) -> None:
+def test_a_snapshot_completes_only_once_every_stage_has_recorded_a_version(last: str) -> None:
     diamond = Diamond()
     diamond.step_all()
     asked = ask(diamond)
@@ -101,7 +101,7 @@ def test_it_is_complete_only_when_every_stage_has_answered(last: str) -> None:
     assert complete(diamond, asked) is not None
 
 
-def test_the_records_in_flight_are_kept_as_parquet_with_their_addresses(
+def test_records_in_flight_are_kept_as_parquet_with_their_partitions_and_offsets(
     finished: tuple[Diamond, SnapshotRequest],
 ) -> None:
     diamond, asked = finished
@@ -122,7 +122,7 @@ def test_the_records_in_flight_are_kept_as_parquet_with_their_addresses(
     assert objects(diamond) == {written.key}
 
 
-def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_damaged_or_missing_records_are_corruption(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     snapshot = complete(diamond, asked)
     assert snapshot is not None
@@ -150,14 +150,14 @@ def test_many_records_are_kept_in_many_objects(
     assert sorted(n for table in capture.read_captured(diamond.store, kept) for n in table["n"].to_pylist()) == [13, 15]
 
 
-def test_without_a_reader_it_is_left_to_somebody_who_has_one(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_a_completer_without_a_reader_leaves_the_snapshot_to_others(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     assert try_complete(diamond.store, APP, asked) is None
     assert open_requests(diamond.store, APP) == (asked,)
     assert complete(diamond, asked) is not None
 
 
-def test_where_all_markers_meet_in_one_commit_nothing_is_kept_and_no_reader_is_needed() -> None:
+def test_if_all_markers_are_in_one_commit_nothing_is_kept_and_no_reader_is_needed() -> None:
     diamond = Diamond()
     asked = ask(diamond)
     diamond.step_all(records=8)
@@ -175,7 +175,7 @@ def test_where_all_markers_meet_in_one_commit_nothing_is_kept_and_no_reader_is_n
         (VersionSpan(3, 3), "versions 4 to 3"),
     ],
 )
-def test_captures_that_are_not_what_the_cut_has_in_flight_are_corruption(
+def test_captured_records_that_differ_from_those_in_flight_are_corruption(
     finished: tuple[Diamond, SnapshotRequest], said: VersionSpan | None, shown: str
 ) -> None:
     diamond, asked = finished
@@ -189,7 +189,7 @@ def test_captures_that_are_not_what_the_cut_has_in_flight_are_corruption(
     assert objects(diamond) == set()
 
 
-def test_fewer_records_than_the_manifests_say_are_corruption_and_leave_nothing_behind(
+def test_fewer_records_than_the_manifests_count_are_corruption_and_leave_nothing(
     finished: tuple[Diamond, SnapshotRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "_OBJECT_BYTES", 1)  # so that objects are written before it shows
@@ -215,7 +215,9 @@ class Misplaced(Logs):
             yield table.set_column(table.schema.get_field_index("_partition"), "_partition", zeros)
 
 
-def test_one_partition_does_not_hide_what_another_lacks(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_surplus_records_of_one_partition_do_not_hide_missing_ones_of_another(
+    finished: tuple[Diamond, SnapshotRequest],
+) -> None:
     diamond, asked = finished
     with pytest.raises(Corruption, match=r"holds \(2, 0\) records in flight by partition"):
         complete(diamond, asked, Misplaced(diamond.logs))
@@ -223,7 +225,7 @@ def test_one_partition_does_not_hide_what_another_lacks(finished: tuple[Diamond,
 
 
 class Interrupted:
-    """A reader with an action after the first records."""
+    """A reader that calls a function after the first records."""
 
     def __init__(self, logs: Logs, happens: Callable[[], object]) -> None:
         self._logs = logs
@@ -236,7 +238,7 @@ class Interrupted:
         yield from tables
 
 
-def test_a_capture_that_fails_half_way_leaves_nothing_behind_and_can_be_tried_again(
+def test_a_failed_capture_leaves_nothing_and_can_be_repeated(
     finished: tuple[Diamond, SnapshotRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "_OBJECT_BYTES", 1)
@@ -255,7 +257,7 @@ def test_a_capture_that_fails_half_way_leaves_nothing_behind_and_can_be_tried_ag
     assert complete(diamond, asked) is not None
 
 
-def test_a_request_withdrawn_while_records_are_kept_leaves_no_object_behind(
+def test_a_request_withdrawn_during_a_capture_leaves_no_object(
     finished: tuple[Diamond, SnapshotRequest],
 ) -> None:
     diamond, asked = finished
@@ -266,14 +268,16 @@ def test_a_request_withdrawn_while_records_are_kept_leaves_no_object_behind(
     assert objects(diamond) == set()
 
 
-def test_a_request_withdrawn_before_leaves_no_object_behind(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_a_request_withdrawn_before_a_capture_leaves_no_object(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     withdraw_request(diamond.store, APP, asked)
     assert complete(diamond, asked) is None
     assert objects(diamond) == set()
 
 
-def test_two_completers_give_one_snapshot_and_keep_its_records_once(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_two_completers_give_the_same_snapshot_and_keep_its_records_once(
+    finished: tuple[Diamond, SnapshotRequest],
+) -> None:
     diamond, asked = finished
     first: list[Snapshot | None] = []
     second = complete(diamond, asked, Interrupted(diamond.logs, lambda: first.append(complete(diamond, asked))))
@@ -283,7 +287,7 @@ def test_two_completers_give_one_snapshot_and_keep_its_records_once(finished: tu
     assert complete(diamond, asked) == second
 
 
-def test_a_completer_that_was_overtaken_at_the_last_moment_discards_what_it_kept(
+def test_a_completer_that_loses_the_race_at_the_last_moment_discards_its_records(
     finished: tuple[Diamond, SnapshotRequest],
 ) -> None:
     diamond, asked = finished
@@ -302,7 +306,7 @@ def test_a_completer_that_was_overtaken_at_the_last_moment_discards_what_it_kept
     assert open_requests(diamond.store, APP) == ()
 
 
-def test_a_name_taken_meanwhile_refuses_the_request_and_discards_what_was_kept(
+def test_a_name_taken_meanwhile_refuses_the_request_and_discards_the_records(
     finished: tuple[Diamond, SnapshotRequest],
 ) -> None:
     diamond, asked = finished
@@ -315,7 +319,7 @@ def test_a_name_taken_meanwhile_refuses_the_request_and_discards_what_was_kept(
     assert open_requests(diamond.store, APP) == ()
 
 
-def test_a_snapshot_is_forgotten_once_and_never_recorded_again(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_a_completed_snapshot_is_never_recorded_again(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     complete(diamond, asked)
     for _ in range(4):
@@ -324,7 +328,7 @@ def test_a_snapshot_is_forgotten_once_and_never_recorded_again(finished: tuple[D
         assert not any(asked.id in head.recorded for head in diamond.heads.values())
 
 
-def test_a_removed_snapshot_takes_its_records_with_it(finished: tuple[Diamond, SnapshotRequest]) -> None:
+def test_removing_a_snapshot_deletes_its_records(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     complete(diamond, asked)
     assert objects(diamond)

@@ -1,4 +1,4 @@
-"""Cells of the exclusion table: each operation behaves as its cell says under each condition."""
+"""The exclusion table: each operation behaves as its cell says for each condition."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ ID = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB"
 
 @dataclass
 class World:
-    """An app with a batch in flight, a complete clone where one is the subject, and what verbs need."""
+    """An app with a batch in flight, the objects that verbs need, and a complete clone if a clone is the subject."""
 
     app: FlightsApp
     cache: SstCache
@@ -199,7 +199,7 @@ def change(world: World) -> None:
 
 
 def promotion(world: World) -> None:
-    """Prepare a promotion of another app over it, or of it over another if it is to be removed."""
+    """Prepare a promotion of another app in place of this one, or the reverse if this one is to be removed."""
     mark = Promotion(APP, 1, "staging", {}, None, None, None)
     if world.goes:
         mark = replace(mark, name="other", to=world.subject)
@@ -250,7 +250,7 @@ BEGIN: dict[AppCondition, Callable[[World], None]] = {
 
 
 def run(world: World) -> None:
-    """Do what a run does before Spark starts, and its claims."""
+    """Do what a run does before Spark starts, including its claims."""
     store = world.store
     found = {name: history.head(store, APP, name) for name in history.list_stages(store, APP)}
     check_exclusion(store, APP, Intent.RUN)
@@ -383,7 +383,7 @@ OTHERS = (ExclusionRule.WAITS, ExclusionRule.FENCES, ExclusionRule.FINISHES, Exc
 
 
 def rows_of_the_docs() -> Iterator[str]:
-    """Yield the rows of docs/operating.md's table: refused operations and other effects of each condition."""
+    """Yield the rows of the table in docs/operating.md: the refused operations and other effects of each condition."""
     for column in AppCondition:
         told = {does: [intent.value for intent in Intent if RULES[intent][column] is does] for does in ExclusionRule}
         refused, free = (
@@ -395,13 +395,13 @@ def rows_of_the_docs() -> Iterator[str]:
         yield f"| {column.value} | {words} | {others} |"
 
 
-def test_the_documents_have_the_table() -> None:
+def test_the_docs_contain_the_table() -> None:
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     assert [row for row in rows_of_the_docs() if row not in text] == []
 
 
 NOT_COUNTED = {f"{APP}/notice.json", f"{APP}/gc.json"}
-"""Objects that only speed runners up or tell storage's clock."""
+"""Objects that only wake runners, or whose only content is the store's time."""
 
 
 def contents(store: MemoryStore) -> dict[str, bytes]:
@@ -410,7 +410,7 @@ def contents(store: MemoryStore) -> dict[str, bytes]:
 
 
 def expected(intent: Intent, under_way: AppCondition, world: World) -> Refused:
-    """Return the refusal of a cell."""
+    """Return the refusal that a cell demands."""
     if under_way is AppCondition.REMOVAL:
         return apps.removal_in_progress(world.subject)
     if under_way is AppCondition.MAKING:
@@ -424,7 +424,7 @@ def expected(intent: Intent, under_way: AppCondition, world: World) -> Refused:
 
 
 @pytest.mark.parametrize(("intent", "under_way"), CELLS, ids=lambda one: one.name.lower())
-def test_an_operation_does_what_its_cell_says(intent: Intent, under_way: AppCondition, cache: SstCache) -> None:
+def test_an_operation_behaves_as_its_cell_says(intent: Intent, under_way: AppCondition, cache: SstCache) -> None:
     world = world_for(intent, cache)
     BEGIN[under_way](world)
     before, epochs = contents(world.store), {name: head.epoch for name, head in heads(world, APP).items()}

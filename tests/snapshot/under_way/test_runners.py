@@ -1,4 +1,4 @@
-"""Heartbeats: which runner has a stage, and when none has it any more."""
+"""Heartbeats show which runner processes a stage, and when it no longer does."""
 
 import os
 import time
@@ -26,7 +26,7 @@ def head(stage: str, epoch: int) -> Manifest:
     return Manifest("a", stage, 7, epoch, "w", NOW_MS, "batch")
 
 
-def test_a_runner_has_the_stages_of_the_epoch_it_claimed() -> None:
+def test_a_runner_owns_the_stages_of_the_epoch_it_claimed() -> None:
     store, second = MemoryStore(), str(ULID())
     HEARTBEATS.put(store, Heartbeat(str(ULID()), "host:1", {"s": 1, "r": 4}), "a")
     HEARTBEATS.put(store, Heartbeat(second, "host:2", {"s": 2}), "a")
@@ -38,7 +38,7 @@ def test_a_runner_has_the_stages_of_the_epoch_it_claimed() -> None:
     assert [one.by for one in live_heartbeats(store, "a", NOW_MS)] == ["host:1"]
 
 
-def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None:
+def test_an_old_heartbeat_does_not_count_and_is_deleted_in_the_end(tmp_path: Path) -> None:
     store, killed, new = open_store(str(tmp_path)), str(ULID()), str(ULID())
     HEARTBEATS.put(store, Heartbeat(killed, "host:1", {"s": 1}), "a")
     written_ms = next(iter(store.list("a/runners/"))).modified_ms
@@ -55,7 +55,7 @@ def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None
     assert [info.key for info in store.list("a/runners/")] == [f"a/runners/{new}.json"]
 
 
-def test_of_a_runner_that_was_killed_the_last_sign_lapses_and_one_that_lives_gives_another(tmp_path: Path) -> None:
+def test_the_heartbeat_of_a_killed_runner_expires_while_a_live_runner_renews_its_own(tmp_path: Path) -> None:
     store, runner = open_store(str(tmp_path)), Heartbeat(str(ULID()), "host:1", {"s": 1})
     HEARTBEATS.put(store, runner, "a")
     (first,) = store.list("a/runners/")
@@ -81,7 +81,7 @@ def test_of_a_runner_that_was_killed_the_last_sign_lapses_and_one_that_lives_giv
     assert not have_runners_lapsed(store, "a", beats_on, lambda: int(now_s[0] * 1000))
 
 
-def test_a_damaged_sign_of_life_is_told() -> None:
+def test_a_damaged_heartbeat_is_reported() -> None:
     store = MemoryStore()
     store.put("a/runners/w.json", b"{")
     with pytest.raises(Corruption, match="a/runners/w"):

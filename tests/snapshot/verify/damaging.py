@@ -1,4 +1,4 @@
-"""Damage to the bank of `fan_in`, and the verification's report of it."""
+"""Functions that damage the bank of `fan_in`, and the report of its verification."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def report(app: FanIn, ref: str = "bank@good", *, deep: bool = False) -> Report:
 
 
 def only(found: Report) -> str:
-    """Return the only difference."""
+    """Return the message of the only difference."""
     (difference,) = found.differences
     return difference.message
 
@@ -28,14 +28,14 @@ Change = Callable[[Manifest], Manifest]
 
 
 def change(app: FanIn, stage: str, version: int, how: Change) -> None:
-    """Replace a manifest without a check."""
+    """Replace a manifest, without validation."""
     key = keys.manifest("bank", stage, version)
     manifest = codec.decode(app.store.get(key), Manifest, key=key)
     app.store.put(key, as_it_is(how(manifest)))
 
 
 def of_input(name: str, **fields: Any) -> Change:
-    """Return a change of an input's fields in a manifest."""
+    """Return a function that changes fields of an input in a manifest."""
 
     def how(manifest: Manifest) -> Manifest:
         return replace(manifest, inputs=manifest.inputs | {name: replace(manifest.inputs[name], **fields)})
@@ -44,7 +44,7 @@ def of_input(name: str, **fields: Any) -> Change:
 
 
 def of_output(name: str, **fields: Any) -> Change:
-    """Return a change of an output's fields in a manifest."""
+    """Return a function that changes fields of an output in a manifest."""
 
     def how(manifest: Manifest) -> Manifest:
         return replace(manifest, outputs=manifest.outputs | {name: replace(manifest.outputs[name], **fields)})
@@ -53,5 +53,5 @@ def of_output(name: str, **fields: Any) -> Change:
 
 
 def put_snapshot(app: FanIn, snapshot: Snapshot) -> None:
-    """Replace the snapshot `good` without a check."""
+    """Replace the snapshot `good`, without validation."""
     app.store.put(keys.json_object(keys.snapshots("bank"), "good"), as_it_is(snapshot))

@@ -1,4 +1,4 @@
-"""Moments of any history are consistent; any damage is reported as a difference."""
+"""Moments of any history are consistent, and any damage is reported as a difference."""
 
 from typing import Any, get_type_hints
 
@@ -49,7 +49,7 @@ STEPS = st.lists(
 
 @scaled(30, in_ci=300)
 @given(before=STEPS, after=STEPS, back=st.integers(0, 9))
-def test_whatever_an_app_did_no_moment_of_it_has_a_difference(before: list[Any], after: list[Any], back: int) -> None:
+def test_no_moment_of_any_history_has_a_difference(before: list[Any], after: list[Any], back: int) -> None:
     app = FanIn(MemoryStore())
     for steps in (before, None, after):
         if steps is None:
@@ -80,7 +80,7 @@ COUNTS = st.sampled_from([("left", 3), ("right", 5), ("join", 3)])
 
 @scaled(100)
 @given(where=COUNTS, partition=st.integers(0, 1), delta=st.integers(-3, 3).filter(bool), pick=st.integers(0, 5))
-def test_any_count_or_offset_that_is_off_is_found_without_reading_a_record(
+def test_any_wrong_count_or_offset_is_found_without_reading_a_record(
     made: Bank, where: tuple[str, int], partition: int, delta: int, pick: int
 ) -> None:
     app = made.fresh()
@@ -103,9 +103,7 @@ READ, SENT = ("offsets", "consumed"), ("ends", "sent")
 
 @scaled(150)
 @given(data=st.data(), deep=st.booleans())
-def test_no_byte_of_any_object_makes_it_fail_otherwise_than_by_a_difference(
-    made: Bank, data: st.DataObject, deep: bool
-) -> None:
+def test_changed_bytes_of_any_object_never_crash_a_verification(made: Bank, data: st.DataObject, deep: bool) -> None:
     app = made.fresh()
     key = data.draw(st.sampled_from(sorted(made.objects)))
     old = made.objects[key]
@@ -120,9 +118,7 @@ def test_no_byte_of_any_object_makes_it_fail_otherwise_than_by_a_difference(
 
 @scaled(75, in_ci=750)
 @given(data=st.data(), deep=st.booleans())
-def test_no_manifest_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
-    made: Bank, data: st.DataObject, deep: bool
-) -> None:
+def test_no_manifest_of_valid_types_crashes_a_verification(made: Bank, data: st.DataObject, deep: bool) -> None:
     app = made.fresh()
     stage, version = data.draw(st.sampled_from([("left", 3), ("right", 4), ("right", 5), ("join", 3), ("join", 2)]))
     other = data.draw(MANIFESTS)
@@ -138,9 +134,7 @@ def test_no_manifest_that_the_types_allow_makes_it_fail_otherwise_than_by_a_diff
 
 @scaled(100)
 @given(data=st.data(), deep=st.booleans())
-def test_no_snapshot_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
-    made: Bank, data: st.DataObject, deep: bool
-) -> None:
+def test_no_snapshot_of_valid_types_crashes_a_verification(made: Bank, data: st.DataObject, deep: bool) -> None:
     app = made.fresh()
     snapshot = read_snapshot(app.store, "bank", "good")
     (kept,) = snapshot.channels

@@ -1,4 +1,4 @@
-"""Verification of input archives: counted content, comparison with indexes, and gaps."""
+"""Verification of input archives counts records, compares them with the indexes, and names gaps."""
 
 import pytest
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ def head(app: FlightsApp) -> ArchiveIndex:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_an_archive_is_counted_and_its_gaps_are_named(app: FlightsApp, deep: bool) -> None:
+def test_the_records_of_an_archive_are_counted_and_its_gaps_are_named(app: FlightsApp, deep: bool) -> None:
     report = check(app, deep=deep)
     assert report.consistent
     (found,) = report.archives
@@ -46,7 +46,7 @@ def test_an_archive_is_counted_and_its_gaps_are_named(app: FlightsApp, deep: boo
     assert "it has a gap, orders[0]@10..20: reading it, for example in a replay, fails" in shown
 
 
-def test_an_object_that_is_missing_or_cut_short_is_found_by_its_size(app: FlightsApp) -> None:
+def test_a_missing_or_truncated_object_is_found_by_its_size(app: FlightsApp) -> None:
     first, second = head(app).objects
     app.store.delete(first.object)
     app.store.put(second.object, app.store.get(second.object)[:-1])
@@ -64,7 +64,7 @@ def test_an_object_that_is_missing_or_cut_short_is_found_by_its_size(app: Flight
         ({"checksum": "00"}, "expected checksum 00"),
     ],
 )
-def test_what_an_index_says_of_an_object_and_is_not_so_is_found(
+def test_an_index_entry_that_differs_from_its_object_is_found(
     app: FlightsApp, lie: dict[str, object], says: str
 ) -> None:
     before = head(app)
@@ -74,7 +74,7 @@ def test_what_an_index_says_of_an_object_and_is_not_so_is_found(
     assert says in found.message
 
 
-def test_an_index_that_is_damaged_is_a_difference_and_a_silent_store_an_error(app: FlightsApp) -> None:
+def test_a_damaged_index_is_a_difference_and_an_unavailable_store_is_an_error(app: FlightsApp) -> None:
     key = f"{keys.archive_indexes(PREFIX)}{2:020}.json"
     app.store.put(key, b"{}")
     (found,) = check(app, deep=False).differences

@@ -1,4 +1,4 @@
-"""Damage to the records in flight that a snapshot keeps."""
+"""Damage to the in-flight records that a snapshot keeps."""
 
 import io
 import re
@@ -22,7 +22,7 @@ Records = Callable[[pa.Table], pa.Table]
 
 
 def rewrite(app: FanIn, how: Records, *, counts: tuple[int, ...] = (3, 2)) -> str:
-    """Replace the records of the kept object, with a matching checksum. Return its key."""
+    """Replace the records of the kept object, with a matching checksum. Return the object's key."""
     snapshot = read_snapshot(app.store, "bank", "good")
     (kept,) = snapshot.channels
     (one,) = kept.objects
@@ -116,7 +116,7 @@ def kept_key(app: FanIn) -> str:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_kept_object_that_is_gone_or_cut_short_is_named(app: FanIn, deep: bool) -> None:
+def test_a_missing_or_truncated_object_of_records_is_named(app: FanIn, deep: bool) -> None:
     key = kept_key(app)
     whole = app.store.get(key)
     app.store.put(key, whole[:-1])
@@ -150,7 +150,7 @@ def test_a_snapshot_keeps_exactly_what_is_in_flight(app: FanIn, damage: str) -> 
     assert any(re.search(expected, message) for message in messages), messages
 
 
-def test_a_pinned_moment_keeps_all_records_or_none(app: FanIn) -> None:
+def test_a_pinned_moment_keeps_the_records_of_all_channels_or_of_none(app: FanIn) -> None:
     cut = resolve(app.store, "bank", now_ms=10**15)
     pin_cut(app.store, cut, "bare")
     pin_cut(app.store, cut, "kept", reader=app.topics)
@@ -165,6 +165,6 @@ def test_a_pinned_moment_keeps_all_records_or_none(app: FanIn) -> None:
     )
 
 
-def test_a_snapshot_that_is_no_snapshot_is_named(app: FanIn) -> None:
+def test_an_unreadable_snapshot_is_named(app: FanIn) -> None:
     app.store.put(keys.json_object(keys.snapshots("bank"), "good"), sealed({}))
     assert keys.json_object(keys.snapshots("bank"), "good") in only(report(app))

@@ -1,4 +1,4 @@
-"""Damage to manifests is found without reading any record."""
+"""Damage to manifests is found without reading records."""
 
 import re
 from typing import Any
@@ -160,14 +160,14 @@ MANIFESTS: dict[str, tuple[str, int, Change, str]] = {
 
 
 @pytest.mark.parametrize("damage", MANIFESTS)
-def test_damage_to_a_manifest_is_found_without_reading_any_record(app: FanIn, damage: str) -> None:
+def test_damage_to_a_manifest_is_found_without_reading_records(app: FanIn, damage: str) -> None:
     stage, version, how, expected = MANIFESTS[damage]
     change(app, stage, version, how)
     messages = [difference.message for difference in report(app).differences]
     assert any(re.search(expected, message) for message in messages), messages
 
 
-def test_a_manifest_that_is_gone_or_no_manifest_is_named(app: FanIn) -> None:
+def test_a_missing_or_undecodable_manifest_is_named(app: FanIn) -> None:
     for damage in (app.store.delete, lambda key: app.store.put(key, b"{"), lambda key: app.store.put(key, b"\xff")):
         key = keys.manifest("bank", "join", 3)
         whole = app.store.get(key)
@@ -179,31 +179,31 @@ def test_a_manifest_that_is_gone_or_no_manifest_is_named(app: FanIn) -> None:
     assert report(app).consistent
 
 
-def test_the_head_of_a_stage_that_cannot_be_read_is_named(app: FanIn) -> None:
+def test_an_unreadable_head_of_a_stage_is_named(app: FanIn) -> None:
     key = keys.manifest("bank", "join", app.heads["join"].version)
     app.store.put(key, b"{}")
     assert key in only(report(app, "bank"))
 
 
-def test_another_stages_manifest_in_its_place_is_named(app: FanIn) -> None:
+def test_a_manifest_of_another_stage_in_its_place_is_named(app: FanIn) -> None:
     key = keys.manifest("bank", "left", 3)
     app.store.put(key, app.store.get(keys.manifest("bank", "right", 3)))
     assert "holds the manifest of bank/right v3; expected bank/left v3" in report(app).differences[0].message
 
 
-def test_a_gap_in_the_history_is_found_deeply(app: FanIn) -> None:
+def test_a_gap_in_the_history_is_found_by_deep_verification(app: FanIn) -> None:
     app.store.delete(keys.manifest("bank", "join", 3))
     found = report(app, "bank", deep=True)
     assert f"{keys.manifest('bank', 'join', 3)} is missing: join has v2, then v4" in only(found)
 
 
-def test_damage_to_an_old_version_is_found_deeply(app: FanIn) -> None:
+def test_damage_to_an_old_version_is_found_by_deep_verification(app: FanIn) -> None:
     change(app, "left", 2, of_output("by-left", sent=(4, 2), rows=6))
     assert report(app, "bank").consistent
     assert "bank/left v3, channel 'by-left': 3 records written; expected 2" in only(report(app, "bank", deep=True))
 
 
-def test_a_version_between_reader_and_sender_that_is_gone_is_found(app: FanIn) -> None:
+def test_a_missing_version_between_reader_and_sender_is_found(app: FanIn) -> None:
     app.store.delete(keys.manifest("bank", "right", 6))
     app.send("right", 1, 1)
     messages = [difference.message for difference in report(app, "bank").differences]
@@ -220,7 +220,7 @@ def test_a_version_between_reader_and_sender_that_is_gone_is_found(app: FanIn) -
         (None, "bank/join v8 has no sink 'alerts'; the previous version had"),
     ],
 )
-def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | None) -> None:
+def test_a_sinks_counts_that_decrease_are_found(later: Sink | None, expected: str | None) -> None:
     before = batch(7, sinks={"alerts": Sink("alerts-internal", 5, 1, rows=1, sent=3)})
     found = list(version_faults(before, batch(8, sinks={"alerts": later} if later else {})))
     assert found == [] if expected is None else expected in found[0]

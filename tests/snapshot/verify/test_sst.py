@@ -1,4 +1,4 @@
-"""Damage to the SSTs of a cut: each kind is found, and the object is named."""
+"""Damage of each kind to the SSTs of a cut is found, and the object is named."""
 
 import io
 from collections.abc import Callable
@@ -58,12 +58,12 @@ def made() -> History:
 
 @pytest.fixture
 def app(made: History) -> FlightsApp:
-    """Return an app with past compactions, deletions and a snapshot. Only its store is new for each test."""
+    """Return an app with past compactions, deletions and a snapshot. Each test gets a new store for it."""
     return made.fresh()
 
 
 def with_all(rows: pa.Table, column: str, value: int) -> pa.Table:
-    """Return the rows with this value in a whole column."""
+    """Return the rows with this value throughout a column."""
     place = rows.schema.get_field_index(column)
     field = rows.schema.field(place)
     return rows.set_column(place, field, pa.array([value] * rows.num_rows, field.type))
@@ -101,7 +101,7 @@ def test_a_healthy_table_has_no_difference(app: FlightsApp, ref: str, deep: bool
 
 @dataclass
 class Damage:
-    """An SST of the head that gets other rows with a matching checksum."""
+    """Damages an SST of the head: gives it other rows with a matching checksum."""
 
     app: FlightsApp
 
@@ -118,7 +118,7 @@ class Damage:
         return pq.read_table(io.BytesIO(self.app.store.get(self.sst.object)))
 
     def put(self, rows: pa.Table, /, **said: object) -> None:
-        """Put these rows, with these changes of the manifest's entry."""
+        """Write an SST of these rows, and change fields of its entry in the manifest."""
         writer = SstWriter(TABLES[STAGE])
         writer.append(rows)
         new, data = writer.finish(app="flights", stage=STAGE, partition=self.sst.partition, level=self.sst.level)
@@ -132,7 +132,7 @@ class Damage:
         self.app.store.put(key, codec.encode(replace(self.head, table=table)))
 
     def say(self, of: Sst | None = None, **said: object) -> None:
-        """Change the manifest's entry for the SST."""
+        """Change fields of the SST's entry in the manifest."""
         head, sst = self.head, self.sst
         ssts = tuple(replace(of or sst, **said) if each == sst else each for each in head.ssts)
         self.app.store.put(keys.manifest("flights", STAGE, head.version), as_it_is(replace(head, ssts=ssts)))
@@ -227,7 +227,7 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_to_an_sst_is_found_and_the_object_named(app: FlightsApp, kind: str) -> None:
+def test_damage_to_an_sst_is_found_and_the_object_is_named(app: FlightsApp, kind: str) -> None:
     damage = Damage(app)
     how, expected = DAMAGE[kind]
     how(damage)
@@ -248,7 +248,7 @@ SAID: dict[str, tuple[dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize("kind", SAID)
-def test_what_cannot_be_true_of_an_sst_is_found_without_reading_it(app: FlightsApp, kind: str) -> None:
+def test_impossible_metadata_of_an_sst_is_found_without_reading_it(app: FlightsApp, kind: str) -> None:
     said, expected = SAID[kind]
     Damage(app).say(**said)
     messages = [difference.message for difference in report(app, deep=False).differences]
@@ -256,7 +256,7 @@ def test_what_cannot_be_true_of_an_sst_is_found_without_reading_it(app: FlightsA
     report(app)
 
 
-def test_ssts_in_which_one_key_could_be_are_of_different_times(app: FlightsApp) -> None:
+def test_ssts_may_not_overlap_in_both_keys_and_versions(app: FlightsApp) -> None:
     head = app.heads[STAGE]
     twin = replace(head.ssts[0], object=keys.sst("flights", STAGE, "TWIN"))
     app.store.put(twin.object, app.store.get(head.ssts[0].object))
@@ -265,7 +265,7 @@ def test_ssts_in_which_one_key_could_be_are_of_different_times(app: FlightsApp) 
     assert "overlap in hashes and versions" in difference.message
 
 
-def test_rows_of_a_version_are_newer_than_all_that_were_there() -> None:
+def test_new_rows_must_be_newer_than_all_existing_ones() -> None:
     app = history_in(MemoryStore())
     head = app.step(STAGE)
     app.store.put(keys.manifest("flights", STAGE, head.version), codec.encode(replace(head, seq=1)))
@@ -276,7 +276,7 @@ def test_rows_of_a_version_are_newer_than_all_that_were_there() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "/etc", "a/../b", "flights//x"])
-def test_a_key_that_no_store_could_hold_is_a_difference(app: FlightsApp, key: str) -> None:
+def test_a_key_that_no_store_accepts_is_a_difference(app: FlightsApp, key: str) -> None:
     Damage(app).say(object=key)
     for deep in (False, True):
         assert any(
@@ -296,13 +296,13 @@ def test_missing_and_truncated_objects_are_found_by_their_sizes(app: FlightsApp)
     }
 
 
-def test_every_object_of_a_cut_is_looked_at_once(app: FlightsApp) -> None:
+def test_each_object_of_a_cut_is_checked_once(app: FlightsApp) -> None:
     ssts = {sst.object for manifest in app.heads.values() for sst in manifest.ssts}
     objects = next(each.checked for each in report(app, deep=False).checks if each.check == "objects")
     assert objects == len(ssts)
 
 
-def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_take_longer() -> None:
+def test_sizes_come_from_a_listing_or_from_the_objects_whichever_is_faster() -> None:
     store = CountingStore(MemoryStore())
     for number in range(3_500):
         store.put(f"a/sst/{number:04}.parquet", b"12345")
@@ -344,11 +344,11 @@ def requests_for(num_keys: int) -> dict[str, int]:
     return store.counts
 
 
-def test_it_takes_the_same_requests_at_any_size_of_the_state() -> None:
+def test_verification_takes_the_same_requests_at_any_size_of_the_state() -> None:
     assert requests_for(1_000) == requests_for(100_000)
 
 
-def test_a_clone_that_shares_ssts_under_another_root_is_verified_there(tmp_path: Path) -> None:
+def test_ssts_that_a_clone_shares_are_verified_under_their_own_root(tmp_path: Path) -> None:
     app = history_in(LocalStore(tmp_path / "production"))
     other = LocalStore(tmp_path / "staging")
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, target_store=other, by="ada@host")
@@ -368,7 +368,7 @@ def test_a_clone_that_shares_ssts_under_another_root_is_verified_there(tmp_path:
         assert "missing" in difference.message
 
 
-def test_a_clone_does_not_say_how_much_it_copied_for_each_reader_of_a_channel() -> None:
+def test_copied_counts_per_reader_of_a_channel_are_unknown_in_a_clone() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     app.send(*flights(4))
     app.step("legs")
@@ -388,7 +388,7 @@ def test_a_clone_does_not_say_how_much_it_copied_for_each_reader_of_a_channel() 
     assert copied.consistent
 
 
-def test_a_root_that_cannot_be_understood_is_a_difference(app: FlightsApp) -> None:
+def test_an_invalid_root_is_a_difference(app: FlightsApp) -> None:
     Damage(app).say(root="gopher://x")
     for deep in (False, True):
         assert any("gopher://x" in difference.message for difference in report(app, deep=deep).differences)
@@ -423,9 +423,7 @@ def entry(rows: pa.Table) -> Sst:
     one=st.integers(0, 39),
     other=st.integers(0, 39),
 )
-def test_rows_are_in_order_and_once_across_blocks_and_never_otherwise(
-    values: list[int], block: int, one: int, other: int
-) -> None:
+def test_rows_must_be_ordered_and_unique_across_blocks(values: list[int], block: int, one: int, other: int) -> None:
     rows = numbers(values)
     sst = entry(rows)
     assert faults(rows, sst, block) == []
@@ -439,7 +437,7 @@ def test_rows_are_in_order_and_once_across_blocks_and_never_otherwise(
         assert any("is not sorted by" in fault for fault in faults(rows.take(order), sst, block))
 
 
-def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp) -> None:
+def test_a_tombstone_with_column_values_is_no_damage(app: FlightsApp) -> None:
     head = app.heads[STAGE]
     columns = {name: np.ones(1, np.int64) for name in ("flights", "delay", "_squares")}
     runs = write_columns(app.store, "flights", STAGE, head.version, pa.array(["N999"]), columns, op=TOMBSTONE)
@@ -448,7 +446,7 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
 
 @scaled(30, in_ci=300)
 @given(data=st.data())
-def test_any_other_byte_of_any_sst_is_found_and_the_object_named(made: History, data: st.DataObject) -> None:
+def test_any_changed_byte_of_any_sst_is_found_and_the_object_is_named(made: History, data: st.DataObject) -> None:
     app = made.fresh()
     key = data.draw(st.sampled_from([sst.object for sst in app.heads[STAGE].ssts]))
     old = made.objects[key]
@@ -463,7 +461,7 @@ NOT_JUDGED = {"partition", "level"}
 
 @scaled(75, in_ci=750)
 @given(data=st.data())
-def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: st.DataObject) -> None:
+def test_any_wrong_field_of_an_ssts_entry_is_found(made: History, data: st.DataObject) -> None:
     damage = Damage(made.fresh())
     sst = damage.sst
     name = data.draw(st.sampled_from(sorted(set(Sst.__struct_fields__) - NOT_JUDGED)))
@@ -476,9 +474,7 @@ def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: s
 
 @scaled(30, in_ci=300)
 @given(data=st.data())
-def test_no_table_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
-    made: History, data: st.DataObject
-) -> None:
+def test_any_other_table_in_the_manifest_is_a_difference(made: History, data: st.DataObject) -> None:
     damage = Damage(made.fresh())
     head = damage.head
     table = data.draw(st.one_of(st.none(), any_value(Table)))

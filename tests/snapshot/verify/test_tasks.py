@@ -1,4 +1,4 @@
-"""SSTs of batches with fewer tasks than state partitions pass every check."""
+"""SSTs of batches that had fewer tasks than there are state partitions pass all checks."""
 
 from collections import Counter
 

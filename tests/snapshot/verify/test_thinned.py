@@ -1,4 +1,4 @@
-"""Deep verification after garbage collection: collected objects are not missing, all others are."""
+"""Deep verification after a garbage collection: collected objects are not reported as missing, all others are."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def wait(app: FlightsApp) -> None:
 
 @pytest.fixture(scope="module")
 def kept() -> FlightsApp:
-    """Return a history with an old snapshot, two rescales, and a few versions without gaps."""
+    """Return a thinned history with an old snapshot, two rescales, and a few versions without gaps at the end."""
     app = aging_app()
     app.run(flights(30))
     pin_cut(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms), "old")
@@ -38,7 +38,7 @@ def kept() -> FlightsApp:
 
 @pytest.fixture
 def app(kept: FlightsApp) -> Iterator[FlightsApp]:
-    """Return the shared app; changes to its store are undone after each test."""
+    """Return the shared app. After each test, changes to its store are undone."""
     before = {info.key: kept.store.get(info.key) for info in kept.store.list("")}
     yield kept
     for key, data in before.items():
@@ -55,13 +55,13 @@ def message(found: Report) -> str:
 
 
 @pytest.mark.parametrize("ref", ["flights", "flights@old", "flights@~2"])
-def test_versions_that_were_collected_are_not_missing(app: FlightsApp, ref: str) -> None:
+def test_collected_versions_are_not_missing(app: FlightsApp, ref: str) -> None:
     versions = history.list_versions(app.store, app.name, "aircraft")
     assert len(versions) < versions[-1] - versions[0], "the history was to be thinned"
     assert deeply(app, ref).differences == ()
 
 
-def test_a_version_that_is_doomed_and_still_there_is_no_part_of_the_history(app: FlightsApp) -> None:
+def test_a_version_to_be_deleted_that_still_exists_is_ignored(app: FlightsApp) -> None:
     limit = horizon.newest(app.store, app.name)
     assert limit is not None
     doomed = keys.manifest(app.name, "aircraft", limit.first["aircraft"] - 1)
@@ -70,7 +70,7 @@ def test_a_version_that_is_doomed_and_still_there_is_no_part_of_the_history(app:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_version_that_the_collection_left_and_that_is_gone_is_named(app: FlightsApp, stage: str) -> None:
+def test_a_kept_version_that_is_missing_is_named(app: FlightsApp, stage: str) -> None:
     limit = horizon.newest(app.store, app.name)
     assert limit is not None
     gone = keys.manifest(app.name, stage, limit.kept[stage][0])
@@ -78,7 +78,7 @@ def test_a_version_that_the_collection_left_and_that_is_gone_is_named(app: Fligh
     assert f"{gone} is missing" in message(deeply(app))
 
 
-def test_the_version_from_which_on_the_history_is_whole_is_named_when_it_is_gone(app: FlightsApp) -> None:
+def test_a_missing_first_version_of_the_complete_history_is_named(app: FlightsApp) -> None:
     limit = horizon.newest(app.store, app.name)
     assert limit is not None
     gone = keys.manifest(app.name, "carriers", limit.first["carriers"])
@@ -86,14 +86,14 @@ def test_the_version_from_which_on_the_history_is_whole_is_named_when_it_is_gone
     assert f"{gone} is missing" in message(deeply(app))
 
 
-def test_a_gap_in_what_is_whole_is_named(app: FlightsApp) -> None:
+def test_a_gap_in_the_complete_history_is_named(app: FlightsApp) -> None:
     head = app.heads["carriers"].version
     gone = keys.manifest(app.name, "carriers", head - 1)
     app.store.delete(gone)
     assert f"{gone} is missing: carriers has v{head - 2}, then v{head}" in message(deeply(app))
 
 
-def test_a_boundary_that_cannot_be_read_is_a_difference(app: FlightsApp) -> None:
+def test_an_unreadable_boundary_is_a_difference(app: FlightsApp) -> None:
     limit = horizon.newest(app.store, app.name)
     assert limit is not None
     key = keys.json_object(keys.boundaries(app.name), limit.number)

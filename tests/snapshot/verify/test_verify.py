@@ -20,7 +20,7 @@ def test_a_healthy_cut_has_no_difference(app: FanIn, ref: str, deep: bool) -> No
     assert {entry.difference for entry in found.ledger} == {0}
 
 
-def test_the_books_of_a_snapshot_show_what_it_keeps(app: FanIn) -> None:
+def test_the_counts_of_a_snapshot_include_the_records_it_keeps(app: FanIn) -> None:
     left, right = report(app).ledger
     assert (left.channel, left.sender, left.receiver) == ("by-left", "left", "join")
     assert (left.sent, left.consumed, left.in_flight.rows) == ((5, 3), (5, 3), 0)
@@ -31,7 +31,7 @@ def test_the_books_of_a_snapshot_show_what_it_keeps(app: FanIn) -> None:
     assert (reread.in_flight.by_partition, reread.in_flight.where) == ((3, 2), "kept records")
 
 
-def test_records_in_flight_at_any_other_moment_are_counted_in_manifests_or_in_kafka(app: FanIn) -> None:
+def test_records_in_flight_at_other_moments_are_counted_from_manifests_or_in_kafka(app: FanIn) -> None:
     now, deeply = report(app, "bank"), report(app, "bank", deep=True)
     assert [(entry.in_flight.rows, entry.in_flight.where) for entry in now.ledger] == [
         (2, "manifests"),
@@ -43,7 +43,7 @@ def test_records_in_flight_at_any_other_moment_are_counted_in_manifests_or_in_ka
     ]
 
 
-def test_what_kafka_no_longer_has_is_told_and_is_no_difference(app: FanIn) -> None:
+def test_records_that_kafka_deleted_are_noted_and_are_no_difference(app: FanIn) -> None:
     app.topics.expired = True
     found = report(app, "bank", deep=True)
     assert found.consistent
@@ -57,7 +57,7 @@ def test_what_kafka_no_longer_has_is_told_and_is_no_difference(app: FanIn) -> No
     assert without.not_reread[0].endswith("no Kafka configured")
 
 
-def test_kafka_that_is_away_is_waited_for_once(app: FanIn) -> None:
+def test_an_unreachable_kafka_is_waited_for_once(app: FanIn) -> None:
     app.topics.away = True
     found = report(app, "bank", deep=True)
     assert found.consistent
@@ -66,7 +66,7 @@ def test_kafka_that_is_away_is_waited_for_once(app: FanIn) -> None:
     assert app.topics.asked == 2
 
 
-def test_counts_that_nobody_knows_are_not_judged(app: FanIn) -> None:
+def test_unknown_counts_are_not_compared(app: FanIn) -> None:
     join = app.heads["join"]
     inputs = {name: replace(read, consumed=()) for name, read in join.inputs.items()}
     change(app, "join", join.version, lambda manifest: replace(manifest, inputs=inputs))
@@ -75,7 +75,7 @@ def test_counts_that_nobody_knows_are_not_judged(app: FanIn) -> None:
     assert {entry.difference for entry in found.ledger} == {None}
 
 
-def test_what_is_not_there_to_be_verified_is_said(app: FanIn) -> None:
+def test_names_that_do_not_exist_are_errors(app: FanIn) -> None:
     with pytest.raises(NotFound):
         report(app, "bank@goof")
     with pytest.raises(NotFound):
@@ -88,14 +88,14 @@ def test_what_is_not_there_to_be_verified_is_said(app: FanIn) -> None:
     ("header", "expected"),
     [("attempt-9", "holds no marker; expected that of"), ("marker other", "holds the marker of other; expected")],
 )
-def test_what_lies_in_kafka_at_a_markers_offset_is_that_marker(app: FanIn, header: str, expected: str) -> None:
+def test_the_record_in_kafka_at_a_markers_offset_must_be_that_marker(app: FanIn, header: str, expected: str) -> None:
     app.topics.messages["by-left"][0][4] = (header, 0)
     message = only(report(app, deep=True))
     assert message.startswith("by-left[0]@4 ")
     assert expected in message
 
 
-def test_records_that_kafka_lost_or_has_twice_are_missing_in_the_books(app: FanIn) -> None:
+def test_records_lost_or_duplicated_in_kafka_are_a_difference_in_the_counts(app: FanIn) -> None:
     messages = app.topics.messages["by-right"][1]
     header, rows = messages[-1]
     messages[-1] = (header, rows - 1)
@@ -106,7 +106,7 @@ def test_records_that_kafka_lost_or_has_twice_are_missing_in_the_books(app: FanI
     assert found.ledger[1].partitions == ((9, 4, 0, 5, 0), (11, 6, 0, 4, 1))
 
 
-def test_a_marker_on_a_channel_nobody_reads_yet_is_looked_at_too() -> None:
+def test_a_marker_on_a_channel_without_a_reader_is_checked_too() -> None:
     app = bank(MemoryStore())
     for version in (1, 2, 3, 4):
         change(app, "join", version, lambda manifest: replace(manifest, inputs={}))

@@ -1,4 +1,4 @@
-"""A stage whose versions are committed as batches commit them, without Spark."""
+"""A stage that commits versions as batches do, without Spark."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from tests.support.histories import Kafka, Message
 
 @dataclass
 class Committing:
-    """The stage `a/s`, or that of a clone, which reads the topic `t`, or others."""
+    """The stage `a/s` or its clone, reading the topic `t` or the given ones."""
 
     store: ObjectStore = field(init=False)
     head: Manifest = field(init=False)
@@ -27,7 +27,7 @@ class Committing:
     def begin(
         self, store: ObjectStore, table: Table, *topics: str, side_tables: Mapping[str, SideTable] | None = None
     ) -> None:
-        """Claim it."""
+        """Claim the stage."""
         self.store = store
         inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
         sides = dict(side_tables or {})
@@ -67,7 +67,7 @@ class Committing:
         self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
 
     def clone(self, masks: Mapping[str, str] | None = None, cache: SstCache | None = None) -> None:
-        """Go on as a clone of the newest moment, which has its SSTs and knows nothing but what is stored."""
+        """Continue as a clone of the newest moment, which has the same SSTs and only what the store contains."""
         name, kafka = f"{self.head.app}b", Kafka()
         for topic, at in self.head.inputs.items():
             kafka.topics[topic] = [[Message(())] * at.offsets[0]]

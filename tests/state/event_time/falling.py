@@ -1,4 +1,4 @@
-"""A stage with rows that fall due, without Spark: batches as tasks compute them, in memory."""
+"""A stage with rows that become due, without Spark: batches are computed as in tasks, with a store in memory."""
 
 import dataclasses
 import os
@@ -82,7 +82,7 @@ class Stage(Committing):
         return Table(columns, values, 3, state, tasks=2)
 
     def migrate(self, state: Kind, renames: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Go on with another state; what is said of that."""
+        """Migrate to another state, and return the reported changes."""
         self.bound = state.bind([self.rows], self.key)
         declared = self.declared(self.bound, state.stored)
         stages = {"s": DeclaredStage("s", {"t": ""}, {}, declared, declare_parts(self.bound, declared))}

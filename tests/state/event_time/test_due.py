@@ -1,4 +1,4 @@
-"""Due rows, and windows emitted once: random schedules equal a computation over the raw input."""
+"""Rows that become due, and windows emitted once at their end: random schedules equal a computation over raw input."""
 
 from collections import Counter
 
@@ -29,7 +29,10 @@ schedules = st.lists(steps | st.just("restart"), min_size=1, max_size=8)
 
 
 def waits(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Count, and wait for 25 minutes after the last row. Then `a` is deleted, `b` waits once more, `c` and `d` stay."""
+    """An update that counts rows and sets the due time to 25 minutes after the last row.
+
+    When due, `a` is deleted, `b` gets a later due time, and `c` and `d` stay.
+    """
     counts, last = (
         rows.group_by("_key").aggregate([("_key", "count"), ("at", "max")]).sort_by("_key")[name].combine_chunks()
         for name in ("_key_count", "at_max")
@@ -92,7 +95,7 @@ def check_reminders(schedule: list[list[Event] | str]) -> None:
 
 @scaled(25, in_ci=250)
 @given(schedules)
-def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list[list[Event] | str]) -> None:
+def test_rows_become_due_as_computed_over_the_raw_input(schedule: list[list[Event] | str]) -> None:
     check_reminders(schedule)
 
 
@@ -133,7 +136,7 @@ def check_final(schedule: list[list[Event] | str]) -> None:
 
 @scaled(25, in_ci=250)
 @given(schedules)
-def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
+def test_windows_are_emitted_once_as_computed_over_the_raw_input(
     schedule: list[list[Event] | str],
 ) -> None:
     check_final(schedule)
@@ -143,14 +146,14 @@ def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
 @pytest.mark.timeout(3600)
 @scaled(1_000)
 @given(schedules)
-def test_what_falls_due_equals_a_computation_over_the_raw_input_a_thousand_times(
+def test_due_rows_equal_a_computation_over_the_raw_input_a_thousand_times(
     schedule: list[list[Event] | str],
 ) -> None:
     check_reminders(schedule)
     check_final(schedule)
 
 
-def test_by_the_clock_a_row_falls_due_though_no_event_comes() -> None:
+def test_by_the_clock_a_row_becomes_due_without_events() -> None:
     stage = reminders("clock")
     assert stage.batch([{"key": "c", "at": 60 * 60_000_000}], clock_ms=60 * MINUTE_MS) == []
     times = stage.head.event_time
@@ -171,7 +174,7 @@ def at(key: str, minute: int) -> dict[str, object]:
     return {"key": key, "at": minute * 60_000_000}
 
 
-def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
+def test_due_can_be_added_removed_and_added_again_by_migration() -> None:
     plain, waiting = (sw.update(waits, state=VALUES, emits=EMITS, due=each) for each in (None, "until"))
     stage = Stage(plain.bind([ROWS], ("key",)), ("key",), ROWS, plain.stored)
     stage.batch([at("b", 0), at("c", 0), at("d", 0)])
@@ -196,7 +199,7 @@ def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
     assert stage.batch([]) == [{"key": "d", "n": 3}], "and no row that was to fall due before"
 
 
-def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
+def test_due_by_may_change_and_rows_keep_their_times() -> None:
     by_event, by_clock = (
         sw.update(waits, state=VALUES, emits=EMITS, due="until", due_by=by)  # type: ignore[arg-type]
         for by in ("watermark", "clock")
@@ -229,6 +232,8 @@ def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
         (lambda: sw.event_time(emits="final", late="keep"), Usage, "would change windows that emits="),
     ],
 )
-def test_what_cannot_fall_due_is_refused_in_a_sentence(declared: object, error: type[Exception], said: str) -> None:
+def test_an_impossible_due_column_is_refused_with_the_reason(
+    declared: object, error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         declared()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""A join of two streams on a real broker and Spark: its rows equal those of Spark's own stream-stream join."""
+"""A join of two streams on a real broker and Spark gives the rows of Spark's own stream-stream join."""
 
 import json
 from collections import Counter
@@ -57,10 +57,7 @@ def both(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def joined(name: str, orders: str, payments: str) -> sw.App:
-    """Return a left outer join whose rows and late rows are kept in tables with their multiplicity.
-
-    Records that fail are rejected.
-    """
+    """Return a left outer join that counts its rows and late rows in tables, and rejects failing records."""
     app, pairs, late = sw.App(name), sw.repartition("pairs", "number"), sw.repartition("late", "number", partitions=1)
     app.stage(
         reads=(sw.topic(orders), sw.topic(payments)),
@@ -86,7 +83,7 @@ def joined(name: str, orders: str, payments: str) -> sw.App:
     # The rows are those of state/kinds/test_join.py. Once in some twenty runs Spark's own side has been seen to differ.
     [False, pytest.param(True, marks=pytest.mark.ci)],
 )
-def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_to_records(
+def test_a_join_gives_sparks_rows_except_those_of_a_poison_record_and_rows_can_be_traced_to_records(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside_spark: bool
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
@@ -142,7 +139,7 @@ def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_t
 
 
 def records(random: np.random.Generator, number: int, names: tuple[str, str]) -> list[Record]:
-    """Return a batch's records of one side, from the hour before this many hours after noon, with a few older ones."""
+    """Return a batch's records of one side, mostly of the hour before noon + `number` hours, a few older."""
     found: list[Record] = []
     for n in range(ROWS):
         at = NOON + timedelta(minutes=float(random.integers(60 * number - 90, 60 * number)))
@@ -152,7 +149,10 @@ def records(random: np.random.Generator, number: int, names: tuple[str, str]) ->
 
 
 def batches_of(versions: Sequence[Manifest], sent: Mapping[str, list[Record]]) -> list[tuple[list[Record], ...]]:
-    """Return each version's records of both sides. Each side is planned by itself, so a batch may have rows of one."""
+    """Return each version's records of both sides.
+
+    Sides are planned independently, so a batch may have rows of only one.
+    """
     ends = [tuple(version.inputs[topic].offsets[0] for topic in sent) for version in versions]
     return [
         tuple(
@@ -174,7 +174,7 @@ def in_utc(value: object) -> object:
 
 
 def sparks_own(batches: Sequence[tuple[list[Record], ...]], folder: Path) -> Found:
-    """Return the result of Spark's stream-stream join over the same batches."""
+    """Return the rows of Spark's stream-stream join over the same batches."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     found: Found = Counter()

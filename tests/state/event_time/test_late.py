@@ -1,4 +1,4 @@
-"""Windows, late rows and restarts: random schedules equal a computation over the raw input, without Spark."""
+"""Windows, late rows and restarts, without Spark: random schedules equal a computation over the raw input."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ schedules = st.lists(st.lists(events, max_size=6) | st.just("restart"), min_size
 
 
 def windows_of(minute: int, slide: int) -> list[int]:
-    """Return the starts of the hour windows that contain a minute; one begins every `slide` minutes."""
+    """Return the starts of the hour-long windows that contain a minute; a window begins every `slide` minutes."""
     last = minute // slide * slide
     return [start for start in range(last, last - HOUR, -slide) if start <= minute < start + HOUR]
 
@@ -99,7 +99,7 @@ class Stage(Committing):
         self.batch_done(len(batch), results, WATERMARK, bound_ms=bound_ms)
 
     def table(self, keys: list[tuple[int, str]]) -> Iterator[tuple[int, int] | None]:
-        """Yield `n` and `mm` of each of these windows and stations."""
+        """Yield `n` and `mm` of each given window and station."""
         asked = pa.table(
             [
                 pa.array([{"start": s * 60_000_000, "end": (s + HOUR) * 60_000_000} for s, _ in keys], WINDOW),

@@ -1,4 +1,4 @@
-"""Progress of event time by batches: the law of the watermark, and the values that tasks see."""
+"""Progress of event time by batches: how watermarks advance, and which times tasks count."""
 
 from datetime import UTC, datetime
 
@@ -44,24 +44,24 @@ def test_a_watermark_is_the_smallest_of_its_inputs_and_never_falls(
         assert before is None or (at_ms is not None and at_ms >= before)
 
 
-def test_an_input_without_a_watermark_holds_nothing_up() -> None:
+def test_an_input_without_a_watermark_does_not_delay_others() -> None:
     inputs = progress.advance_watermarks(INPUTS, OWN[:1], [SeenTimes((100,))])
     assert progress.stage_watermark_ms(inputs, {"t"}, None) == 90
     assert progress.stage_watermark_ms(inputs, {"t", "c"}, None) is None
 
 
-def test_a_watermark_stays_where_a_new_input_has_none_yet_or_the_program_says_none_any_more() -> None:
+def test_a_watermark_stays_if_a_new_input_has_none_yet_or_the_program_no_longer_declares_one() -> None:
     assert progress.stage_watermark_ms(INPUTS, {"t"}, 70) == 70
     assert progress.stage_watermark_ms(INPUTS, set(), 70) == 70
     assert progress.stage_watermark_ms({"t": Input("t", (0,), watermark_ms=40)}, {"t"}, 70) == 70, "it never falls"
 
 
-def test_a_time_before_all_that_manifests_can_hold_is_the_first_of_these() -> None:
+def test_a_watermark_before_year_1_counts_as_the_start_of_year_1() -> None:
     moved = progress.advance_watermarks(INPUTS, OWN[:1], [SeenTimes((YEAR_1_MS + 5,))])
     assert moved["t"].watermark_ms == YEAR_1_MS
 
 
-def test_what_is_too_far_ahead_of_the_clock_is_counted_and_moves_nothing() -> None:
+def test_times_too_far_ahead_of_the_clock_are_counted_but_do_not_advance_the_watermark() -> None:
     bound = datetime(2026, 1, 1, tzinfo=UTC)
     year_55_840 = 1_700_000_000_000_000_000
     micros = [year_55_840, int(bound.timestamp()) * 1_000_000, 7_000, None]
@@ -73,12 +73,12 @@ def test_what_is_too_far_ahead_of_the_clock_is_counted_and_moves_nothing() -> No
     assert EventTimeScan().scan(rows) == SeenTimes()
 
 
-def test_the_columns_of_one_watermark_count_together() -> None:
+def test_several_columns_advance_the_same_watermark() -> None:
     rows = pa.table({"_0_at": pa.array([5_000], pa.timestamp("us")), "_1_at": pa.array([9_000], pa.timestamp("us"))})
     assert EventTimeScan((Watermark(("_0_at", "_1_at"), 0, ("t", "u")),), 100).scan(rows) == SeenTimes((9,), 0)
 
 
-def test_rows_of_one_input_move_no_watermark_of_another_whose_event_time_is_the_same_key_column() -> None:
+def test_rows_advance_only_the_watermark_of_their_input_if_inputs_share_the_time_column() -> None:
     rows = pa.table({"_input": [0, 0, 1, 1], "at": pa.array([1_000, 2_000, 7_000, 200_000], pa.timestamp("us", "UTC"))})
     slow, fast = (Watermark(("at",), 0, (name,), part) for part, name in enumerate(("slow", "fast")))
     assert EventTimeScan((slow, fast), 100).scan(rows) == SeenTimes((2, 7), 1)
@@ -86,7 +86,7 @@ def test_rows_of_one_input_move_no_watermark_of_another_whose_event_time_is_the_
     assert set(EventTimeScan((slow, fast)).names) == {"_input", "at"}
 
 
-def test_counts_add_up_and_a_stage_without_event_time_says_nothing() -> None:
+def test_counts_are_summed_and_a_stage_without_event_time_has_none() -> None:
     assert progress.next_event_time(None, None, [SeenTimes()]) is None
     first = progress.next_event_time(None, None, [SeenTimes((None,), 2)])
     assert first == EventTime(None, 2, 2)
@@ -97,7 +97,7 @@ upstream_versions = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integer
 
 
 @given(upstream_versions, st.none() | st.integers(1, 4))
-def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_batches_are(
+def test_a_reader_has_the_watermark_of_the_version_it_read_for_any_batches(
     versions: list[tuple[int, int | None, bool]], max_records: int | None
 ) -> None:
     store, at_ms, sent = MemoryStore(), None, 0
@@ -121,7 +121,7 @@ def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_bat
 
 
 def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manifest:
-    """Return the version after a batch of a newly started reader; the head if there is nothing to read."""
+    """Return the version after a batch of a newly started reader, or the head if there is nothing to read."""
     at = head.inputs["c"]
     start = Position("c", at.offsets, at.version, at.rows_passed, (), at.watermark_ms)
     end = ChannelPlanner(store, "a", "up", "c", Pace(0), max_records).plan_end(start)
@@ -142,7 +142,7 @@ def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manife
     )
 
 
-def test_rows_that_stand_for_several_bring_the_count_of_those_too_far_ahead() -> None:
+def test_partial_aggregates_carry_the_count_of_times_too_far_ahead() -> None:
     rows = pa.table({"_slackwater_at": pa.array([5_000, None], pa.timestamp("us")), "_slackwater_ahead": [2, 1]})
     assert EventTimeScan((Watermark(("_slackwater_at",), 0, ("t",)),), 100).scan(rows) == SeenTimes((5,), 3)
     assert EventTimeScan((), 100).scan(rows.slice(0, 0)) == SeenTimes((), 0)

@@ -1,4 +1,4 @@
-"""Sessions: random schedules equal a computation over the raw input, without Spark."""
+"""Sessions, without Spark: random schedules equal a computation over the raw input."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,13 +53,13 @@ def bound(state: Kind = EVERY, key: tuple[str, ...] = ("session", "user")) -> Bo
 
 @dataclass
 class Brute:
-    """Events that belong to no ended session, in the order of arrival."""
+    """The events that belong to no ended session, in the order of arrival."""
 
     events: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     late: int = 0
 
     def sessions(self) -> Iterator[tuple[dict[str, object], list[tuple[str, int, int, int, int]]]]:
-        """Yield each session as a row with its events, which overlap or touch each other in a chain."""
+        """Yield each session as a row, with its chain of overlapping or adjacent events."""
         left = list(self.events)
         while left:
             mine = [left.pop()]
@@ -87,7 +87,7 @@ class Brute:
         return one[0] == other[0] and one[1] <= other[2] and other[1] <= one[2]
 
     def end(self, watermark: int | None) -> list[dict[str, object]]:
-        """Remove and return the sessions that a watermark (in minutes) ends."""
+        """Remove and return the sessions that a watermark (in minutes) closes."""
         found = [each for each in self.sessions() if watermark is not None and int(str(each[0]["end"])) <= watermark]
         gone = [event for _, mine in found for event in mine]
         self.events = [event for event in self.events if event not in gone]
@@ -167,7 +167,7 @@ def test_sessions_equal_a_computation_over_the_raw_input_a_thousand_times(schedu
     check(schedule)
 
 
-def test_a_late_bridge_makes_many_sessions_one() -> None:
+def test_a_late_event_joins_several_sessions() -> None:
     stage = Stage(bound(), ("user",), ROWS)
     # By this watermark, none of them is over.
     stage.batch([{**event("a", minute, 1), "at": 0} for minute in range(0, 40, 4)])
@@ -188,7 +188,7 @@ def test_a_late_bridge_makes_many_sessions_one() -> None:
     ],
     ids=["in one batch", "with what is stored", "of two sessions that become one"],
 )
-def test_a_sum_of_a_session_that_has_no_room_names_its_key(batches: list[list[tuple[str, int, int]]]) -> None:
+def test_the_error_for_an_overflowing_sum_of_a_session_names_its_key(batches: list[list[tuple[str, int, int]]]) -> None:
     stage = Stage(bound(), ("user",), ROWS)
     others = [event(user, 100, 1) | {"at": 0} for user in "ac"]
     *before, last = [[*others, *(large(event(*each)) for each in one)] for one in batches]
@@ -211,7 +211,7 @@ def event(user: str, minute: int, gap: int) -> dict[str, object]:
     return {"user": user, "session": times, "at": minute * 60_000_000, "n": minute, "mm": 1}
 
 
-def test_a_session_is_open_until_the_millisecond_in_which_the_watermark_is_not_before_its_end() -> None:
+def test_a_session_stays_open_until_the_watermark_reaches_its_end() -> None:
     stage = Stage(bound(), ("user",), ROWS)
     micros = event("a", 0, 5)
     micros["session"] = {"start": 0, "end": 5 * 60_000_000 + 1}
@@ -222,7 +222,7 @@ def test_a_session_is_open_until_the_millisecond_in_which_the_watermark_is_not_b
     assert row["user"] == "a"
 
 
-def test_the_table_has_the_key_without_the_session() -> None:
+def test_the_tables_key_does_not_include_the_session() -> None:
     made = bound()
     assert key_of_table(("session", "user"), made.values.names) == ("user",)
     assert made.values.names == ["session", "_partials", "_due_at"]
@@ -230,7 +230,7 @@ def test_the_table_has_the_key_without_the_session() -> None:
     assert bound(sw.aggregate(n=sw.count())).values.names == ["session", "_due_at"]
 
 
-def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refused() -> None:
+def test_a_migration_may_rename_the_session_column_but_not_change_its_aggregates() -> None:
     values = [Column(one.name, from_arrow(one.type)) for one in bound().values]
     said = Sessions(FinalKind(EVERY), "session").stored
     stored = Table((Column("user", "string"),), tuple(values), 3, said)
@@ -250,7 +250,7 @@ def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refuse
         evolve("visits", stored, replace(stored, state=more), {})
 
 
-def test_what_cannot_be_kept_of_sessions_is_refused_in_a_sentence() -> None:
+def test_impossible_sessions_are_refused_with_the_reason() -> None:
     with pytest.raises(Usage, match=r"need state=aggregate\(...\), not final\(upsert"):
         bound(sw.upsert(by="at"))
     with pytest.raises(Usage, match="'end' is a field of each session"):

@@ -1,7 +1,7 @@
 """Models of Spark's `transformWithState` and `applyInPandasWithState` by their documentation, and code for both.
 
-`Commanded` and `commanded` do what the rows say that come to them, and tell all that they see, so that two who run them
-can be compared row by row.
+`Commanded` and `commanded` execute commands given in their rows, and report all that they see, so that the outputs of
+two implementations can be compared row by row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -168,7 +168,10 @@ class CommandedFrames(Commanded):
 
 @dataclass(frozen=True)
 class CommandedFunction:
-    """Function that executes each row's commands and reports what it sees. At a timeout it drops or restarts a key."""
+    """A function that executes each row's commands and reports what it sees.
+
+    When it times out, it drops or restarts a key.
+    """
 
     timeout: str
 
@@ -207,7 +210,7 @@ Entry = tuple[Any, Any, float]
 
 
 class PlainVariable:
-    """A state variable of the current key: a list of entries."""
+    """A state variable of the current key, as a list of entries."""
 
     def __init__(self, plain: "PlainSpark", name: str, schema: StructType, ttl_ms: int | None) -> None:
         self.plain, self.name, self.schema, self.ttl_ms = plain, name, schema, ttl_ms
@@ -277,7 +280,7 @@ class PlainList(PlainVariable):
 
 
 class PlainSpark:
-    """`transformWithState` over dictionaries: rows, then expired timers in order."""
+    """A model of `transformWithState` with dictionaries: it processes rows, then expired timers in order."""
 
     def __init__(self, time_mode: str, delay_ms: int = 0) -> None:
         self.time_mode, self.delay_ms = time_mode, delay_ms
@@ -307,7 +310,7 @@ class PlainSpark:
         return iter(self.timers.get(self.key, set()))
 
     def batch(self, processor: StatefulProcessor, rows: list[dict[str, Any]], now_ms: int) -> list[Row]:
-        """Return the output of a batch. Rows have their time as `at_ms`."""
+        """Return the output of a batch of rows, each with its time as `at_ms`."""
         self.now_ms, given = now_ms, []
         processor.init(self)  # type: ignore[arg-type]
         no_time = self.time_mode == "None"
@@ -327,7 +330,7 @@ class PlainSpark:
 
     @property
     def table(self) -> Mapping[str, dict[str, Any]]:
-        """Return the state of each key that has any."""
+        """Return the state of each key that has one."""
         found: dict[str, dict[str, Any]] = {}
         for name in {*self.state, *self.timers}:
             mine = {
@@ -345,7 +348,7 @@ class PlainSpark:
 
 
 class PlainPandasState:
-    """`applyInPandasWithState` over dictionaries: rows, then timed-out keys."""
+    """A model of `applyInPandasWithState` with dictionaries: it processes rows, then keys that timed out."""
 
     def __init__(self, timeout: str, delay_ms: int = 0) -> None:
         self.timeout, self.delay_ms = timeout, delay_ms
@@ -354,7 +357,7 @@ class PlainPandasState:
         self.watermark_ms = 0
 
     def batch(self, function: CommandedFunction, rows: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
-        """Return the output of a batch. Rows have their time as `at_ms`."""
+        """Return the output of a batch of rows, each with its time as `at_ms`."""
         given: list[pd.DataFrame] = []
         by_event = self.timeout == "EventTimeTimeout"
         in_time = [row for row in rows if not by_event or row["at_ms"] > self.watermark_ms]

@@ -1,4 +1,4 @@
-"""Partially aggregated rows, as Spark sends them, give the state of the original rows."""
+"""Partial aggregates, which Spark sends instead of rows, give the same state as the rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -41,7 +41,7 @@ rows = st.fixed_dictionaries(
 
 
 def added_up(key: int, batch: Sequence[Row]) -> dict[str, Any]:
-    """Return one row for several of a key, with the partial aggregates of Spark's plan."""
+    """Return the row of partial aggregates that replaces several rows of a key in Spark's plan."""
     v, x = ([row[name] for row in batch if row[name] is not None] for name in "vx")
     dated = [row for row in batch if row["t"] is not None]
     times = [row["t"] for row in dated]
@@ -79,7 +79,7 @@ def by_key(batch: Iterable[Row]) -> dict[int, list[Row]]:
 
 @scaled(50, in_ci=500)
 @given(st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4))
-def test_what_tasks_have_added_up_makes_what_the_rows_would(tasks: list[list[Row]]) -> None:
+def test_partial_aggregates_give_the_same_state_as_their_rows(tasks: list[list[Row]]) -> None:
     bound = DECLARED.bind([SCHEMA], ("k",))
     everything = [row for task in tasks for row in task]
     parts = [added_up(key, each) for task in tasks for key, each in by_key(task).items()]
@@ -97,7 +97,7 @@ def test_what_tasks_have_added_up_makes_what_the_rows_would(tasks: list[list[Row
     assert num_rows(partials) == num_rows(plain) == len(everything)
 
 
-def test_rows_that_crossed_the_shuffle_are_counted_by_the_tasks_that_made_them() -> None:
+def test_partial_aggregates_carry_the_counts_of_rows_and_tasks() -> None:
     assert num_rows(pa.table({ROWS_COLUMN: pa.array([], pa.int64())})) == 0
     assert num_partials(pa.table({TASKS_COLUMN: pa.array([0b101, None, 1 << 62], pa.int64())})) == 3
     assert num_partials(pa.table({"k": [1, 2]})) == 0

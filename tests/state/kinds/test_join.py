@@ -1,4 +1,4 @@
-"""Joins of two streams: random schedules equal a computation over the raw input, without Spark."""
+"""Joins of two streams, without Spark: random schedules equal a computation over the raw input."""
 
 import dataclasses
 from collections import Counter
@@ -119,7 +119,7 @@ class Stage(Committing):
         return {INPUT_COLUMN: 1, "number": key, "_1_paid": at, "_1_p": self.sent, "_1_lines": [self.sent]}
 
     def waiting(self, key: str) -> set[int] | None:
-        """Return the numbers of a key's waiting rows; None for a missing key."""
+        """Return the numbers of a key's waiting rows, or `None` if the key is missing."""
         asked = pa.table({"number": pa.array([key])})
         values, present = multi_get(self.store, None, self.head.ssts, self.table, hash_keys(asked, ["number"]), asked)
         if not present[0]:
@@ -206,7 +206,7 @@ def test_a_join_equals_a_computation_over_the_raw_input_a_thousand_times(
     check(schedule, within, how)
 
 
-def test_late_rows_that_are_kept_meet_what_still_waits() -> None:
+def test_late_rows_that_are_kept_are_joined_with_waiting_rows() -> None:
     stage = Stage(bound(20, "left"), keeps_late=True)
     assert stage.batch([("orders", "a", 170), ("payments", "b", 200)]) == []
     assert stage.batch([("orders", "b", 300)]) == []
@@ -216,7 +216,7 @@ def test_late_rows_that_are_kept_meet_what_still_waits() -> None:
     assert stage.waiting("a") == {1, 4}
 
 
-def test_what_a_batch_gives_does_not_follow_the_order_of_its_rows() -> None:
+def test_the_output_of_a_batch_does_not_depend_on_the_order_of_its_rows() -> None:
     join = bound(20, "left")
     rows = pa.table(
         {
@@ -271,12 +271,12 @@ def on(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
         ),
     ],
 )
-def test_a_join_that_cannot_be_is_refused_in_a_sentence(declared: object, error: type[Exception], said: str) -> None:
+def test_an_impossible_join_is_refused_with_the_reason(declared: object, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         declared()  # type: ignore[operator]
 
 
-def test_the_sides_are_named_whatever_the_order_in_which_they_are_read() -> None:
+def test_the_names_of_the_sides_do_not_depend_on_the_order_of_the_inputs() -> None:
     join = sw.join("payments", "orders", within="1 hour", how="left").bind([ORDERS, PAYMENTS], KEY)
     assert isinstance(join, BoundJoin)
     assert join.values.names == ["payments", "orders", "_matched", "_due_at"]
@@ -286,7 +286,7 @@ def test_the_sides_are_named_whatever_the_order_in_which_they_are_read() -> None
 
 
 @pytest.mark.parametrize(("apart", "number"), [(60, 1), (61, 0), (-60, 1), (-61, 0)])
-def test_rows_meet_up_to_the_very_span_and_wait_to_the_millisecond_after_it(apart: int, number: int) -> None:
+def test_rows_match_up_to_exactly_the_span_and_wait_until_the_next_millisecond(apart: int, number: int) -> None:
     def side(at_us: int) -> WaitingRows:
         one = np.zeros(1, np.int64)
         return WaitingRows(pa.table({"n": [0]}), one, one, np.array([at_us]), np.ones(1, bool), np.zeros(1, bool))

@@ -97,7 +97,7 @@ def test_aggregates_over_batches_equal_sql_over_all_rows(history: list[list[dict
 
 
 @given(batches)
-def test_first_and_last_follow_their_order_not_the_arrival(history: list[list[dict[str, object]]]) -> None:
+def test_first_and_last_depend_on_their_order_column_not_on_arrival(history: list[list[dict[str, object]]]) -> None:
     declared = sw.aggregate(oldest=sw.first("v", by="t"), newest=sw.last("v", by="t"))
     model = Model(declared.bind([ROWS], ("k",)))
     for batch in history:
@@ -114,7 +114,7 @@ def test_first_and_last_follow_their_order_not_the_arrival(history: list[list[di
 
 
 @given(st.lists(row, min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_a_batch_gives_the_same_in_any_order_of_its_rows(batch: list[dict[str, object]], random: object) -> None:
+def test_a_batch_gives_the_same_state_for_any_order_of_its_rows(batch: list[dict[str, object]], random: object) -> None:
     shuffled = list(batch)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for declared in (
@@ -128,7 +128,7 @@ def test_a_batch_gives_the_same_in_any_order_of_its_rows(batch: list[dict[str, o
 
 
 @given(batches)
-def test_an_upsert_keeps_the_row_with_the_largest_by(history: list[list[dict[str, object]]]) -> None:
+def test_an_upsert_keeps_the_row_with_the_largest_value_of_by(history: list[list[dict[str, object]]]) -> None:
     model = Model(sw.upsert(by="t").bind([ROWS], ("k",)))
     for batch in history:
         model.merge(batch)
@@ -138,7 +138,7 @@ def test_an_upsert_keeps_the_row_with_the_largest_by(history: list[list[dict[str
         assert (key in model.rows) == bool(times)
 
 
-def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
+def test_an_upsert_changes_deletes_and_emits_only_affected_rows() -> None:
     schema = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("gone", pa.bool_())])
     state = sw.upsert(by="t", delete_when="gone").bind([schema], ("k",))
     rows = pa.table({"k": [1, 2, 3], "t": [5, 1, 7], "gone": [False, False, True]}, schema=schema)
@@ -153,14 +153,14 @@ def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
     assert state.values.names == ["t"]
 
 
-def test_an_aggregate_emits_its_visible_columns_as_they_are_after_the_batch() -> None:
+def test_an_aggregate_emits_its_visible_columns_with_their_values_after_the_batch() -> None:
     model = Model(sw.aggregate(average=sw.mean("v")).bind([ROWS], ("k",)))
     model.merge([{"k": 1, "v": 1}])
     merged = model.merge([{"k": 1, "v": 4}, {"k": 2, "v": None}])
     assert merged.emitted[0].to_pylist() == [{"k": 1, "average": 2.5}, {"k": 2, "average": None}]
 
 
-def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None:
+def test_sums_of_decimals_keep_their_scale_and_sums_of_integers_do_not_wrap() -> None:
     schema = pa.schema([("k", pa.int64()), ("d", pa.decimal128(10, 2)), ("v", pa.int64())])
     state = sw.aggregate(d=sw.sum("d"), v=sw.sum("v")).bind([schema], ("k",))
     assert state.values.field("d").type == pa.decimal128(38, 2)
@@ -181,7 +181,7 @@ DECIMALS = pa.schema([("k", pa.int64()), ("v", pa.decimal128(38, 0)), ("p", pa.d
 
 
 def near(*edges: int) -> st.SearchStrategy[int | None]:
-    """Return a strategy for numbers at the limits of a type, at their halves, near zero, and nulls."""
+    """Return a strategy for numbers near the limits of a type, near half of them, and near zero, and for nulls."""
     most = max(edges)
     some = st.sampled_from([*edges, *(edge // 2 for edge in edges), *(edge // 3 for edge in edges)])
     return st.none() | some | st.integers(-3, 3) | st.integers(-most, most)
@@ -189,7 +189,7 @@ def near(*edges: int) -> st.SearchStrategy[int | None]:
 
 @scaled(100, in_ci=2_000)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), near(*EDGES)), min_size=1, max_size=6), min_size=1, max_size=3))
-def test_sums_of_integers_are_exact_or_refused_and_means_always_there(
+def test_sums_of_integers_are_exact_or_refused_and_means_are_always_exact(
     history: list[list[tuple[int, int | None]]],
 ) -> None:
     sums, means = (
@@ -229,7 +229,7 @@ def check_history(
     column: str = "v",
     total: str = "total",
 ) -> None:
-    """Compare batches with sums in Python: an overflow is refused, names its key, and leaves the rows unchanged."""
+    """Compare batches with sums in Python. An overflow must be refused, name its key, and leave the rows unchanged."""
     seen: dict[int, list[Any]] = {}
     for batch in history:
         rows: list[dict[str, object]] = [{"k": key, column: value} for key, value in batch]
@@ -251,7 +251,7 @@ def check_history(
             assert row["middle"] == (float(sum(seen[key])) / len(seen[key]) if seen[key] else None)
 
 
-def test_three_decimals_that_wrapped_around_are_refused() -> None:
+def test_three_decimals_whose_sum_would_wrap_around_are_refused() -> None:
     rows = [{"k": 7, "v": Decimal(9 * 10**37)}] * 3
     for kind, what in ((sw.sum("v"), "total"), (sw.mean("v"), "the sum behind total")):
         model = Model(sw.aggregate(total=kind).bind([DECIMALS], ("k",)), DECIMALS)
@@ -261,7 +261,7 @@ def test_three_decimals_that_wrapped_around_are_refused() -> None:
         assert not model.rows
 
 
-def test_a_mean_of_integers_has_room_where_their_sum_has_none() -> None:
+def test_a_mean_of_integers_is_computed_even_if_their_sum_overflows() -> None:
     model = Model(sw.aggregate(middle=sw.mean("v")).bind([ROWS], ("k",)))
     for _ in range(3):
         model.merge([{"k": 1, "v": 2**62}] * 3)
@@ -296,9 +296,7 @@ def test_an_update_function_emits_rows_for_each_output() -> None:
         ((TIMES, TIMES), r"emitted rows lack column 't' \(int64\)"),
     ],
 )
-def test_an_update_function_that_emits_what_was_not_declared_is_refused(
-    emits: tuple[pa.Schema, ...], said: str
-) -> None:
+def test_an_update_function_that_emits_undeclared_rows_is_refused(emits: tuple[pa.Schema, ...], said: str) -> None:
     model = Model(sw.update(split, state=N, emits=emits).bind([ROWS], ("k",)))
     with pytest.raises(Refused, match=said):
         model.merge([{"k": 1, "t": 9}])
@@ -351,14 +349,14 @@ def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
         ),
     ],
 )
-def test_an_update_function_that_returns_nonsense_is_refused(function: object, said: str) -> None:
+def test_an_invalid_result_of_an_update_function_is_refused(function: object, said: str) -> None:
     model = Model(sw.update(function, state=N).bind([ROWS], ("k",)))  # type: ignore[arg-type]
     with pytest.raises(Refused, match=said):
         model.merge([{"k": 1}])
 
 
 @given(st.permutations(range(4)))
-def test_nested_columns_decide_between_rows_of_equal_by(arrival: list[int]) -> None:
+def test_nested_columns_break_ties_between_rows_with_equal_by(arrival: list[int]) -> None:
     schema = pa.schema(
         [("k", pa.int64()), ("t", pa.int64()), ("l", pa.list_(pa.string())), ("m", pa.map_(pa.string(), pa.int8()))]
     )
@@ -374,7 +372,7 @@ def test_nested_columns_decide_between_rows_of_equal_by(arrival: list[int]) -> N
     assert latest([rows[number] for number in arrival]) == latest(rows)
 
 
-def test_declarations_that_cannot_work_are_refused_by_name() -> None:
+def test_impossible_declarations_are_refused_by_name() -> None:
     with pytest.raises(NotFound, match="the nearest: v"):
         sw.aggregate(n=sw.sum("vv")).bind([ROWS], ("k",))
     with pytest.raises(Usage, match="expected a number"):

@@ -1,4 +1,4 @@
-"""A class and a function for Spark give the rows of a plain implementation of Spark's documentation."""
+"""A `StatefulProcessor` and a pandas function give the rows of a plain implementation of Spark's documentation."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def by_key(given: list[Any]) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def rows_of(stage: Stage, name: str = "") -> list[dict[str, Any]]:
-    """The rows of the table, or of a side table, without those that are deleted."""
+    """Return the rows of the table or of a side table, without tombstones."""
     at = as_main_table(stage.head, table_name("s", name) if name else "s")
     assert at.table is not None
     parts = [
@@ -138,7 +138,7 @@ def test_a_function_gives_the_rows_that_spark_documents(schedule: list[Any], tim
 
 
 def batches(schedule: list[Any], stage: Stage, *, timers: bool = True) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """Yield the rows and the clock of each batch; between some, another runner takes over."""
+    """Yield the rows and the clock of each batch. Between some batches, another runner takes over."""
     now_ms = BEGIN_MS
     for step in [*schedule, ([], 5_000), ([], 20_000)]:
         if isinstance(step, str):

@@ -1,4 +1,4 @@
-"""A class and a function give the rows of Spark's own operators, batch by batch."""
+"""A `StatefulProcessor` class and a pandas function give the rows of Spark's own operators, batch by batch."""
 
 import json
 from collections import defaultdict
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of Spark: its time by Spark's log, its input and output."""
+    """A batch of Spark: its time according to Spark's log, its input and its output."""
 
     step: int
     wall_ms: int
@@ -49,7 +49,7 @@ class Batch:
 
 @contextmanager
 def by_value() -> Iterator[SparkSession]:
-    """Return a session for Spark's own operators, which pickles classes by value."""
+    """Return a session for Spark's own operators that pickles classes by value."""
     cloudpickle.register_pickle_by_value(spark_model)  # type: ignore[no-untyped-call]
     active = SparkSession.getActiveSession()
     assert active is not None
@@ -66,9 +66,10 @@ def by_value() -> Iterator[SparkSession]:
 def in_spark(
     folder: Path, steps: Sequence[Sequence[Event]], operator: Callable[[DataFrame], DataFrame], *, wait_ms: int = 0
 ) -> list[Batch]:
-    """Return Spark's batches for these rows, one step per batch with rows, and the batches without rows in between.
+    """Return Spark's batches: one for the rows of each step, and the batches without rows between them.
 
-    By the clock there are such batches all the time: then it waits so long after each step.
+    With processing time, Spark runs batches without rows continually. Therefore this waits for `wait_ms` after each
+    step.
     """
     given: dict[int, list[Row]] = defaultdict(list)
     source, log = folder / "in", folder / "checkpoint"
@@ -105,7 +106,7 @@ def in_spark(
 
 
 def batches_of(log: Path, steps: Sequence[Sequence[Event]], given: Mapping[int, list[Row]]) -> list[Batch]:
-    """Return Spark's finished batches, by its logs."""
+    """Return Spark's finished batches, according to its logs."""
     found: list[Batch] = []
     seen = -1
     ended = [int(path.name) for path in (log / "commits").glob("*") if path.name.isdigit()]
@@ -123,7 +124,7 @@ def utc(at_ms: int) -> str:
 
 
 def schedule(seed: int, ops: Sequence[str], *, steps: int, soon_ms: int) -> list[list[Event]]:
-    """Return random rows of all keys, each key with its own schedule."""
+    """Return random rows of random keys for each step."""
     random = Random(seed)
     found: list[list[Event]] = []
     for number in range(steps):
@@ -139,7 +140,7 @@ def schedule(seed: int, ops: Sequence[str], *, steps: int, soon_ms: int) -> list
 
 
 def same(kind: Kind, batches: Sequence[Batch]) -> None:
-    """Check that the same batches give the same rows here, at the same watermarks."""
+    """Check that our stage gives the same rows as Spark for the same batches, at the same watermarks."""
     stage = Stage(kind.bind([with_input_metadata(ROWS, "t", "at")], ("k",)), ("k",), ROWS, kind.stored)
     for number, batch in enumerate(batches):
         assert (stage.head.watermark_ms or 0) == batch.watermark_ms
@@ -195,7 +196,7 @@ def test_a_function_gives_the_rows_of_sparks_apply_in_pandas_with_state(tmp_path
     same(sw.pandas_state(function, OUTPUT, STATE, "EventTimeTimeout"), batches)
 
 
-def test_a_stage_of_two_inputs_has_what_its_keys_begin_with_in_the_second() -> None:
+def test_a_stage_of_two_inputs_has_the_initial_state_in_the_second() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     app, seen = sw.App("app"), sw.repartition("seen", "k")

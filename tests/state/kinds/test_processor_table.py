@@ -1,4 +1,4 @@
-"""A Spark class's state as a table: its variables as columns, their changes, and refusals."""
+"""The state of a `StatefulProcessor` as a table: its variables are columns, which may change within limits."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,7 +74,7 @@ def row(k: str, n: int = 1) -> dict[str, object]:
     return {"k": k, "at": 0, "at_ms": 0, "op": "", "n": n}
 
 
-def test_state_variables_are_columns_by_their_names() -> None:
+def test_state_variables_are_columns_of_the_same_names() -> None:
     def init(handle: StatefulProcessorHandle, _made: Scripted) -> None:
         handle.getValueState("visits", struct(n=LongType(), last=TimestampType()))
         handle.getListState("pages", struct(page=StringType()), 1_000)
@@ -112,7 +112,7 @@ def test_state_variables_are_columns_by_their_names() -> None:
     }
 
 
-def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
+def test_variables_can_be_added_and_removed_while_others_keep_their_values() -> None:
     def more(handle: StatefulProcessorHandle, made: Scripted) -> None:
         made.v = handle.getValueState("v", N, 5_000)
         made.w = handle.getListState("w", N)
@@ -144,7 +144,7 @@ def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
 
 
 def of_lists(words: str, by_n: str, schema: Any = N, key: Any = N, ttl_ms: int | None = None) -> Scripted:
-    """A class that adds each row to a list and to a map, and tells their elements."""
+    """Return a class that adds each row to a list and to a map, and emits their elements."""
 
     def init(handle: StatefulProcessorHandle, made: Scripted) -> None:
         made.words = handle.getListState(words, schema, ttl_ms)
@@ -159,7 +159,7 @@ def of_lists(words: str, by_n: str, schema: Any = N, key: Any = N, ttl_ms: int |
     return Scripted(init, add)
 
 
-def test_lists_and_maps_are_renamed_and_widened_with_their_parts() -> None:
+def test_lists_and_maps_are_renamed_and_widened_with_their_elements() -> None:
     stage = stage_of(of_lists("w", "m"))
     stage.batch([row("a", 1), row("a", 2), row("b", 3)])
     wide = sw.processor(of_lists("words", "m2", struct(n=LongType(), s=StringType())), OUTPUT)
@@ -178,7 +178,7 @@ def test_lists_and_maps_are_renamed_and_widened_with_their_parts() -> None:
         stage.migrate(sw.processor(of_lists("words", "m2", struct(n=StringType())), OUTPUT))
 
 
-def test_a_list_that_comes_back_by_a_later_migration_is_empty_and_a_ttl_may_come() -> None:
+def test_a_list_that_a_later_migration_restores_is_empty_and_a_ttl_may_be_added() -> None:
     stage = stage_of(of_lists("w", "m"), time_mode="ProcessingTime")
     stage.batch([row("a", 1)])
     stage.migrate(sw.processor(of_lists("w", "m", ttl_ms=1_000), OUTPUT, time_mode="ProcessingTime"))
@@ -192,7 +192,7 @@ def test_a_list_that_comes_back_by_a_later_migration_is_empty_and_a_ttl_may_come
     ]
 
 
-def test_an_error_of_the_store_while_parts_are_read_is_the_stores_also_where_a_class_catches_it() -> None:
+def test_a_store_error_while_elements_are_read_is_raised_even_if_the_class_catches_it() -> None:
     def add(made: Any, _key: Any, rows: list[Any]) -> Any:
         try:
             return list(made.w.get())
@@ -217,7 +217,7 @@ def test_an_error_of_the_store_while_parts_are_read_is_the_stores_also_where_a_c
     assert [each["seen"] for each in stage.batch([row("a", 2)])] == ["[(1,)]"]
 
 
-def test_elements_that_a_clone_masked_are_elements_of_nulls(tmp_path: Path) -> None:
+def test_elements_masked_in_a_clone_become_elements_of_nulls(tmp_path: Path) -> None:
     stage = stage_of(of_lists("w", "m"))
     apps.ensure_app(stage.store, AppInfo("a", 1))
     stage.batch([row("a", 1), row("a", 2)])
@@ -229,7 +229,7 @@ def test_elements_that_a_clone_masked_are_elements_of_nulls(tmp_path: Path) -> N
     ]
 
 
-def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state() -> None:
+def test_another_form_of_a_variable_or_another_time_of_timers_is_another_state() -> None:
     def as_list(handle: StatefulProcessorHandle, made: Scripted) -> None:
         made.v = handle.getListState("v", N)
 
@@ -242,7 +242,7 @@ def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state
             stage.migrate(sw.processor(Scripted(value(), count), OUTPUT, time_mode=other))
 
 
-def test_a_class_goes_on_as_an_update_over_its_variables() -> None:
+def test_a_class_can_be_replaced_by_an_update_over_its_variables() -> None:
     def add(rows: pa.Table, state: pa.Table) -> pa.Table:
         more = np.bincount(rows["_key"].to_numpy(), minlength=state.num_rows)
         n = pa.compute.fill_null(pa.compute.struct_field(state["v"], "n"), 0)
@@ -263,7 +263,7 @@ def test_a_class_goes_on_as_an_update_over_its_variables() -> None:
     assert {each["k"]: each["v"]["n"] for each in rows_of(stage)} == {"a": 3, "b": 1}
 
 
-def test_each_batch_begins_with_an_instance_as_the_program_has_it_and_order_by_sorts_rows() -> None:
+def test_each_batch_begins_with_a_fresh_instance_and_rows_sorted_by_order_by() -> None:
     def remembers(made: Scripted, key: Any, rows: list[Any]) -> Any:
         made.seen = [*getattr(made, "seen", []), *(each.n for each in rows)]  # type: ignore[attr-defined]
         return made.seen  # type: ignore[attr-defined]
@@ -273,7 +273,7 @@ def test_each_batch_begins_with_an_instance_as_the_program_has_it_and_order_by_s
     assert [each["seen"] for each in stage.batch([row("a", 4)])] == ["[4]"]
 
 
-def test_values_of_numpy_and_pandas_are_kept_as_pythons_own_and_what_is_read_may_be_changed() -> None:
+def test_values_of_numpy_and_pandas_are_kept_as_python_values_and_read_values_may_be_changed() -> None:
     every = struct(n=LongType(), f=IntegerType(), at=TimestampType(), words=ArrayType(StringType()))
 
     def write(made: Scripted, _key: Any, rows: list[Any]) -> Any:
@@ -289,7 +289,7 @@ def test_values_of_numpy_and_pandas_are_kept_as_pythons_own_and_what_is_read_may
     assert [each["seen"] for each in stage.batch([row("a")])] == ["['x', 'y']"]
 
 
-def test_what_keys_begin_with_comes_by_an_input_of_its_own() -> None:
+def test_the_initial_state_of_keys_is_read_from_its_own_input() -> None:
     state = sw.processor(Scripted(value(), count), OUTPUT, initial_state="old")
     schemas = [
         with_input_metadata(ROWS, "t", None),
@@ -356,7 +356,7 @@ def by_lists(handle: StatefulProcessorHandle, _made: Scripted) -> None:
         (value(), {"initial_state": "t"}, "takes two: the rows, and the initial state of keys"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_name_before_anything_is_written(
+def test_an_impossible_declaration_is_refused_by_name_before_anything_is_written(
     init: Init, more: dict[str, Any], why: str
 ) -> None:
     with pytest.raises((Refused, Usage, NotFound), match=why):
@@ -364,7 +364,7 @@ def test_what_cannot_be_kept_is_refused_by_name_before_anything_is_written(
 
 
 @pytest.mark.parametrize("more", [{"time_mode": "Sometimes"}, {"output_mode": "Complete"}])
-def test_a_mode_that_spark_has_not_or_that_means_nothing_here_is_refused(more: dict[str, Any]) -> None:
+def test_an_unknown_or_unsupported_mode_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(Usage, match=r"expected 'None', 'ProcessingTime'|expected 'Update' or 'Append'"):
         sw.processor(Scripted(value()), OUTPUT, **more)
     with pytest.raises(Usage, match="timeout is 'Never'"):
@@ -384,6 +384,6 @@ def test_a_mode_that_spark_has_not_or_that_means_nothing_here_is_refused(more: d
         (lambda made, _key, _rows: made.handle.registerTimer(1), "has timers, but time_mode is 'None'"),
     ],
 )
-def test_what_a_class_may_not_do_it_is_told_by_name(rows: Rows, why: str) -> None:
+def test_forbidden_calls_of_a_class_are_refused_by_name(rows: Rows, why: str) -> None:
     with pytest.raises(SlackwaterError, match=why):
         stage_of(Scripted(value(), rows)).batch([row("a")])

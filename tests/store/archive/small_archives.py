@@ -1,4 +1,4 @@
-"""Records for archives, and archives of them."""
+"""Small input archives for tests, and records for them."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ BY = "somebody@here"
 
 
 def records(partition: int, offsets: Iterable[int], *, topic: str = TOPIC, size: int = 0) -> pa.Table:
-    """Return a record at each of these offsets, identified by its value."""
+    """Return a record at each of these offsets, with a value that identifies it."""
     at = list(offsets)
     values = [f"{partition}:{offset}".encode().ljust(size, b".") for offset in at]
     made = [
@@ -33,7 +33,7 @@ def records(partition: int, offsets: Iterable[int], *, topic: str = TOPIC, size:
 def write(
     store: ObjectStore, archive: ArchiveIndex, rows: Iterable[pa.Table], extents: Extents, read_ms: int
 ) -> ArchiveObject:
-    """Put one object of these records."""
+    """Write these records as one object."""
     writer = ArchiveWriter()
     for each in rows:
         writer.append(each)
@@ -50,7 +50,7 @@ def put(
     gaps: frozenset[int] = frozenset(),
     **of: int,
 ) -> ArchiveObject:
-    """Put one object with a record at each of these offsets, except those in `gaps`."""
+    """Write one object with a record at each of these offsets, except those in `gaps`."""
     rows = [
         records(each.partition, (at for at in range(each.first, each.end) if at not in gaps), topic=archive.topic, **of)
         for each in extents

@@ -1,4 +1,4 @@
-"""Sets of offsets, compared with sets of single offsets."""
+"""Extents of offsets behave like sets of single offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def single(extents: object) -> set[tuple[int, int]]:
 
 
 @given(some, some)
-def test_they_are_what_sets_of_single_offsets_are(one: list[Extent], other: list[Extent]) -> None:
+def test_set_operations_on_extents_equal_those_on_single_offsets(one: list[Extent], other: list[Extent]) -> None:
     for found, expected in (
         (union(one, other), single(one) | single(other)),
         (subtract(one, other), single(one) - single(other)),
@@ -27,7 +27,7 @@ def test_they_are_what_sets_of_single_offsets_are(one: list[Extent], other: list
 
 
 @given(some)
-def test_a_gap_lies_between_what_is_there(extents: list[Extent]) -> None:
+def test_gaps_are_the_missing_offsets_between_existing_ones(extents: list[Extent]) -> None:
     there = single(extents)
     between = {
         (partition, at)
@@ -37,7 +37,7 @@ def test_a_gap_lies_between_what_is_there(extents: list[Extent]) -> None:
     assert single(gaps(extents)) == between - there
 
 
-def test_what_is_no_set_is_named() -> None:
+def test_an_invalid_set_of_extents_is_reported_with_the_extent() -> None:
     found = extent_violations("covered", (Extent(0, 0, 5), Extent(0, 5, 9)))
     assert [(each.field, each.actual) for each in found] == [("covered[1]", "[0]@5..9")]
     assert next(extent_violations("covered", (Extent(0, 4, 4),))).field == "covered[0]"

@@ -1,4 +1,4 @@
-"""The index of an archive: races, valid changes, and valid content."""
+"""The index of an archive: concurrent changes, and which changes and content are valid."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def change(store: MemoryStore, update: index.Update) -> ArchiveIndex:
     return index.change(store, index.empty_index(APP, TOPIC), update, by=BY, now_ms=5)
 
 
-def test_each_change_is_one_more_index_and_the_newest_counts() -> None:
+def test_each_change_creates_an_index_and_the_newest_is_valid() -> None:
     store = MemoryStore()
     assert index.newest(store, APP, TOPIC) is None
     first = append(store, APP, Extent(0, 0, 10))
@@ -35,7 +35,7 @@ def test_each_change_is_one_more_index_and_the_newest_counts() -> None:
     assert tuple(index.iter_archives(store, APP)) == (second,)
 
 
-def test_nothing_is_appended_twice() -> None:
+def test_the_same_offsets_are_not_appended_twice() -> None:
     store = MemoryStore()
     head = append(store, APP, Extent(0, 0, 10))
     assert append(store, APP, Extent(0, 9, 12)) == head
@@ -61,7 +61,7 @@ def test_the_loser_of_a_race_builds_on_the_winner() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(1, 6)), max_size=8), st.integers(0, 99))
-def test_whatever_storage_does_an_archive_has_each_offset_once(wanted: list[tuple[int, int, int]], seed: int) -> None:
+def test_with_any_store_faults_an_archive_has_each_offset_once(wanted: list[tuple[int, int, int]], seed: int) -> None:
     inner = MemoryStore()
     faulty = FaultyStore(inner, seed, refused=0.1, lost=0.2, late=0.1, echoed=0.1)
     asked, told = set[Extent](), set[Extent]()
@@ -85,7 +85,7 @@ def test_whatever_storage_does_an_archive_has_each_offset_once(wanted: list[tupl
     assert union(*(each.extents for each in found.objects)) == found.covered
 
 
-def test_who_slept_over_a_sweep_does_not_take_a_number_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_paused_during_a_garbage_collection_does_not_reuse_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     for at in range(3):
         append(store, APP, Extent(0, at, at + 1))
@@ -109,7 +109,7 @@ def test_who_slept_over_a_sweep_does_not_take_a_number_once_more(monkeypatch: py
     assert index.newest(store, APP, TOPIC) == made
 
 
-def test_what_retention_lets_go_is_no_gap() -> None:
+def test_records_deleted_by_retention_are_no_gap() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10), read_ms=100)
     append(store, APP, Extent(0, 20, 30), read_ms=200)
@@ -123,7 +123,7 @@ def test_what_retention_lets_go_is_no_gap() -> None:
     assert append(store, APP, Extent(0, 10, 30)).thinned == (Extent(0, 0, 10),)
 
 
-def test_an_object_is_exchanged_where_it_is_still_there() -> None:
+def test_an_object_is_replaced_only_if_it_is_still_in_the_index() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     head = append(store, APP, Extent(0, 10, 20))
@@ -136,7 +136,7 @@ def test_an_object_is_exchanged_where_it_is_still_there() -> None:
     assert change(store, index.replace_update({new.object: None})).objects == (kept,)
 
 
-def test_lives_of_a_topic_are_archives_of_their_own() -> None:
+def test_incarnations_of_a_topic_have_separate_archives() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     second = index.change(
@@ -180,7 +180,7 @@ def test_an_endless_race_is_given_up() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_not_stored(wrong: object, says: str) -> None:
+def test_an_impossible_index_is_not_stored(wrong: object, says: str) -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     with pytest.raises(Unstorable, match=r".*") as caught:
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_not_stored(wrong: object, says: str) -> None:
     assert says in caught.value.message
 
 
-def test_an_index_that_is_damaged_or_of_another_is_named() -> None:
+def test_a_damaged_index_or_one_of_another_topic_is_named() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     key = f"{keys.archive_indexes(PREFIX)}{1:020}.json"

@@ -1,4 +1,4 @@
-"""Objects of an archive: records are read as written, by ranges, and damage is named."""
+"""Objects of an archive: records are read as they were written, also by ranges, and a damaged object is named."""
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 60)),
     st.booleans(),
 )
-def test_a_range_has_the_records_of_whatever_objects_they_are_in(
+def test_a_range_has_its_records_from_any_number_of_objects(
     sizes: list[tuple[int, int]], gaps: frozenset[int], wanted: tuple[int, int, int], is_merged: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def test_a_range_has_the_records_of_whatever_objects_they_are_in(
         assert lacking == [at for at in range(first, end) if at >= ends[partition]]
 
 
-def test_what_a_range_does_not_need_is_not_read(small_groups: None) -> None:
+def test_parts_that_a_range_does_not_need_are_not_read(small_groups: None) -> None:
     store = MemoryStore()
     rows = pa.concat_tables([records(0, range(700), size=100), records(1, range(700), size=100)])
     one = write(store, EMPTY, [rows], (Extent(0, 0, 700), Extent(1, 0, 700)), 1)
@@ -77,7 +77,7 @@ def test_what_a_range_does_not_need_is_not_read(small_groups: None) -> None:
     assert sum(read) - one.footer_bytes < one.bytes / 20
 
 
-def test_any_parquet_reader_reads_one(small_groups: None) -> None:
+def test_any_parquet_reader_can_read_an_object(small_groups: None) -> None:
     store = MemoryStore()
     one = put(store, EMPTY, Extent(0, 5, 40), Extent(2, 0, 3))
     found = pq.read_table(pa.BufferReader(store.get(one.object)))
@@ -85,7 +85,7 @@ def test_any_parquet_reader_reads_one(small_groups: None) -> None:
     assert (one.rows, one.time_min_ms, one.time_max_ms) == (38, 1_000, 1_039)
 
 
-def test_an_object_takes_no_more_than_plain_parquet() -> None:
+def test_an_object_is_hardly_larger_than_plain_parquet() -> None:
     rng = np.random.default_rng(0)
     rows = records(0, range(100_000))
     values = [b'{"country": "%d", "cents": %d}' % (a, b) for a, b in rng.integers(0, 10_000, (len(rows), 2)).tolist()]
@@ -96,7 +96,7 @@ def test_an_object_takes_no_more_than_plain_parquet() -> None:
     assert one.bytes < 1.1 * sink.tell()
 
 
-def test_records_out_of_order_are_no_object() -> None:
+def test_unordered_records_are_refused() -> None:
     writer = objects.ArchiveWriter()
     writer.append(records(0, [1, 2]))
     for bad in (records(0, [2]), records(0, [5, 4]), pa.concat_tables([records(2, [0]), records(1, [0])])):
@@ -108,7 +108,7 @@ def test_records_out_of_order_are_no_object() -> None:
 
 @pytest.mark.parametrize("whole", [0, 1 << 20])
 @pytest.mark.parametrize("how", ["missing", "cut short", "a bit of a page", "a bit of the footer"])
-def test_what_is_damaged_is_named_and_nothing_of_it_is_given(
+def test_a_damaged_object_is_named_and_none_of_its_records_is_returned(
     how: str, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", whole)
@@ -142,7 +142,7 @@ def test_similar_objects_are_merged_and_days_stay_apart() -> None:
     assert merge.pick_inputs(head, all_sizes=True) == ()
 
 
-def test_a_merge_that_comes_too_late_leaves_nothing() -> None:
+def test_a_merge_whose_inputs_were_removed_meanwhile_leaves_nothing() -> None:
     store = MemoryStore()
     for number in range(3):
         head = append(store, APP, Extent(0, number, number + 1))

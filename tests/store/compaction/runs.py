@@ -1,4 +1,4 @@
-"""Runs that consist only of sizes and positions, and merges of them."""
+"""Artificial runs that have only sizes and positions, and merges of them."""
 
 from slackwater.store.compaction.plan import Compaction, CompactionResult
 from slackwater.store.versions.entries.hash_ranges import hash_bounds
@@ -9,7 +9,7 @@ PARTITIONS = 4
 
 
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
-    """Return a run that has only a size and a position."""
+    """Return a run with only a size and a position."""
     name = f"{partition}of{partitions}/{seq_min}-{seq_max}"
     return Sst(name, partition, 0, size, size, "", *hash_bounds(partition, partitions), seq_min, seq_max, 0, "", 0)
 
@@ -27,7 +27,7 @@ def runs_of(*sizes: int) -> tuple[Sst, ...]:
 
 
 def merged(done: Compaction, size: int | None = None) -> CompactionResult:
-    """Return the result of a merge without carrying it out."""
+    """Return the result of a merge, without executing it."""
     inputs = done.inputs
     size = sum(entry.bytes for entry in inputs) if size is None else size
     return CompactionResult(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))

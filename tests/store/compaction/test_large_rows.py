@@ -1,4 +1,4 @@
-"""Merges of large rows: their memory and their reads."""
+"""Memory and reads of merges of large rows."""
 
 import re
 import subprocess
@@ -46,13 +46,13 @@ def write_run(store: LocalStore, keys: int, row_bytes: int, seq: int) -> Sst:
 
 
 def peak_kib() -> int:
-    """Return this program's peak memory. `getrusage` includes that of the parent program."""
+    """Return this process's peak memory. `getrusage` would include that of the parent process."""
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(peak)
 
 
 def merge_and_measure(folder: Path) -> None:
-    """Write to stdout by how many MiB a merge raises the peak of memory, its rows, and the bytes that it read."""
+    """Write to stdout the growth of peak memory during a merge (in MiB), its number of rows, and the bytes read."""
     data = (folder / "ssts").read_bytes()
     table, ssts = msgspec.msgpack.decode(data, type=register_type(tuple[Table, tuple[Sst, ...]]))
     store, cache = CountingStore(LocalStore(folder / "store")), SstCache(folder / "cache", 0)
@@ -63,7 +63,10 @@ def merge_and_measure(folder: Path) -> None:
 
 
 def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Sst]:
-    """Merge eight versions of large rows in a separate process; return its growth in bytes, bytes read, an input."""
+    """Merge eight versions of large rows in a separate process.
+
+    Return its growth in bytes, the bytes read, and an input.
+    """
     store = LocalStore(folder / "store")
     ssts = tuple(write_run(store, keys, row_bytes, seq) for seq in range(1, RUNS + 1))
     grown, rows, bytes_read = measure_merge_of(folder, TABLE, ssts)
@@ -72,7 +75,10 @@ def measure_merge(folder: Path, keys: int, row_bytes: int) -> tuple[int, int, Ss
 
 
 def measure_merge_of(folder: Path, table: Table, ssts: tuple[Sst, ...]) -> tuple[int, int, int]:
-    """Merge SSTs of the store in `folder / "store"` in a process: its growth in bytes, rows, bytes read."""
+    """Merge SSTs of `folder / "store"` in a separate process.
+
+    Return its growth in bytes, the rows and the bytes read.
+    """
     (folder / "ssts").write_bytes(msgspec.msgpack.encode((table, ssts)))
     code = f"from pathlib import Path; from {__name__} import merge_and_measure as f; f(Path({str(folder)!r}))"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
@@ -81,7 +87,7 @@ def measure_merge_of(folder: Path, table: Table, ssts: tuple[Sst, ...]) -> tuple
 
 
 @pytest.mark.parametrize(("keys", "row_bytes"), [(1, 24_000_000), (6, 8_000_000)])
-def test_a_merge_of_large_rows_holds_few_of_them(tmp_path: Path, keys: int, row_bytes: int) -> None:
+def test_a_merge_of_large_rows_holds_few_of_them_in_memory(tmp_path: Path, keys: int, row_bytes: int) -> None:
     grown, bytes_read, sst = measure_merge(tmp_path, keys, row_bytes)
     # Of the older versions of a row, the merge reads the keys.
     assert bytes_read < 1.1 * sst.bytes
@@ -89,7 +95,7 @@ def test_a_merge_of_large_rows_holds_few_of_them(tmp_path: Path, keys: int, row_
     assert grown < 250e6
 
 
-def test_large_rows_are_read_by_duckdb_by_ranges_and_whole_and_a_lost_bit_is_found(
+def test_large_rows_are_readable_by_duckdb_by_ranges_and_completely_and_a_flipped_bit_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "_LARGE_ROW_BYTES", 100)

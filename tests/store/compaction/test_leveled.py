@@ -1,4 +1,4 @@
-"""Leveled compaction: its choices, and invariants of a table compacted by it."""
+"""Leveled compaction: what it picks, and invariants of a table compacted by it."""
 
 import shutil
 import tempfile
@@ -33,7 +33,7 @@ LEVELED = Policy("leveled", l0_trigger=2, level_base_bytes=100, fanout=10, targe
 def an_sst(
     level: int, size: int, seqs: tuple[int, int], eighths: tuple[int, int] = (0, 8), tombstones: int = 0, name: str = ""
 ) -> Sst:
-    """Return an SST that covers these eighths of all hashes, `eighths[1]` excluded."""
+    """Return an SST whose hashes cover the eighths of the hash range from `eighths[0]` to before `eighths[1]`."""
     low, high = hash_bounds(eighths[0], 8)[0], hash_bounds(eighths[1] - 1, 8)[1]
     name = name or f"{level}/{eighths}/{seqs}"
     return Sst(name, 0, level, size, size, "", low, high, *seqs, 0, "", 0, tombstones)
@@ -48,7 +48,7 @@ def test_below_all_limits_nothing_is_picked() -> None:
     assert picked(an_sst(0, 10, (9, 9)), an_sst(1, 100, (1, 8))) == ()
 
 
-def test_level_0_goes_down_as_a_whole_into_what_it_meets_of_level_1() -> None:
+def test_all_of_level_0_is_merged_with_the_overlapping_ssts_of_level_1() -> None:
     new = (an_sst(0, 10, (9, 9)), an_sst(0, 10, (8, 8), (0, 4)))
     upper = (an_sst(1, 40, (5, 7), (0, 4)), an_sst(1, 40, (4, 7), (4, 8)))
     last = an_sst(2, 500, (1, 3))
@@ -58,7 +58,7 @@ def test_level_0_goes_down_as_a_whole_into_what_it_meets_of_level_1() -> None:
     assert one.hash_range == hash_bounds(0, 1)
 
 
-def test_of_a_level_that_is_too_large_the_ssts_go_down_that_meet_least_below() -> None:
+def test_a_level_that_is_too_large_moves_down_the_ssts_with_the_least_overlap_below() -> None:
     upper = tuple(an_sst(1, 80, (8, 9), (n, n + 4)) for n in (0, 4))
     lower = (an_sst(2, 500, (1, 3), (0, 4)), an_sst(2, 50, (1, 3), (4, 6)), an_sst(2, 50, (1, 3), (6, 8)))
     (one,) = picked(*upper, *lower)
@@ -69,7 +69,7 @@ def test_of_a_level_that_is_too_large_the_ssts_go_down_that_meet_least_below() -
     assert [set(one.inputs) for one in picked(*more, *lower)] == [{more[1], *lower[1:]}, {more[0], lower[0]}]
 
 
-def test_an_sst_with_nothing_below_it_moves_without_being_read() -> None:
+def test_an_sst_without_overlap_below_moves_without_being_read() -> None:
     upper = tuple(an_sst(1, 80, (8, 9), (n, n + 4)) for n in (0, 4))
     lower = an_sst(2, 500, (1, 3), (0, 4))
     (one,) = picked(*upper, lower)
@@ -83,7 +83,7 @@ def test_an_sst_with_nothing_below_it_moves_without_being_read() -> None:
     assert (one.is_trivial_move, one.drops_tombstones) == (False, True)
 
 
-def test_what_lies_under_other_levels_is_kept_apart_from_what_does_not() -> None:
+def test_outputs_are_cut_where_the_overlap_with_deeper_levels_begins() -> None:
     upper = an_sst(1, 300, (8, 9), (0, 4))
     lower = an_sst(2, 500, (3, 4), (0, 4))
     last = an_sst(3, 9000, (1, 2), (0, 1))
@@ -93,14 +93,14 @@ def test_what_lies_under_other_levels_is_kept_apart_from_what_does_not() -> None
     assert one.guards == {hash_bounds(slot, 32)[0] for slot in range(5)}
 
 
-def test_too_much_between_level_0_and_the_last_is_merged_with_it() -> None:
+def test_levels_above_the_last_are_merged_with_it_if_space_amplification_is_too_high() -> None:
     some = (an_sst(0, 10, (9, 9)), an_sst(1, 90, (5, 8)), an_sst(2, 80, (1, 4)))
     (one,) = picked(*some)
     assert (one.inputs, one.output_level, one.drops_tombstones) == (some, 2, True)
     assert picked(*some, policy=replace(LEVELED, max_space_amplification=1.2)) == ()
 
 
-def test_runs_of_universal_compaction_are_taken_for_level_0_but_for_the_oldest() -> None:
+def test_all_runs_of_universal_compaction_but_the_oldest_count_as_level_0() -> None:
     runs = (an_sst(0, 10, (9, 9)), an_sst(3, 20, (7, 8)), an_sst(5, 40, (5, 6)), an_sst(1, 90, (1, 4)))
     (one,) = picked(*runs)
     assert (one.inputs, one.output_level) == (runs, 1)
@@ -111,7 +111,7 @@ def test_runs_of_universal_compaction_are_taken_for_level_0_but_for_the_oldest()
     assert (len(one.inputs), one.output_level) == (1, 3)
 
 
-def test_everything_is_merged_into_the_level_that_can_hold_it() -> None:
+def test_a_full_compaction_merges_into_the_level_that_can_hold_the_result() -> None:
     some = (an_sst(1, 90, (5, 8)), an_sst(2, 1900, (1, 4)))
     (one,) = pick_all(some, 1, LEVELED)
     assert (one.inputs, one.output_level, one.drops_tombstones) == (some, 3, True)
@@ -121,7 +121,7 @@ def test_everything_is_merged_into_the_level_that_can_hold_it() -> None:
 
 @dataclass(frozen=True)
 class Era:
-    """Operations under one number of state partitions."""
+    """Operations while a table has this number of state partitions."""
 
     partitions: int
     batches: list[dict[int, int | None]]
@@ -152,7 +152,7 @@ policies = st.builds(
 
 @scaled(12)
 @given(st.lists(eras, min_size=1, max_size=4), policies, st.sampled_from([picker.WIDE_BYTES, 3_000, 0]))
-def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(
+def test_after_any_writes_each_level_is_one_run_and_reads_are_unchanged(
     history: list[Era], policy: Policy, wide_bytes: int
 ) -> None:
     with patch.object(picker, "WIDE_BYTES", wide_bytes):

@@ -1,4 +1,4 @@
-"""Carrying out a compaction: memory, store requests, and the sizes of its results."""
+"""Execution of a compaction: its memory, its store requests and the sizes of its results."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
 
 
 def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:
-    """Return a compaction of the only state partition, or of the first of several."""
+    """Return a compaction of the only state partition, or of the first of several ones."""
     return Compaction(0, partitions, newest_first(inputs), drops_tombstones=True, target_file_bytes=target_file_bytes)
 
 
@@ -49,7 +49,7 @@ _POOLS: list[pa.MemoryPool] = []
 
 @contextmanager
 def peak_bytes() -> Iterator[list[int]]:
-    """Return the peak of bytes allocated by Python, numpy and Arrow in the block."""
+    """Return the peak of bytes that Python, numpy and Arrow allocate within the block."""
     peak: list[int] = []
     before = pa.default_memory_pool()
     _POOLS.append(pool := pa.proxy_memory_pool(before))
@@ -64,7 +64,7 @@ def peak_bytes() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["inputs in the cache", "inputs in the store"])
-def test_a_merge_holds_a_small_part_of_the_table_in_memory(
+def test_a_merge_holds_only_a_small_part_of_the_table_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
     # These bound the memory, whatever is merged: smaller here, so that the table need not be huge.
@@ -91,7 +91,7 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     assert 36_000 < np.count_nonzero(newest > 1) <= 54_000
 
 
-def test_the_ssts_of_a_result_lie_side_by_side_and_are_one_run(tmp_path: Path) -> None:
+def test_the_ssts_of_a_result_do_not_overlap_and_are_one_run(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     inputs = tuple(written(store, cache, np.arange(seq, 60_000, 3), seq) for seq in range(1, 4))
     done = run_compaction(store, cache, "a", "s", TABLE, whole(inputs, 200_000))
@@ -103,7 +103,7 @@ def test_the_ssts_of_a_result_lie_side_by_side_and_are_one_run(tmp_path: Path) -
     assert [len(each) for each in sorted_runs((newer, *done.outputs, older))] == [1, len(done.outputs), 1]
 
 
-def test_an_sst_holds_whole_slots_or_a_part_of_one_and_ends_at_a_guard(tmp_path: Path) -> None:
+def test_an_sst_contains_complete_slots_or_part_of_one_and_ends_at_a_guard(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     inputs = (written(store, cache, np.arange(40_000), 1),)
 
@@ -131,9 +131,7 @@ def test_an_sst_holds_whole_slots_or_a_part_of_one_and_ends_at_a_guard(tmp_path:
     assert [sum(part == {slot} for part in parts) for slot in range(4)] == [3, 3, 3, 3]
 
 
-def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncached_inputs_are_read_in_pieces_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore(MemoryStore())
     monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 1 << 14)
     inputs = tuple(written(store, None, np.arange(seq, 200_000, 2), seq) for seq in (1, 2))
@@ -147,7 +145,7 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     assert store.bytes_read <= size
 
 
-def test_a_result_is_cut_at_the_bounds_of_the_ranges_only_where_it_is_to_be(tmp_path: Path) -> None:
+def test_a_result_is_cut_at_the_bounds_of_state_partitions_only_if_requested(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     wide = tuple(written(store, cache, np.arange(40_000), seq, level=3) for seq in (1, 2))
     window = wide[0].hash_min, wide[0].hash_max
@@ -162,7 +160,7 @@ def test_a_result_is_cut_at_the_bounds_of_the_ranges_only_where_it_is_to_be(tmp_
         run_compaction(store, cache, "a", "s", TABLE, whole(wide, 100_000, partitions=4))
 
 
-def test_a_merge_stops_when_it_is_told_and_gives_up_before_its_result_could_be_taken_for_litter(
+def test_a_merge_stops_on_request_and_before_its_result_counts_as_a_leftover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)

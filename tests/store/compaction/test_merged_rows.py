@@ -62,7 +62,7 @@ def test_the_level_is_one_more_than_the_highest_input(store: CountingStore, cach
     assert output.level == 5
 
 
-def test_a_damaged_input_is_told_and_nothing_is_written(store: CountingStore, cache: SstCache) -> None:
+def test_a_damaged_input_is_reported_and_nothing_is_written(store: CountingStore, cache: SstCache) -> None:
     old = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)[0]
     store.put(old.object, b"")
     before = store.counts["put"]

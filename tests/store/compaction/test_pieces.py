@@ -1,4 +1,4 @@
-"""Compactions in pieces: their combined results equal that of the whole."""
+"""Compactions that are split into pieces: the combined results equal that of the complete compaction."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ LEVELED = Policy("leveled", l0_trigger=2, level_base_bytes=16_000, fanout=2, tar
 
 
 def written(policy: Policy, versions: int, seed: int, partitions: int = 2) -> tuple[MemoryStore, tuple[Sst, ...]]:
-    """Write versions that put and delete some of a hundred keys each; return the SSTs of their batches."""
+    """Write versions that put and delete some of a hundred keys each. Return the SSTs of these batches."""
     store, random, ssts = MemoryStore(), np.random.default_rng(seed), tuple[Sst, ...]()
     table = replace(ROUTES, partitions=partitions, compaction=policy)
     for version in range(1, versions + 1):
@@ -53,7 +53,9 @@ def carried_out(store: MemoryStore, compaction: Compaction, max_bytes: int, poli
 
 @pytest.mark.parametrize("policy", [Policy(l0_trigger=2), LEVELED], ids=["universal", "leveled"])
 @given(versions=st.integers(2, 4), seed=st.integers(0, 99), max_bytes=st.integers(4_000, 20_000))
-def test_a_merge_in_pieces_gives_what_the_whole_gives(policy: Policy, versions: int, seed: int, max_bytes: int) -> None:
+def test_a_merge_in_pieces_gives_the_result_of_the_complete_merge(
+    policy: Policy, versions: int, seed: int, max_bytes: int
+) -> None:
     store, ssts = written(policy, versions, seed)
     before = rows_of(store, ssts)
     for _ in range(2):
@@ -72,7 +74,7 @@ def test_a_merge_in_pieces_gives_what_the_whole_gives(policy: Policy, versions: 
         assert runs_of_pieces == runs_of_whole
 
 
-def test_pieces_cover_the_hash_range_and_have_about_equal_parts_of_the_input() -> None:
+def test_pieces_cover_the_hash_range_and_read_about_equal_parts_of_the_input() -> None:
     inputs = tuple(a_run(seq, seq, 100, 1) for seq in (3, 2, 1))
     pieces = split(Compaction(1, 4, inputs, drops_tombstones=True), 64)
     windows = [piece.hash_range for piece in pieces]
@@ -98,7 +100,7 @@ def test_a_leveled_merge_is_split_between_slots() -> None:
     assert len(split(whole, 1)) == whole.slots
 
 
-def test_a_merge_stays_whole_if_it_is_small_or_cuts_an_input() -> None:
+def test_a_merge_that_is_small_or_cuts_an_input_is_not_split() -> None:
     inputs = tuple(a_run(seq, seq, 100) for seq in (2, 1))
     small = Compaction(0, 4, inputs, drops_tombstones=True)
     assert split(small, 200) == (small,)
@@ -109,6 +111,6 @@ def test_a_merge_stays_whole_if_it_is_small_or_cuts_an_input() -> None:
     assert split(moved, 1) == (moved,)
 
 
-def test_hashes_without_input_are_no_piece() -> None:
+def test_a_range_of_hashes_without_input_is_not_a_piece() -> None:
     low = replace(a_run(1, 1, 100), hash_max=hash_bounds(0, 16)[1])
     assert len(split(Compaction(0, 4, (low,), drops_tombstones=True), 25)) == 1

@@ -1,4 +1,4 @@
-"""A batch's version, rebased on a compaction that took its number."""
+"""If a compaction took the version number of a batch, the batch is rebased on it."""
 
 from dataclasses import dataclass, field
 from functools import reduce
@@ -27,7 +27,7 @@ Slice = tuple[int, int, int]
 
 @dataclass
 class Runs:
-    """Content of SSTs, without bytes: keys belong to the partition of their parity."""
+    """Artificial content of SSTs. A key belongs to the state partition of its parity."""
 
     rows: dict[str, Rows] = field(default_factory=dict)
 
@@ -88,12 +88,12 @@ def merges(runs: Runs, head: Manifest, wanted: list[Slice]) -> tuple[CompactionR
 
 
 def compacted(runs: Runs, head: Manifest, wanted: list[Slice]) -> Manifest:
-    """Return the head after a compaction in another process."""
+    """Return the head after another process has compacted."""
     return after(head, apply_results(head.ssts, merges(runs, head, wanted)), kind="compaction")
 
 
 @given(batches, st.frozensets(st.sampled_from(KEYS)), slices, st.lists(slices, min_size=1, max_size=3))
-def test_what_the_batch_added_stays_added_and_what_was_merged_stays_merged(
+def test_a_rebase_keeps_the_batchs_rows_and_both_sides_merges(
     history: list[frozenset[int]], keys: frozenset[int], own: list[Slice], others: list[list[Slice]]
 ) -> None:
     runs = Runs()
@@ -118,7 +118,7 @@ def test_what_the_batch_added_stays_added_and_what_was_merged_stays_merged(
 
 
 @given(batches, st.lists(st.tuples(st.frozensets(st.sampled_from(KEYS)), slices), min_size=1, max_size=4), slices)
-def test_versions_that_wait_behind_one_another_are_rebased_one_after_the_other(
+def test_consecutive_waiting_versions_are_rebased_one_after_the_other(
     history: list[frozenset[int]], waiting: list[tuple[frozenset[int], list[Slice]]], other: list[Slice]
 ) -> None:
     runs = Runs()
@@ -138,7 +138,7 @@ def test_versions_that_wait_behind_one_another_are_rebased_one_after_the_other(
         before, onto = batch, found
 
 
-def test_what_a_version_read_is_not_changed_by_a_compaction() -> None:
+def test_a_compaction_does_not_change_which_inputs_a_version_read() -> None:
     head = replace(plain(4), table=TABLE, inputs={"t": Input("t", (3,))}, recorded={"old": 2, "new": 4})
     batch = after(head, (), inputs={"t": Input("t", (9,), rows=6)}, recorded={"old": 2, "new": 4, "mine": 5})
     found = rebase(head, batch, after(head, (), kind="compaction"))
@@ -146,14 +146,14 @@ def test_what_a_version_read_is_not_changed_by_a_compaction() -> None:
     assert found.recorded == {"old": 2, "new": 4, "mine": 6}
 
 
-def test_a_version_of_the_same_number_carries_no_seq() -> None:
+def test_a_rebased_version_needs_no_separate_sequence_number() -> None:
     head = plain(4)
     assert rebase(head, after(head, ()), head).seq == 0
     assert after(rebase(head, after(head, ()), after(head, (), kind="compaction")), ()).seq == 0
 
 
 @pytest.mark.parametrize("onto", [plain(5, epoch=2), plain(3), replace(plain(5), stage="other")])
-def test_nothing_is_put_on_another_writers_head(onto: Manifest) -> None:
+def test_a_batch_is_not_rebased_on_another_writers_head(onto: Manifest) -> None:
     head = plain(4)
     with pytest.raises(ValueError, match="expected a head of stage with epoch 1 at v4 or later"):
         rebase(head, after(head, ()), onto)

@@ -1,4 +1,4 @@
-"""A picker that follows the versions of a table chooses what it would choose for each version alone."""
+"""A picker that follows a table's versions picks the same merges as a new picker for each version."""
 
 from itertools import count
 
@@ -34,7 +34,7 @@ def sst(
 
 
 def carried_out(done: Compaction) -> CompactionResult:
-    """A result without rows, of one SST."""
+    """Return a result of one SST, without rows."""
     inputs = done.inputs
     seqs = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
     expires = min(sst.expires_min for sst in inputs), max(sst.expires_max for sst in inputs)
@@ -50,7 +50,7 @@ def batch(head: Manifest, tasks: int, size: int, ttl_ms: int) -> Ssts:
 
 @scaled(100, in_ci=2000)
 @given(st.data(), st.sampled_from(["universal", "leveled"]), st.booleans())
-def test_a_picker_of_successive_versions_chooses_what_it_chooses_for_each_alone(
+def test_a_picker_that_follows_versions_picks_the_same_as_a_new_one(
     data: st.DataObject, kind: str, expires: bool
 ) -> None:
     policy = Policy(kind=kind, l0_trigger=data.draw(st.integers(2, 6), "trigger"), level_base_bytes=4 << 20)
@@ -85,7 +85,7 @@ def test_a_picker_of_successive_versions_chooses_what_it_chooses_for_each_alone(
     assert picker.pick(head) == pick_for_manifest(head)
 
 
-def test_batches_and_their_merges_leave_the_description_of_a_large_old_run_alone() -> None:
+def test_batches_and_merges_do_not_recompute_the_description_of_a_large_old_run() -> None:
     old = [sst(*hash_bounds(slot, 4000), 64 << 20, (1, 1), 7) for slot in range(4000)]
     head, table = replace(manifest(1), table=TABLE, ssts=Ssts(old)), TableRuns(TABLE.ranges)
     table.update(head.ssts)

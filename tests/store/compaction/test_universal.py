@@ -1,4 +1,4 @@
-"""Universal compaction: few runs in every state partition, and each byte rewritten seldom."""
+"""Universal compaction keeps few runs in every state partition, and rewrites each byte rarely."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def pick(ssts: tuple[Sst, ...], partitions: int = PARTITIONS, **knobs: Any) -> t
 
 
 def carried_out(one: Compaction) -> CompactionResult:
-    """Return the result of a merge with keys everywhere, without carrying it out."""
+    """Return the result of a merge whose keys are spread over its range, without executing it."""
     low, high = one.hash_range
     assert all(low <= sst.hash_min and sst.hash_max <= high for sst in one.inputs)
     whole = replace(
@@ -62,11 +62,11 @@ def carried_out(one: Compaction) -> CompactionResult:
 
 
 def runs_by_partition(ssts: tuple[Sst, ...], partitions: int) -> dict[int, int]:
-    """Return the number of SSTs of each state partition that may contain a key."""
+    """Return for each state partition the number of SSTs that may contain a key of it."""
     return {p: sum(map(max_overlap, sorted_runs(mine))) for p, mine in by_partition(ssts, partitions).items()}
 
 
-def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
+def test_runs_from_before_a_rescale_are_cut_when_they_are_merged() -> None:
     large = a_run(0, 0, 100 << 20, partitions=1)
     small = tuple(a_run(i, i, 10 << 20, partitions=1) for i in range(6, 0, -1))
     assert pick((*small, large)) == ()
@@ -80,8 +80,8 @@ def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
     assert pick(ssts) == ()
 
 
-def test_small_wide_runs_are_merged_into_a_wide_run_over_large_ones_of_each_range() -> None:
-    """Small runs are not cut and large ones not read: puts follow the batches, not the ranges."""
+def test_small_runs_over_all_partitions_are_merged_without_the_large_runs_of_each_partition() -> None:
+    """Small runs are not cut and large ones not read, so puts depend on the batches, not on the state partitions."""
     large = tuple(a_run(1, 9, 100 << 20, p) for p in range(4))
     wide = tuple(a_run(i, i, 1 << 16, partitions=1) for i in range(16, 9, -1))
     assert pick((*wide[1:], *large)) == ()
@@ -89,7 +89,7 @@ def test_small_wide_runs_are_merged_into_a_wide_run_over_large_ones_of_each_rang
     assert (one.inputs, one.cuts, one.drops_tombstones) == (wide, False, False)
 
 
-def test_wide_runs_are_cut_when_they_are_large_and_each_range_is_then_merged_for_itself() -> None:
+def test_large_runs_over_all_partitions_are_cut_and_then_merged_in_each_partition() -> None:
     large = tuple(a_run(1, 9, 2 << 20, p) for p in range(4))
     wide = tuple(a_run(i, i, 3 << 20, partitions=1) for i in (12, 11, 10))
     (one,) = pick((*wide, *large), l0_trigger=4)
@@ -100,8 +100,8 @@ def test_wide_runs_are_cut_when_they_are_large_and_each_range_is_then_merged_for
     assert [(one.partition, len(one.inputs), one.cuts) for one in picked] == [(p, 2, False) for p in range(4)]
 
 
-def test_older_runs_leave_room_for_wide_ones() -> None:
-    """Otherwise each batch would be cut to be merged with the newest of many runs of each range."""
+def test_runs_of_partitions_are_merged_early_to_leave_room_for_runs_over_all_partitions() -> None:
+    """Otherwise each batch would have to be cut, to be merged with the newest of many runs of each partition."""
     older = tuple(a_run(7 - i, 7 - i, 4 << 20 + 2 * i, p) for i in range(7) for p in range(4))
     assert pick(older) == ()
     batch = a_run(8, 8, 1 << 10, partitions=1)
@@ -110,7 +110,7 @@ def test_older_runs_leave_room_for_wide_ones() -> None:
     assert all(batch not in one.inputs and not one.cuts for one in picked)
 
 
-def test_what_lies_between_wide_runs_goes_along_only_if_all_is_small() -> None:
+def test_runs_between_those_over_all_partitions_are_included_only_if_all_are_small() -> None:
     newest = tuple(a_run(seq, seq, 1 << 10, partitions=1) for seq in (4, 3))
     between, oldest = a_run(2, 2, 1 << 10), a_run(1, 1, 1 << 10, partitions=1)
     (one,) = pick((*newest, between, oldest), l0_trigger=4)
@@ -122,7 +122,7 @@ def test_what_lies_between_wide_runs_goes_along_only_if_all_is_small() -> None:
     assert (one.inputs, one.cuts) == ((oldest,), True), "the newest is cut in its turn"
 
 
-def test_runs_that_lay_side_by_side_are_one_run_when_their_partitions_are() -> None:
+def test_runs_of_two_partitions_are_one_run_after_these_are_joined() -> None:
     left = (a_run(6, 9, 10, 0), a_run(1, 5, 100, 0))
     right = (a_run(9, 9, 10, 1), a_run(7, 8, 10, 1), a_run(1, 6, 100, 1))
     newer, beyond = a_run(10, 10, 10, partitions=2), a_run(1, 9, 1000, 3)
@@ -147,7 +147,7 @@ ERAS = st.lists(
 
 
 @given(ERAS, st.integers(2, 9))
-def test_whatever_the_ranges_and_tasks_merging_ends_with_few_ssts_in_every_range(
+def test_for_any_partitions_and_tasks_merging_ends_with_few_ssts_per_partition(
     eras: list[tuple[int, int, list[int]]], trigger: int
 ) -> None:
     ssts: tuple[Sst, ...] = ()
@@ -176,7 +176,7 @@ def test_whatever_the_ranges_and_tasks_merging_ends_with_few_ssts_in_every_range
 @pytest.mark.parametrize("base", [0, 1 << 32], ids=lambda base: f"base={base}")
 @pytest.mark.parametrize("size", [1 << 12, 1 << 16, 1 << 20], ids=lambda size: f"size={size}")
 @pytest.mark.parametrize("tasks", [1, 2, 16])
-def test_puts_and_bytes_of_merges_follow_those_of_the_batches_not_the_ranges(tasks: int, size: int, base: int) -> None:
+def test_puts_and_bytes_of_merges_depend_on_the_batches_not_on_the_partitions(tasks: int, size: int, base: int) -> None:
     ranges, batches = 16, 300
     ssts = tuple(a_run(0, 0, base // ranges, p, ranges) for p in range(ranges)) if base else ()
     puts = num_bytes = 0
@@ -203,23 +203,23 @@ def assert_order(ssts: tuple[Sst, ...]) -> None:
         assert newer.seq_min > older.seq_max
 
 
-def test_few_runs_are_left_alone() -> None:
+def test_few_runs_are_not_merged() -> None:
     assert pick(()) == ()
     assert pick(runs_of(*[10] * 7)) == ()
     assert pick(runs_of(*[10] * 3), l0_trigger=4) == ()
 
 
-def test_a_trigger_that_can_never_be_met_is_refused() -> None:
+def test_an_impossible_trigger_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 and fanout above 1, found 1"):
         pick((), l0_trigger=1)
 
 
-def test_deltas_that_outgrow_the_oldest_run_are_merged_into_it() -> None:
+def test_newer_runs_that_are_large_together_are_merged_into_the_oldest() -> None:
     ssts = runs_of(*[100] * 7, 600)
     assert pick(ssts) == (compaction_of(ssts, drops_tombstones=True),)
 
 
-def test_runs_of_similar_size_are_merged_and_the_large_one_is_left() -> None:
+def test_runs_of_similar_size_are_merged_without_the_large_one() -> None:
     ssts = runs_of(*[10] * 7, 10_000)
     assert pick(ssts) == (compaction_of(ssts[:7], drops_tombstones=False),)
 
@@ -229,12 +229,12 @@ def test_similar_runs_behind_a_small_one_are_found() -> None:
     assert pick(ssts, l0_trigger=4, size_ratio=0.2) == (compaction_of(ssts[1:3], drops_tombstones=False),)
 
 
-def test_when_no_sizes_are_similar_the_newest_runs_make_room() -> None:
+def test_without_similar_sizes_the_newest_runs_are_merged() -> None:
     ssts = runs_of(1, 10, 100, 1000, 10_000)
     assert pick(ssts, l0_trigger=4) == (compaction_of(ssts[:3], drops_tombstones=False),)
 
 
-def test_each_partition_is_picked_for_by_itself_in_any_order_of_runs() -> None:
+def test_each_partition_is_picked_separately_for_any_order_of_runs() -> None:
     busy = tuple(a_run(i, i, 10, partition=3) for i in range(8))
     idle = tuple(a_run(i, i, 10, partition=1) for i in range(7))
     newest_first = tuple(reversed(busy))
@@ -246,7 +246,7 @@ def test_each_partition_is_picked_for_by_itself_in_any_order_of_runs() -> None:
 
 
 @given(st.lists(st.integers(1, 10**9), max_size=40), st.integers(2, 12), st.integers(2, 8))
-def test_what_is_picked_are_neighbours_and_brings_the_runs_below_the_trigger(
+def test_merges_have_adjacent_inputs_and_bring_the_number_of_runs_below_the_trigger(
     sizes: list[int], trigger: int, max_width: int
 ) -> None:
     ssts = runs_of(*sizes)

@@ -1,4 +1,4 @@
-"""The minimum that compaction can write, as the benchmark computes it."""
+"""The minimum that any compaction can write, as the benchmark computes it."""
 
 from functools import cache
 from pathlib import Path
@@ -39,14 +39,14 @@ def test_no_schedule_of_merges_writes_less_than_the_optimum(batches: int, runs: 
     assert universal_optimum(keys, 50, batches, runs) == pytest.approx(by_trying_all(keys, 50, batches, runs))
 
 
-def test_levels_that_hold_everything_write_it_once_a_trigger() -> None:
+def test_levels_that_hold_everything_rewrite_level_1_once_per_trigger() -> None:
     # Each four batches of ten new rows make level 1 longer by forty: 40, 80 and 120 rows are written, and 120 flushed.
     assert leveled_optimum(10**9, 10, 12, 4, 10**9, 2) == pytest.approx(1 + 240 / 120)
     # What goes down at once takes the half of the last level with it, each time.
     assert leveled_optimum(10**6, 10, 4, 4, 0.5, 2) == pytest.approx(1 + (40 + 10**6) / 40, rel=1e-3)
 
 
-def test_both_policies_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_policies_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_amplification, "KEYS", 20_000)
     monkeypatch.setattr(write_amplification, "BATCH", 500)
     monkeypatch.setattr(write_amplification, "BATCHES", 12)

@@ -1,4 +1,4 @@
-"""A store with faults from a seed, so that a failure can be repeated."""
+"""A store with random faults from a seed, so that a failure can be reproduced."""
 
 import random
 import time
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class FaultyStore(StoreWrapper):
-    """Another store, whose requests fail in the ways that real ones do.
+    """A wrapper of another store whose requests fail in the ways in which those of real stores do.
 
-    With one thread, the same seed and the same requests give the same faults. The faults of a write:
+    With one thread, the same seed and the same requests give the same faults. The faults of a write are:
 
-    - refused: nothing was done, `Unavailable`;
-    - lost: it was done, but the answer was lost, `Unavailable`;
-    - late: `Unavailable`, and it is done later, before some other request (a packet that was long under way);
-    - echoed: it was done, the answer was lost, and the store's own repetition found the key taken:
-      `ObjectExists` for the caller's own put_if_absent. (A put repeats without a trace.)
+    - refused: raise `Unavailable` without writing;
+    - lost: write, but raise `Unavailable`, as if the answer had been lost;
+    - late: raise `Unavailable`, and write later, before another request (like a packet that was delayed for long);
+    - echoed: write, and let the caller's put_if_absent raise `ObjectExists`, as if the answer had been lost and the
+      store's own retry had found the object. (A put has no such fault, because its retry succeeds.)
 
-    Reads are refused. Any request may be slow, and take `slow_s` longer. The arguments that are named after faults are
-    their probabilities; `sleep` waits for so many seconds.
+    The only fault of a read is `Unavailable`. Any request may also be slow: it then takes `slow_s` longer. The
+    arguments named after faults are their probabilities; `sleep` waits for a number of seconds.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FaultyStore(StoreWrapper):
         return result
 
     def _choose(self, *faults: str) -> str:
-        """Choose the fault of the next request, "" for none; late writes may arrive before it."""
+        """Return the fault of the next request, or "" for none. Late writes may be done first."""
         with self._lock:
             for request in tuple(self._under_way):
                 if self._random.random() < 0.5:

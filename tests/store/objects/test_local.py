@@ -1,4 +1,4 @@
-"""Faults that only folders have: leftovers, partial files, conflicting names."""
+"""Faults that only local folders have: leftovers, partial files and conflicting names."""
 
 import os
 import resource
@@ -14,14 +14,14 @@ from slackwater.store.objects.local import LocalStore
 SCRATCH = ".slackwater-tmp"
 
 
-def test_reading_makes_no_folder(tmp_path: Path) -> None:
+def test_reading_creates_no_folder(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "root")
     assert list(store.list("")) == list(store.list_folders("")) == []
     store.delete("a")
     assert not (tmp_path / "root").exists()
 
 
-def test_what_a_killed_writer_left_is_never_listed_and_goes_in_time(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_never_listed_and_are_deleted_later(tmp_path: Path) -> None:
     scratch = tmp_path / SCRATCH
     scratch.mkdir()
     for name, age_s in (("old", 7200), ("young", 60)):
@@ -34,12 +34,12 @@ def test_what_a_killed_writer_left_is_never_listed_and_goes_in_time(tmp_path: Pa
 
 
 @pytest.mark.parametrize("key", [SCRATCH, f"{SCRATCH}/x"])
-def test_the_store_s_own_folder_is_no_place_for_objects(tmp_path: Path, key: str) -> None:
+def test_no_object_can_be_in_the_stores_own_folder(tmp_path: Path, key: str) -> None:
     with pytest.raises(Refused, match="is the store's own folder"):
         LocalStore(tmp_path).put(key, b"")
 
 
-def test_a_put_that_the_disk_refuses_leaves_the_old_object(tmp_path: Path) -> None:
+def test_a_put_that_the_disk_refuses_keeps_the_old_object(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a", b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -57,7 +57,7 @@ def test_a_put_that_the_disk_refuses_leaves_the_old_object(tmp_path: Path) -> No
     assert list((tmp_path / SCRATCH).iterdir()) == []
 
 
-def test_a_key_cannot_go_through_another_object(tmp_path: Path) -> None:
+def test_an_object_cannot_be_a_folder_of_another_key(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a", b"")
     store.put("b/c", b"")
@@ -80,7 +80,7 @@ for number in range(1_000_000):
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_objects(tmp_path: Path) -> None:
+def test_a_writer_killed_at_any_moment_leaves_only_complete_objects(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         done = [next(writer.stdout) for _ in range(20)]

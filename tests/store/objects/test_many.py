@@ -9,7 +9,9 @@ from slackwater.store.objects.many import map_concurrently
 
 
 @given(things=st.lists(st.integers(), max_size=40), workers=st.integers(1, 4), ahead=st.integers(0, 8))
-def test_answers_come_in_order_and_only_so_many_wait_to_be_taken(things: list[int], workers: int, ahead: int) -> None:
+def test_answers_are_in_order_and_only_a_bounded_number_waits_to_be_consumed(
+    things: list[int], workers: int, ahead: int
+) -> None:
     taken: list[int] = []
 
     def asked() -> Iterator[int]:
@@ -24,7 +26,7 @@ def test_answers_come_in_order_and_only_so_many_wait_to_be_taken(things: list[in
         taken.append(answer)
 
 
-def test_what_fails_is_raised_in_its_place() -> None:
+def test_an_error_is_raised_at_its_position() -> None:
     answers = map_concurrently(lambda thing: 6 // thing, [1, 2, 0, 3])
     assert [next(answers), next(answers)] == [6, 3]
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Store roots as people write them."""
+"""Opening a store by its root, in all forms that people write."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 
 
-def test_a_path_is_a_folder_wherever_it_is_said_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_any_form_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for said, meant in (
@@ -59,13 +59,13 @@ def test_an_s3_root_is_a_bucket_and_a_prefix(said: str, url: str) -> None:
         ("~nobody-of-that-name/p", "home directory"),
     ],
 )
-def test_a_root_that_cannot_be_understood_is_told_with_what_can(said: str, words: str) -> None:
+def test_an_invalid_root_is_refused_with_the_valid_forms(said: str, words: str) -> None:
     with pytest.raises(Usage) as caught:
         open_store(said)
     assert words in str(caught.value)
 
 
-def test_hadoop_s_name_for_s3_is_corrected() -> None:
+def test_hadoops_scheme_for_s3_is_corrected() -> None:
     with pytest.raises(Usage) as caught:
         open_store("s3a://bucket/prefix")
     assert caught.value.hint == "write s3://bucket/prefix"
@@ -77,7 +77,7 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
         open_store(str(tmp_path / "file"))
 
 
-def test_nobody_waits_for_libraries_that_a_folder_does_not_need() -> None:
+def test_opening_a_folder_imports_no_unneeded_libraries() -> None:
     script = (
         "import sys, slackwater.store\n"
         "from slackwater.store.objects.open import open_store\n"

@@ -1,4 +1,4 @@
-"""The contract of every object store."""
+"""What every object store must do."""
 
 import pickle
 import random
@@ -46,7 +46,7 @@ def test_a_large_object_is_read_as_it_was_written(store: ObjectStore) -> None:
     assert [info.size_bytes for info in store.list("")] == [len(data)]
 
 
-def test_a_write_that_has_ended_leaves_nothing_behind(store: ObjectStore) -> None:
+def test_a_completed_write_leaves_nothing_unfinished(store: ObjectStore) -> None:
     store.put("a", bytes((16 << 20) + 1))
     store.put_if_absent("b", b"")
     with pytest.raises(ObjectExists):
@@ -56,13 +56,13 @@ def test_a_write_that_has_ended_leaves_nothing_behind(store: ObjectStore) -> Non
         store.discard(UnfinishedWrite("a", "ended-long-ago", 0))
 
 
-def test_a_put_overwrites(store: ObjectStore) -> None:
+def test_a_put_overwrites_an_object(store: ObjectStore) -> None:
     store.put("a", b"first, and longer")
     store.put("a", b"second")
     assert store.get("a") == b"second"
 
 
-def test_an_absent_object_is_named(store: ObjectStore) -> None:
+def test_the_error_for_an_absent_object_names_it(store: ObjectStore) -> None:
     store.put("a/b", b"")
     for key in ("nothing", "a", "a/b/c", "a/" + "x" * 200):
         with pytest.raises(ObjectNotFound) as caught:
@@ -103,7 +103,7 @@ def test_a_range_cannot_start_before_the_object(store: ObjectStore) -> None:
             store.get_range("a", start, length)
 
 
-def test_put_if_absent_keeps_what_is_there(store: ObjectStore) -> None:
+def test_put_if_absent_keeps_an_existing_object(store: ObjectStore) -> None:
     store.put_if_absent("a/b", b"first")
     with pytest.raises(ObjectExists) as caught:
         store.put_if_absent("a/b", b"second")
@@ -111,7 +111,7 @@ def test_put_if_absent_keeps_what_is_there(store: ObjectStore) -> None:
     assert store.get("a/b") == b"first"
 
 
-def test_put_if_absent_creates_again_what_was_deleted(store: ObjectStore) -> None:
+def test_put_if_absent_creates_a_deleted_object_again(store: ObjectStore) -> None:
     store.put_if_absent("a", b"first")
     store.delete("a")
     store.put_if_absent("a", b"second")
@@ -152,7 +152,7 @@ def test_a_prefix_is_the_start_of_a_string_not_a_folder(store: ObjectStore) -> N
     assert keys(store) == ["ab/1", "ab/2", "abc", "abd/x/y", "b"]
 
 
-def test_a_listing_tells_size_and_time(store: ObjectStore) -> None:
+def test_a_listing_contains_sizes_and_times(store: ObjectStore) -> None:
     store.put("a", b"12345")
     store.put("b", b"")
     first, second = store.list("")
@@ -168,7 +168,7 @@ KEY = st.lists(SEGMENT, min_size=1, max_size=3).map("/".join)
 
 @st.composite
 def key_sets(draw: st.DrawFn) -> list[str]:
-    """Draw distinct keys, none of which is a folder of another, which every store accepts."""
+    """Draw distinct keys that every store accepts; none of them is a folder of another."""
     chosen: list[str] = []
     for key in draw(st.lists(KEY, min_size=1, max_size=8)):
         if not any(f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/") for other in chosen):
@@ -177,14 +177,14 @@ def key_sets(draw: st.DrawFn) -> list[str]:
 
 
 def part_of(names: list[str]) -> st.SearchStrategy[str]:
-    """Draw a prefix of one of the keys, a whole key, or an unrelated text."""
+    """Draw a prefix of one of the keys, a complete key, or an unrelated text."""
     cut = st.tuples(st.sampled_from(names), st.integers(0, 12)).map(lambda pair: pair[0][: pair[1]])
     return st.one_of(cut, st.sampled_from(names), KEY)
 
 
 @settings(scaled(17, in_ci=125), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key_sets().flatmap(lambda names: st.tuples(st.just(names), part_of(names), part_of(names))))
-def test_a_listing_is_the_keys_in_the_order_of_their_bytes(
+def test_a_listing_has_the_keys_in_the_order_of_their_bytes(
     store: ObjectStore, drawn: tuple[list[str], str, str]
 ) -> None:
     names, prefix, start_after = drawn
@@ -211,7 +211,7 @@ def test_a_listing_is_the_keys_in_the_order_of_their_bytes(
     ],
     indirect=True,
 )
-def test_a_listing_of_more_than_a_page_is_whole(store: ObjectStore) -> None:
+def test_a_listing_of_more_than_a_page_is_complete(store: ObjectStore) -> None:
     names = [f"many/{number:04}" for number in range(1001)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: store.put(name, b""), names))
@@ -219,7 +219,7 @@ def test_a_listing_of_more_than_a_page_is_whole(store: ObjectStore) -> None:
     assert keys(store, "many/", "many/0998") == ["many/0999", "many/1000"]
 
 
-def test_folders_are_what_objects_have_in_common(store: ObjectStore) -> None:
+def test_folders_are_the_next_parts_of_keys(store: ObjectStore) -> None:
     for key in ("app/stages/b/x", "app/stages/b/y/z", "app/stages/a/x", "app/stages/file", "app/app.json"):
         store.put(key, b"")
     assert list(store.list_folders("app/stages/")) == ["a", "b"]
@@ -230,7 +230,7 @@ def test_folders_are_what_objects_have_in_common(store: ObjectStore) -> None:
     assert list(store.list_folders("app/stages/")) == ["b"]
 
 
-def test_a_deleted_object_is_gone_and_deleting_it_again_is_no_error(store: ObjectStore) -> None:
+def test_a_deleted_object_is_absent_and_deleting_it_again_is_no_error(store: ObjectStore) -> None:
     store.put("a/b", b"")
     store.delete("a/b")
     store.delete("a/b")
@@ -267,7 +267,7 @@ ODD_NAMES = (
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_an_odd_name_is_a_name(store: ObjectStore, name: str) -> None:
+def test_an_odd_but_valid_name_works_everywhere(store: ObjectStore, name: str) -> None:
     key = f"odd/{name}/{name}"
     store.put_if_absent(key, b"1")
     with pytest.raises(ObjectExists):
@@ -294,7 +294,7 @@ def test_a_key_that_some_store_cannot_hold_is_refused_by_all(store: ObjectStore,
             request()
 
 
-def test_a_store_with_a_disk_tells_where_an_object_lies(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_local_store_gives_the_path_of_an_object(store: ObjectStore, tmp_path: Path) -> None:
     store.put("a/b", b"data")
     path = store.local_path("a/b")
     assert path is None or path.read_bytes() == b"data"
@@ -317,7 +317,7 @@ def test_another_process_sees_the_same_objects(store: ObjectStore) -> None:
     assert sent.get("a") == b"data"
 
 
-def test_a_listing_may_be_left_early(store: ObjectStore) -> None:
+def test_a_listing_may_be_abandoned(store: ObjectStore) -> None:
     for key in ("a", "b", "c"):
         store.put(key, b"")
     entries: Iterator[object] = iter(store.list(""))
@@ -327,7 +327,7 @@ def test_a_listing_may_be_left_early(store: ObjectStore) -> None:
     assert store.get("c") == b""
 
 
-def test_the_wrappers_pass_everything_on(store: ObjectStore) -> None:
+def test_the_wrappers_forward_everything(store: ObjectStore) -> None:
     calm = FaultyStore(CountingStore(store), 1, refused=0, lost=0, late=0, echoed=0)
     calm.put("a/b", b"1")
     calm.put_if_absent("a/c", b"234")

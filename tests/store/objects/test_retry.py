@@ -1,4 +1,4 @@
-"""Waiting times for a server, and messages meanwhile."""
+"""How long requests are retried, and which messages are logged meanwhile."""
 
 import logging
 from collections.abc import Callable
@@ -36,14 +36,14 @@ def away_until(clock: Clock, time_s: float) -> Callable[[], str]:
     return attempt
 
 
-def test_an_answer_at_once_waits_for_nothing() -> None:
+def test_an_immediate_answer_needs_no_sleep() -> None:
     clock = Clock()
     assert retry(clock).call(lambda: "answer") == "answer"
     assert clock.slept_s == []
 
 
 @given(st.integers(0, 10_000), st.floats(0, 100))
-def test_a_request_is_repeated_for_as_long_as_patience_lasts(seed: int, patience_s: float) -> None:
+def test_a_request_is_retried_until_the_patience_ends(seed: int, patience_s: float) -> None:
     clock = Clock()
     with pytest.raises(Unavailable, match=r"S3 at home did not answer for \d+ s: cannot connect"):
         retry(clock, patience_s, seed).call(away_until(clock, 1e9))
@@ -52,12 +52,12 @@ def test_a_request_is_repeated_for_as_long_as_patience_lasts(seed: int, patience
 
 
 @given(st.integers(0, 10_000), st.floats(0, 60))
-def test_a_server_that_is_back_within_patience_is_as_if_it_had_never_left(seed: int, away_s: float) -> None:
+def test_an_outage_shorter_than_the_patience_gives_the_answer(seed: int, away_s: float) -> None:
     clock = Clock()
     assert retry(clock, 60, seed).call(away_until(clock, 1000 + away_s)) == "answer"
 
 
-def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     patient = retry(clock)
     patient.call(away_until(clock, 1030))
@@ -70,7 +70,7 @@ def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixtur
     assert len(caplog.messages) == 4
 
 
-def test_a_server_that_swallows_a_request_is_told_after_the_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_does_not_answer_is_logged_after_the_first_request(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
 
     def attempt() -> None:
@@ -83,13 +83,13 @@ def test_a_server_that_swallows_a_request_is_told_after_the_first(caplog: pytest
     assert len(caplog.messages) == 2
 
 
-def test_a_hiccup_is_nobody_s_concern(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_outage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     retry(clock).call(away_until(clock, 1000.5))
     assert caplog.messages == []
 
 
-def test_a_refusal_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_counts_as_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     patient = retry(clock)
     outage = away_until(clock, 1020)
@@ -103,7 +103,7 @@ def test_a_refusal_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages[-1].startswith("S3 at home is back")
 
 
-def test_a_first_request_that_is_swallowed_is_told_before_it_ends_with_the_setting(
+def test_an_unanswered_first_request_is_logged_early_with_the_setting_to_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = Event()

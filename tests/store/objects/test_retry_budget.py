@@ -1,4 +1,4 @@
-"""Combined retries of many threads against a server that is down, recovered, or overloaded."""
+"""The combined retries of many threads while a server is down, has recovered, or is overloaded."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 
 class Server:
-    """Server that is down from `away_s` until `back_s`, and after `per_s` requests for the rest of each second."""
+    """A server that is down from `away_s` until `back_s`, and answers only `per_s` requests of each second."""
 
     def __init__(self, crowd: Crowd, *, away_s: float = 0, back_s: float = 0, per_s: float = 1e9) -> None:
         self._crowd = crowd
@@ -42,7 +42,9 @@ def retries(crowd: Crowd, budget: RetryBudget, num: int) -> list[Retry]:
 
 @scaled(17, in_ci=100)
 @given(st.integers(1, 40), st.integers(1, 30), st.floats(0.1, 5))
-def test_of_a_server_that_is_away_no_crowd_asks_more_than_the_budget_says(num: int, at_once: int, per_s: float) -> None:
+def test_many_clients_of_a_server_that_is_down_retry_no_more_than_the_budget_allows(
+    num: int, at_once: int, per_s: float
+) -> None:
     crowd = Crowd()
     server = Server(crowd, back_s=1e9)
     ended_s = []
@@ -60,7 +62,7 @@ def test_of_a_server_that_is_away_no_crowd_asks_more_than_the_budget_says(num: i
 
 
 def waiting(at_once: float) -> Server:
-    """Return a server that is down for 50 s, after 32 threads have waited for it."""
+    """Return a server that was down for 50 s, after 32 threads have waited for it."""
     crowd = Crowd()
     server = Server(crowd, back_s=50)
     budget = RetryBudget(at_once, 1, clock=crowd.clock)
@@ -69,16 +71,16 @@ def waiting(at_once: float) -> Server:
     return server
 
 
-def test_without_a_budget_the_same_crowd_would_ask_many_times_as_often() -> None:
+def test_without_a_budget_the_same_clients_would_retry_many_times_as_often() -> None:
     assert 5 * len(waiting(20).asked_s) < len(waiting(1e6).asked_s)
 
 
-def test_a_server_that_has_come_back_is_believed_at_once() -> None:
+def test_all_clients_succeed_soon_after_a_server_recovers() -> None:
     # A token a second would let the last of them wait for half a minute.
     assert max(waiting(20).answered_s) < 50 + 10
 
 
-def test_an_overloaded_server_gets_little_more_than_it_is_asked_for() -> None:
+def test_an_overloaded_server_gets_few_retries_beyond_the_requests() -> None:
     crowd = Crowd()
     server = Server(crowd, per_s=10)
     budget = RetryBudget(max_burst=20, retries_per_s=1, clock=crowd.clock)
@@ -95,7 +97,7 @@ def test_an_overloaded_server_gets_little_more_than_it_is_asked_for() -> None:
     assert refused <= 16 * 30 + 20 + crowd.now_s + 0.1 * len(server.answered_s)
 
 
-def test_a_full_bucket_holds_no_more() -> None:
+def test_the_tokens_never_exceed_the_maximum_burst() -> None:
     crowd = Crowd()
     budget = RetryBudget(3, 1, clock=crowd.clock)
     crowd.now_s = 1000
@@ -104,7 +106,7 @@ def test_a_full_bucket_holds_no_more() -> None:
     assert [budget.take_token() for _ in range(4)] == [True, True, True, False]
 
 
-def test_a_repetition_that_was_answered_gives_its_token_back_and_ten_answers_make_one() -> None:
+def test_an_answered_retry_returns_its_token_and_ten_answers_earn_one() -> None:
     budget = RetryBudget(2, 0.001, clock=lambda: 0.0)
     assert [budget.take_token() for _ in range(3)] == [True, True, False]
     budget.refill(repeated=True)

@@ -1,4 +1,4 @@
-"""A store at another root, for clones across roots, gets the same requests as the app's store."""
+"""A wrapped store that is opened at another root, for clones across roots, has the same wrappers there."""
 
 import pickle
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_requests_to_another_root_are_counted(
     assert counting.counts == {"get": 1, "get_range": 1, "put": 1}
 
 
-def test_what_waits_for_the_store_is_not_looked_for_at_another_root(tmp_path: Path, other: LocalStore) -> None:
+def test_spooled_objects_are_not_visible_at_another_root(tmp_path: Path, other: LocalStore) -> None:
     store = SpooledStore(MemoryStore(), tmp_path / "spool")
     store.put("x", b"mine")
     assert (store.get("x"), store.at(other.url).get("x")) == (b"mine", b"1234")
@@ -68,7 +68,7 @@ def test_a_faulty_store_injects_its_faults_at_another_root(other: LocalStore) ->
 
 
 @pytest.mark.parametrize("root", ["s3://a-bucket/prefix", ""])
-def test_patience_and_settings_hold_for_another_root(tmp_path: Path, root: str) -> None:
+def test_patience_and_settings_apply_to_another_root(tmp_path: Path, root: str) -> None:
     opened = open_store(root or str(tmp_path), patience_s=7.0, settings=HASTY)
     for store in (opened, CountingStore(opened), SpooledStore(opened, tmp_path / "spool")):
         far = store.at("s3://theirs").at("s3://still-another")
@@ -78,12 +78,12 @@ def test_patience_and_settings_hold_for_another_root(tmp_path: Path, root: str) 
 
 
 @pytest.mark.parametrize("root", ["s3://a-bucket/prefix", ""])
-def test_a_store_that_was_sent_to_another_process_opens_other_roots(tmp_path: Path, root: str) -> None:
+def test_a_store_sent_to_another_process_can_open_other_roots(tmp_path: Path, root: str) -> None:
     sent = pickle.loads(pickle.dumps(open_store(root or str(tmp_path), patience_s=7.0, settings=HASTY)))  # noqa: S301
     found = sent.at("s3://theirs")
     assert (found._patience_s, found._settings) == (7.0, HASTY)
 
 
-def test_a_root_that_cannot_be_understood_is_refused() -> None:
+def test_an_invalid_root_is_refused() -> None:
     with pytest.raises(Usage, match="gopher"):
         CountingStore(MemoryStore()).at("gopher://hole/x")

@@ -33,7 +33,7 @@ LARGE = 1 << 40
 
 
 def put(store: ObjectStore, cache: SstCache | None = None, number: int = 0) -> Sst:
-    """Put one SST of 100 rows, about 10 KB as an Arrow file."""
+    """Write an SST of 100 rows, about 10 KB as an Arrow file."""
     changes = {(str(number), str(i)): (i, i / 2, None) for i in range(100)}
     (written,) = write_version(store, cache, ROUTES, changes, number + 1)
     return written
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_rows_are_fetched_once_and_then_mapped(folder: Path) -> None:
+def test_rows_are_fetched_once_and_mapped_afterwards(folder: Path) -> None:
     store = CountingStore(MemoryStore())
     written = put(store)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_rows_are_fetched_once_and_then_mapped(folder: Path) -> None:
     assert dict(store.counts) == {"put": 1, "get": 1}
 
 
-def test_what_was_just_written_need_not_be_fetched(folder: Path) -> None:
+def test_a_just_written_sst_is_not_fetched(folder: Path) -> None:
     store = CountingStore(MemoryStore())
     cache = SstCache(folder, LARGE)
     written = put(store, cache)
@@ -88,7 +88,7 @@ def test_hashes_are_numpys_view_of_the_mapped_file(folder: Path) -> None:
     assert (np.diff(block.hashes) >= 0).all()
 
 
-def test_peek_asks_no_store(folder: Path) -> None:
+def test_cached_rows_makes_no_requests(folder: Path) -> None:
     store = CountingStore(MemoryStore())
     written = put(store)
     assert SstCache(folder, LARGE).cached_rows(written, ROUTES) is None
@@ -105,7 +105,7 @@ def test_large_ssts_are_kept_in_blocks(folder: Path, monkeypatch: pytest.MonkeyP
 
 @scaled(50, in_ci=500)
 @given(data=st.data())
-def test_a_damaged_file_is_fetched_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_cache_file_is_fetched_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("cache")
     store = CountingStore(MemoryStore())
     written = put(store, SstCache(folder, LARGE))
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_fetched_again(tmp_path_factory: pytest.TempPathFactor
     assert SstCache(folder, LARGE).cached_rows(written, ROUTES) is not None
 
 
-def test_damage_in_the_store_is_told_with_the_object(folder: Path) -> None:
+def test_damage_in_the_store_is_reported_with_the_object(folder: Path) -> None:
     store = MemoryStore()
     written = put(store)
     store.put(written.object, b"x" + store.get(written.object)[1:])
@@ -136,7 +136,7 @@ def test_damage_in_the_store_is_told_with_the_object(folder: Path) -> None:
     assert files(folder) == []
 
 
-def test_the_folder_stays_within_its_bytes_and_keeps_what_was_used_last(folder: Path) -> None:
+def test_the_folder_stays_within_its_size_and_evicts_the_least_recently_used(folder: Path) -> None:
     store = CountingStore(MemoryStore())
     first = put(store, SstCache(folder, LARGE))
     limit = 4 * folder_bytes(folder) + 1000
@@ -153,7 +153,7 @@ def test_the_folder_stays_within_its_bytes_and_keeps_what_was_used_last(folder: 
     assert SstCache(folder, limit).cached_rows(first, ROUTES) is not None
 
 
-def test_an_evicted_file_stays_readable_for_those_who_have_it_open(folder: Path) -> None:
+def test_an_evicted_file_stays_readable_where_it_is_open(folder: Path) -> None:
     store = MemoryStore()
     cache = SstCache(folder, LARGE)
     mapped = cache.open(store, put(store), ROUTES)
@@ -175,7 +175,7 @@ def test_an_sst_larger_than_the_cache_is_read_into_memory(folder: Path) -> None:
     assert store.counts["get"] == 1
 
 
-def test_memory_is_bounded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore(MemoryStore())
     written = [put(store, None, number) for number in range(4)]
     one = SstCache(folder, 0).open(store, written[0], ROUTES).memory_bytes
@@ -192,7 +192,9 @@ def test_memory_is_bounded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [cache.cached_rows(entry, ROUTES) is not None for entry in written] == [False, False, True, True]
 
 
-def test_a_folder_of_no_use_makes_it_slower_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_folder_makes_the_cache_slower_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = MemoryStore()
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
@@ -208,9 +210,7 @@ def test_a_folder_of_no_use_makes_it_slower_and_says_so_once(tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
-def test_a_folder_that_takes_no_more_serves_what_it_has(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, reason: int
-) -> None:
+def test_a_full_folder_serves_its_files(folder: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
     store = CountingStore(MemoryStore())
     written, other = put(store, SstCache(folder, LARGE)), put(store, None, 1)
 
@@ -224,7 +224,7 @@ def test_a_folder_that_takes_no_more_serves_what_it_has(
     assert len(files(folder)) == 1
 
 
-def test_leftovers_of_dead_processes_are_swept(folder: Path) -> None:
+def test_leftovers_of_dead_processes_are_deleted(folder: Path) -> None:
     store = MemoryStore()
     folder.mkdir()
     dead, alive = folder / ".tmp-dead", folder / ".tmp-alive"
@@ -253,7 +253,7 @@ def test_a_local_object_is_its_own_parquet_file_once_checked(folder: Path, tmp_p
         SstCache(folder, LARGE).parquet_path(store, written)
 
 
-def test_a_path_that_duckdb_would_take_for_a_pattern_is_copied(folder: Path, tmp_path: Path) -> None:
+def test_a_path_that_duckdb_would_read_as_a_pattern_is_copied(folder: Path, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "ro[o]t"))
     written = put(store)
     path = SstCache(folder, LARGE).parquet_path(store, written)
@@ -296,9 +296,7 @@ def test_a_copy_in_use_is_not_evicted_until_the_cache_is_closed(folder: Path) ->
     assert not path.exists()
 
 
-def test_when_nothing_can_hold_a_copy_the_error_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_nothing_can_hold_a_copy_the_error_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
@@ -308,7 +306,7 @@ def test_when_nothing_can_hold_a_copy_the_error_says_what_to_do(
     assert "cache" in error.value.hint
 
 
-def test_one_that_nobody_closed_leaves_no_copies_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_was_not_closed_leaves_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     cache = SstCache(tmp_path / "c[ache", LARGE)
@@ -318,7 +316,7 @@ def test_one_that_nobody_closed_leaves_no_copies_behind(tmp_path: Path, monkeypa
     assert not path.exists()
 
 
-def test_there_is_no_pin_on_what_is_not_there(folder: Path) -> None:
+def test_an_absent_file_cannot_be_pinned(folder: Path) -> None:
     assert CacheFolder(folder, LARGE).pin("absent") is None
 
 
@@ -367,7 +365,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(folder: Path, tmp_p
     assert folder_bytes(folder) <= 60_000 * 1.4
 
 
-def test_ssts_of_one_name_in_two_roots_are_told_apart(folder: Path) -> None:
+def test_ssts_of_the_same_name_in_two_roots_are_distinguished(folder: Path) -> None:
     mine, theirs = MemoryStore(), MemoryStore()
     a, b = put(mine, None, 0), put(theirs, None, 1)
     theirs.put(a.object, theirs.get(b.object))
@@ -377,7 +375,7 @@ def test_ssts_of_one_name_in_two_roots_are_told_apart(folder: Path) -> None:
     assert cache.open(theirs, same_name, ROUTES).stored == expected_rows(1)
 
 
-def test_a_prefetch_works_in_the_callers_thread_whose_priority_may_be_low(tmp_path: Path) -> None:
+def test_a_prefetch_runs_in_the_callers_thread_which_may_have_a_low_priority(tmp_path: Path) -> None:
     store, table = MemoryStore(), Table((Column("k", "int64"),), (Column("v", "int64"),), 1)
     numbers = np.arange(400_000)
     rows = {

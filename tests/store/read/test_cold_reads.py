@@ -1,4 +1,4 @@
-"""Look-ups on a machine without cached objects: their reads, concurrent or in sequence, and their memory."""
+"""Look-ups on a machine without cached objects: what they read, concurrently or in sequence, and their memory."""
 
 import threading
 from pathlib import Path
@@ -77,7 +77,7 @@ def look_up(
 
 
 @pytest.mark.parametrize("num", [3, 30, 300, 3_000, 100_000])
-def test_a_cold_look_up_reads_hardly_more_than_the_row_groups_its_keys_fall_in(
+def test_a_cold_look_up_reads_hardly_more_than_the_row_groups_of_its_keys(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, num: int
 ) -> None:
     store, ssts = table
@@ -89,7 +89,7 @@ def test_a_cold_look_up_reads_hardly_more_than_the_row_groups_its_keys_fall_in(
     assert reads.bytes <= 1.2 * reads.touched_bytes
 
 
-def test_absent_keys_cost_a_part_of_a_filter_and_no_page(
+def test_absent_keys_cost_part_of_a_filter_and_no_page(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
     store, ssts = table
@@ -104,7 +104,7 @@ def test_absent_keys_cost_a_part_of_a_filter_and_no_page(
     assert not multi_get(store, None, ssts, NUMBERED, hash_keys(keys, ["k"]), keys)[1].any()
 
 
-def test_a_key_costs_three_round_trips_and_a_page_of_each_column(
+def test_a_key_costs_three_round_trips_and_one_page_per_column(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
     store, ssts = table
@@ -119,7 +119,7 @@ def test_a_key_costs_three_round_trips_and_a_page_of_each_column(
 
 
 @pytest.mark.parametrize(("unfiltered", "trips"), [(4, 2), (3, 3)])
-def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_asked(
+def test_with_read_ahead_the_index_is_read_with_the_footer_and_filters_of_few_ssts_are_skipped(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, unfiltered: int, trips: int
 ) -> None:
     store, ssts = table
@@ -133,7 +133,7 @@ def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_a
         assert reads.bytes == store.bytes_read - before < ssts[0].bytes / 8
 
 
-def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
+def test_an_index_larger_than_the_read_ahead_is_read_separately(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
     store, ssts = table
@@ -143,7 +143,7 @@ def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
     assert reads.round_trips == 3
 
 
-def test_a_damaged_index_that_came_with_the_footer_is_seen(tmp_path: Path) -> None:
+def test_a_damaged_index_that_was_read_with_the_footer_is_found(tmp_path: Path) -> None:
     store = CountingStore(MemoryStore())
     sst = put(store, np.arange(50_000), 1)
     data = bytearray(store.get(sst.object))
@@ -168,7 +168,7 @@ def test_a_hundred_keys_cost_less_than_their_row_groups(
 
 
 @pytest.mark.s3
-def test_pages_come_from_a_real_s3(each_s3: str) -> None:
+def test_pages_are_read_from_a_real_s3_server(each_s3: str) -> None:
     assert each_s3
     store = CountingStore(open_store(f"s3://{BUCKET}/{uuid4().hex}"))
     ssts = (put(store, np.arange(200_000), 1), put(store, np.arange(0, 200_000, 10), 2))
@@ -181,7 +181,7 @@ def test_pages_come_from_a_real_s3(each_s3: str) -> None:
     assert reads.bytes == store.bytes_read < sum(sst.bytes for sst in ssts) / 10
 
 
-def test_the_tails_of_all_runs_come_at_once(
+def test_the_footers_of_all_runs_are_read_concurrently(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, ssts = table
@@ -200,7 +200,7 @@ def test_the_tails_of_all_runs_come_at_once(
     assert reads.requests >= len(ssts)
 
 
-def test_small_runs_come_at_the_same_time_as_the_footer_of_a_large_one(
+def test_small_runs_are_read_concurrently_with_the_footer_of_a_large_one(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table
@@ -223,7 +223,9 @@ def test_small_runs_come_at_the_same_time_as_the_footer_of_a_large_one(
     assert reads.round_trips == 3
 
 
-def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
+def test_distant_ranges_are_read_concurrently_and_near_ones_in_one_request(
+    table: tuple[CountingStore, tuple[Sst, ...]],
+) -> None:
     store, (base, *_) = table
     data = store.get(base.object)
     reads = ReadCounters()
@@ -255,7 +257,7 @@ def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[S
         fetch.read_ranges([(reader, [(0, 100), (base.bytes - 100, base.bytes + 100)])])
 
 
-def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
+def test_gaps_are_never_more_than_a_fraction_of_what_is_read() -> None:
     starts = list(range(0, 1_000_000, 10_000))
     stretches = list(fetch._join_ranges([(start, start + 5_000) for start in starts]))
     assert len(stretches) == 100
@@ -263,7 +265,7 @@ def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
     assert near == [(0, 999_990)]
 
 
-def test_without_a_usable_folder_what_exceeds_the_memory_is_read_by_pieces_each_time(
+def test_without_a_usable_folder_ssts_larger_than_memory_are_read_in_pieces_each_time(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, ssts = table
@@ -284,7 +286,7 @@ def test_without_a_usable_folder_what_exceeds_the_memory_is_read_by_pieces_each_
     assert cache._in_memory.currsize <= 4 << 20
 
 
-def test_an_sst_too_large_for_memory_comes_to_the_folder_by_pieces(
+def test_an_sst_too_large_for_memory_is_copied_to_the_folder_in_pieces(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table

@@ -1,4 +1,4 @@
-"""Damage is reported before a row is returned, for every way of reading, and undamaged parts stay readable."""
+"""Every way of reading reports damage before it returns a row, and undamaged parts stay readable."""
 
 import shutil
 import tempfile
@@ -38,7 +38,7 @@ ASKED = pa.table({"n": pa.array(range(NUM_KEYS), pa.int64())})
 
 @dataclass
 class Made:
-    """Three SSTs of one table, in row groups of a few rows; each has a third of the keys, and nearly the same size."""
+    """Three SSTs of a table, each with a third of the keys, row groups of a few rows and nearly the same size."""
 
     store: MemoryStore
     ssts: tuple[Sst, ...]
@@ -109,7 +109,7 @@ BY_PIECES: dict[str, Callable[[Made], list[int]]] = {
 
 
 def damaged(data: st.DataObject, whole: bytes, other: bytes) -> bytes | None:
-    """Return the bytes of a damaged object; None for a missing one."""
+    """Return the bytes of a damaged object, or `None` for a missing one."""
     at = data.draw(st.integers(0, len(whole) - 1), "at")
     kind = data.draw(st.sampled_from(["flipped", "flipped near its end", "cut", "empty", "longer", "swapped", "gone"]))
     if kind.startswith("flipped"):
@@ -135,7 +135,7 @@ def put(store: ObjectStore, key: str, data: bytes | None) -> None:
 @pytest.mark.parametrize("way", WHOLE)
 @scaled(25)
 @given(data=st.data())
-def test_damage_to_any_sst_is_told_before_a_row_is_returned(way: str, data: st.DataObject) -> None:
+def test_damage_to_any_sst_is_reported_before_a_row_is_returned(way: str, data: st.DataObject) -> None:
     with made() as found:
         hurt, other, _ = data.draw(st.permutations(found.ssts), "hurt, other")
         put(found.store, hurt.object, damaged(data, found.store.get(hurt.object), found.store.get(other.object)))
@@ -147,7 +147,7 @@ def test_damage_to_any_sst_is_told_before_a_row_is_returned(way: str, data: st.D
 @pytest.mark.parametrize("way", BY_PIECES)
 @scaled(40)
 @given(data=st.data(), known=st.booleans())
-def test_reading_by_pieces_tells_damage_or_returns_the_truth(way: str, known: bool, data: st.DataObject) -> None:
+def test_reading_in_pieces_reports_damage_or_returns_the_right_rows(way: str, known: bool, data: st.DataObject) -> None:
     with made() as found:
         if known:
             # This process has read the footers, and reads only pages from now on.
@@ -162,7 +162,7 @@ def test_reading_by_pieces_tells_damage_or_returns_the_truth(way: str, known: bo
 
 @scaled(25)
 @given(data=st.data())
-def test_pages_of_another_sst_are_not_taken_for_those_of_this_one(data: st.DataObject) -> None:
+def test_pages_of_another_sst_are_not_accepted(data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp())
     store = MemoryStore()
     with closing(SstCache(folder, 0)) as cache, pytest.MonkeyPatch.context() as patch:
@@ -185,7 +185,7 @@ def test_pages_of_another_sst_are_not_taken_for_those_of_this_one(data: st.DataO
 
 @scaled(25)
 @given(data=st.data())
-def test_damage_to_the_cache_costs_time_and_nothing_else(data: st.DataObject) -> None:
+def test_damage_to_the_cache_only_costs_time(data: st.DataObject) -> None:
     with made() as found:
         assert (found.rows(found.ssts), look_up(found)) == (EXPECTED, VALUES)
         found.cache.close()
@@ -201,7 +201,7 @@ def test_damage_to_the_cache_costs_time_and_nothing_else(data: st.DataObject) ->
             assert (again.rows(found.ssts), look_up(again)) == (EXPECTED, VALUES)
 
 
-def test_a_cache_file_of_another_sst_is_not_read_as_this_ones() -> None:
+def test_a_cache_file_of_another_sst_is_not_accepted() -> None:
     with made() as found:
         assert look_up(found) == VALUES
         found.cache.close()
@@ -220,7 +220,7 @@ KEY = keys.manifest("app", "stage", 3)
 
 @scaled(200)
 @given(data=st.data())
-def test_any_damage_to_a_manifest_is_told_with_its_name(data: st.DataObject) -> None:
+def test_any_damage_to_a_manifest_is_reported_with_its_name(data: st.DataObject) -> None:
     store = MemoryStore()
     store.put(KEY, damaged(data, codec.encode(MANIFEST), codec.encode(plain(4))) or b"")
     with pytest.raises(Corruption) as error:
@@ -228,7 +228,7 @@ def test_any_damage_to_a_manifest_is_told_with_its_name(data: st.DataObject) -> 
     check_told(error.value, KEY)
 
 
-def test_a_number_that_turned_into_another_is_told() -> None:
+def test_a_changed_number_in_a_manifest_is_found() -> None:
     store = MemoryStore()
     store.put(KEY, codec.encode(MANIFEST).replace(b'"time_ms":30', b'"time_ms":31'))
     with pytest.raises(Corruption, match="was changed: it does not match") as error:
@@ -236,7 +236,7 @@ def test_a_number_that_turned_into_another_is_told() -> None:
     check_told(error.value, KEY)
 
 
-def test_a_manifest_of_a_newer_format_is_refused_with_what_to_do() -> None:
+def test_a_manifest_of_a_newer_format_is_refused_with_a_hint() -> None:
     store = MemoryStore()
     store.put(KEY, codec.encode(MANIFEST).replace(b'"format":1', b'"format":2', 1))
     with pytest.raises(Corruption, match=f"'{KEY}' has format 2; this slackwater reads formats up to 1") as error:
@@ -245,7 +245,7 @@ def test_a_manifest_of_a_newer_format_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(("stage", "version"), [("other", 3), ("stage", 2)])
-def test_a_manifest_of_another_stage_or_version_is_told_from_its_name(stage: str, version: int) -> None:
+def test_a_manifest_of_another_stage_or_version_is_recognised_by_its_name(stage: str, version: int) -> None:
     store = MemoryStore()
     store.put(KEY, codec.encode(Manifest("app", stage, version, 1, "w", 10, "batch")))
     with pytest.raises(

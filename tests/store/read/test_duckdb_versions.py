@@ -1,4 +1,4 @@
-"""A table at several versions equals the views of these versions."""
+"""A table at several versions together equals the tables at each of these versions."""
 
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def cache() -> Iterator[SstCache]:
 
 @given(STEPS, st.sampled_from([None, 0, 2]), st.integers(1, 3), st.integers(1, 3), st.data())
 @scaled(12)
-def test_each_row_is_there_once_for_each_version_that_shows_it(
+def test_each_row_occurs_once_for_each_version_that_shows_it(
     cache: SstCache, steps: list[object], ttl_from: int | None, partitions: int, modulus: int, data: st.DataObject
 ) -> None:
     store, hashes = MemoryStore(), Hashes(modulus * 2)
@@ -75,7 +75,7 @@ def at(store: MemoryStore, cache: SstCache, manifest: Manifest) -> list[tuple[ob
         return con.sql("FROM one").fetchall()
 
 
-def test_a_file_that_versions_share_is_scanned_once(cache: SstCache) -> None:
+def test_a_file_shared_by_versions_is_scanned_once(cache: SstCache) -> None:
     store, ssts = MemoryStore(), ()
     manifests = []
     for version in range(1, 20):
@@ -88,7 +88,7 @@ def test_a_file_that_versions_share_is_scanned_once(cache: SstCache) -> None:
     assert plan.upper().count("READ_PARQUET") == 1
 
 
-def test_a_stage_without_a_table_has_no_versions_to_show(cache: SstCache) -> None:
+def test_a_stage_without_a_table_has_no_versions_in_sql(cache: SstCache) -> None:
     manifest = replace(manifest_of(ROUTES, ()), table=None)
     with duckdb.connect() as con, pytest.raises(Usage, match="keeps no state"):
         duckdb_view.register_versions(con, "many", MemoryStore(), cache, [manifest])

@@ -30,7 +30,7 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @pytest.fixture(params=[LARGE, 0], ids=["mapped", "files"])
 def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
-    """Return a cache that maps written SSTs, or one that cannot, so that DuckDB reads Parquet."""
+    """Yield a cache that maps written SSTs, or one without space, so that DuckDB reads Parquet files."""
     cache = SstCache(tmp_path / "cache", request.param)
     yield cache
     cache.close()
@@ -40,7 +40,7 @@ def rows_of(con: duckdb.DuckDBPyConnection, sql: str = "SELECT * FROM t ORDER BY
     return con.execute(sql).fetchall()
 
 
-def test_only_the_newest_row_of_each_key_is_seen_and_deleted_ones_are_not(
+def test_only_the_newest_row_of_each_key_is_visible_and_deleted_rows_are_not(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     history: list[Mapping[Key, Values | None]] = [
@@ -67,7 +67,7 @@ def test_internal_columns_are_hidden(con: duckdb.DuckDBPyConnection, store: Coun
     assert con.sql("FROM t").columns == ["origin", "dest", "flights", "delay"]
 
 
-def test_no_runs_are_an_empty_table_with_the_same_columns(
+def test_without_runs_the_table_is_empty_and_has_the_same_columns(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
@@ -80,7 +80,7 @@ def test_no_runs_are_an_empty_table_with_the_same_columns(
     assert len(rows_of(con)) == 1
 
 
-def test_one_run_in_each_partition_is_a_plain_scan(
+def test_one_run_per_partition_is_a_plain_scan(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     table = replace(ROUTES, partitions=4)
@@ -91,7 +91,7 @@ def test_one_run_in_each_partition_is_a_plain_scan(
     assert rows_of(con, "SELECT count(*), sum(flights) FROM t") == [(100, 4950)]
 
 
-def test_keys_with_one_hash_do_not_shadow_each_other(
+def test_keys_with_the_same_hash_do_not_hide_each_other(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     one = Hashes(1)
@@ -102,7 +102,7 @@ def test_keys_with_one_hash_do_not_shadow_each_other(
     assert rows_of(con) == [("a", None, 2, 0.0), (None, "x", 1, 0.0)]
 
 
-def test_null_and_nan_keys_are_shadowed_like_any_other(
+def test_null_and_nan_keys_are_hidden_like_others(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     table = Table((Column("s", "string"), Column("x", "double")), (Column("v", "int64"),), 1)
@@ -113,7 +113,7 @@ def test_null_and_nan_keys_are_shadowed_like_any_other(
     assert rows_of(con, "SELECT count(*), min(v), max(v) FROM t") == [(9, 2, 2)]
 
 
-def test_every_type_arrives_in_duckdb_as_it_was_written(
+def test_values_of_every_type_are_the_same_in_duckdb(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     values = {
@@ -141,10 +141,10 @@ def test_every_type_arrives_in_duckdb_as_it_was_written(
     assert list(found.to_pylist()[0].values()) == list(values.values())
 
 
-def test_mapped_ssts_and_files_make_one_table(
+def test_mapped_ssts_and_files_are_combined_in_a_table(
     con: duckdb.DuckDBPyConnection, store: CountingStore, tmp_path: Path
 ) -> None:
-    """Covers SSTs from before the time to live, and hidden and expired rows."""
+    """Covers SSTs from before the table had a TTL, and hidden and expired rows."""
     before = replace(ROUTES, ttl=None)
     table = replace(ROUTES, ttl=Ttl(100))
     keys: list[Key] = [(letter, "x") for letter in "abcdef"]
@@ -163,7 +163,7 @@ def test_mapped_ssts_and_files_make_one_table(
             assert shown == [(key, seq) for key, seq in newest.items() if key not in gone]
 
 
-def test_a_cursor_sees_all_rows_or_says_that_it_does_not(
+def test_a_cursor_sees_all_rows_or_is_refused(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     old = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None), ("b", "x"): (1, 1.0, None)}, 1)
@@ -189,7 +189,7 @@ def test_tables_and_columns_may_have_any_name(
 
 
 @pytest.mark.parametrize("folder", ["plain", "o'clock", "a=b", "st*r", "wh[a]t", "q?", "two words"])
-def test_the_store_may_lie_in_a_folder_of_any_name(
+def test_the_store_may_be_in_a_folder_of_any_name(
     con: duckdb.DuckDBPyConnection, cache: SstCache, tmp_path: Path, folder: str
 ) -> None:
     local = open_store(str(tmp_path / folder))
@@ -200,7 +200,7 @@ def test_the_store_may_lie_in_a_folder_of_any_name(
     assert rows_of(con) == [("a", "x", 1, None)]
 
 
-def test_the_files_behind_the_view_are_all_it_needs(
+def test_the_view_needs_only_the_returned_files(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     old = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)
@@ -213,7 +213,7 @@ def test_the_files_behind_the_view_are_all_it_needs(
     assert store.counts == asked
 
 
-def test_a_damaged_sst_is_told_before_any_query(
+def test_a_damaged_sst_is_reported_before_any_query(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     ssts = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)

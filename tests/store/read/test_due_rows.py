@@ -1,4 +1,4 @@
-"""The search for due rows: it reads in proportion to them, and finds only visible rows."""
+"""The search for due rows reads in proportion to their number, and finds only visible rows."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def due_rows(
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_only_rows_that_still_stand_are_found_and_when_the_next_falls_due(tmp_path: Path, *, warm: bool) -> None:
+def test_only_current_due_rows_are_found_and_the_next_due_time(tmp_path: Path, *, warm: bool) -> None:
     store, keys = MemoryStore(), keys_by_hash()
     # By their hashes they fall due one after the other, so most row groups have none of a short span.
     old = write(store, keys, list(range(ROWS)), 1)
@@ -80,7 +80,7 @@ def test_only_rows_that_still_stand_are_found_and_when_the_next_falls_due(tmp_pa
     assert (none.keys.num_rows, none.next_ms) == (0, None)
 
 
-def test_an_sst_of_before_the_table_had_times_is_not_read(tmp_path: Path) -> None:
+def test_an_sst_from_before_the_table_had_due_times_is_not_read(tmp_path: Path) -> None:
     store, keys = MemoryStore(), keys_by_hash()
     now = replace(TABLE, values=tuple(replace(each, id=2 + at) for at, each in enumerate(TABLE.values)), schema=1)
     now = replace(now, key=(replace(TABLE.key[0], id=1),), next_id=4)
@@ -96,7 +96,7 @@ def test_an_sst_of_before_the_table_had_times_is_not_read(tmp_path: Path) -> Non
         assert (found.keys.num_rows, found.next_ms) == (0, None)
 
 
-def test_where_no_row_has_a_time_none_is_next(tmp_path: Path) -> None:
+def test_without_due_times_there_is_no_next_one(tmp_path: Path) -> None:
     store = MemoryStore()
     sst = write(store, keys_by_hash(), [None] * ROWS, 1)
     cache = SstCache(tmp_path / "cache", 0)
@@ -104,7 +104,7 @@ def test_where_no_row_has_a_time_none_is_next(tmp_path: Path) -> None:
     assert (found.keys.num_rows, found.next_ms) == (0, None)
 
 
-def test_rows_of_other_hashes_are_left_to_others(tmp_path: Path) -> None:
+def test_only_rows_of_the_given_hash_range_are_found(tmp_path: Path) -> None:
     store, keys = MemoryStore(), np.arange(100)
     sst = write(store, keys, [5] * 100, 1)
     cache = SstCache(tmp_path / "cache", 1 << 30)
@@ -118,7 +118,7 @@ def test_rows_of_other_hashes_are_left_to_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_rows_of_one_row_group_that_fall_due_later_are_not_forgotten(tmp_path: Path, *, warm: bool) -> None:
+def test_later_rows_of_a_row_group_with_due_rows_give_the_next_due_time(tmp_path: Path, *, warm: bool) -> None:
     store, keys = MemoryStore(), keys_by_hash()
     sst = write(store, keys, [10] * 4_352 + [1_000] * (ROWS - 4_352), 1)
     cache = SstCache(tmp_path / "cache", 1 << 30 if warm else 0)

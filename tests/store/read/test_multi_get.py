@@ -31,7 +31,7 @@ def look_up(
     table: Table = ROUTES,
     hashes: Hashes = AS_ALWAYS,
 ) -> list[Values | None]:
-    """Return the values of each key, None for a missing one, after a comparison with a read without a cache."""
+    """Return the values of each key (`None` if missing), after a check that a read without a cache gives the same."""
     asked = columns(table.key, keys)
     values, present = multi_get(store, cache, ssts, table, hashes.of(table, asked), asked)
     assert values.schema.names == [column.name for column in table.values]
@@ -40,7 +40,9 @@ def look_up(
     return [row if here else None for row, here in zip(rows, present, strict=True)]
 
 
-def test_values_come_in_the_order_asked_and_as_often(store: CountingStore, cache: SstCache) -> None:
+def test_values_are_returned_in_the_order_of_the_given_keys_including_duplicates(
+    store: CountingStore, cache: SstCache
+) -> None:
     ssts = write_version(store, cache, ROUTES, {("JFK", "LAX"): (1, 1.5, None), ("EWR", "SFO"): (2, None, None)}, 1)
     asked: list[Key] = [("EWR", "SFO"), ("LGA", "LAX"), ("JFK", "LAX"), ("EWR", "SFO")]
     found = [(2, None, None), None, (1, 1.5, None), (2, None, None)]
@@ -48,7 +50,7 @@ def test_values_come_in_the_order_asked_and_as_often(store: CountingStore, cache
     assert look_up(store, None, ssts, asked) == found
 
 
-def test_the_newest_row_wins_and_a_tombstone_means_absent(store: CountingStore, cache: SstCache) -> None:
+def test_the_newest_row_counts_and_a_tombstone_means_absent(store: CountingStore, cache: SstCache) -> None:
     a, b, c = ("a", "x"), ("b", "x"), ("c", "x")
     old = write_version(store, cache, ROUTES, {a: (1, 1.0, None), b: (1, 1.0, None), c: (1, 1.0, None)}, 1)
     mid = write_version(store, cache, ROUTES, {a: (2, 2.0, None), b: None, c: None}, 2)
@@ -58,14 +60,14 @@ def test_the_newest_row_wins_and_a_tombstone_means_absent(store: CountingStore, 
         assert look_up(store, None, ssts, [a, b, c]) == [(2, 2.0, None), None, (3, 3.0, None)]
 
 
-def test_no_keys_and_no_runs_find_nothing(store: CountingStore, cache: SstCache) -> None:
+def test_without_keys_or_runs_nothing_is_found(store: CountingStore, cache: SstCache) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
     assert look_up(store, cache, ssts, []) == []
     assert look_up(store, cache, (), [("a", "x")]) == [None]
     assert look_up(store, None, (), [("a", "x")]) == [None]
 
 
-def test_keys_that_look_alike_are_told_apart(store: CountingStore, cache: SstCache) -> None:
+def test_keys_that_look_alike_are_distinguished(store: CountingStore, cache: SstCache) -> None:
     table = Table((Column("k", "string"), Column("x", "double")), (Column("v", "int64"),), 1)
     strings = [None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "а", "null"]  # noqa: RUF001
     keys: list[Key] = [(s, x) for s in strings for x in (None, 0.0, NAN, float("inf"), 5e-324)]
@@ -74,7 +76,7 @@ def test_keys_that_look_alike_are_told_apart(store: CountingStore, cache: SstCac
     assert look_up(store, cache, ssts, [("a", -0.0)], table) == look_up(store, cache, ssts, [("a", 0.0)], table)
 
 
-def test_keys_with_one_hash_are_told_apart(store: CountingStore, cache: SstCache) -> None:
+def test_keys_with_the_same_hash_are_distinguished(store: CountingStore, cache: SstCache) -> None:
     one = Hashes(1)
     keys: list[Key] = [(str(i), None) for i in range(20)]
     old = write_version(store, cache, ROUTES, {key: (i, 0.0, None) for i, key in enumerate(keys)}, 1, one)
@@ -85,7 +87,7 @@ def test_keys_with_one_hash_are_told_apart(store: CountingStore, cache: SstCache
     assert look_up(store, None, old + new, asked, hashes=one) == [*expected, None]
 
 
-def test_keys_may_come_in_another_layout(store: CountingStore, cache: SstCache) -> None:
+def test_keys_may_have_another_arrow_layout(store: CountingStore, cache: SstCache) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
     keys = pa.table({"dest": pa.array(["x"], pa.large_string()), "origin": pa.chunked_array([["a"]], pa.string_view())})
     asked = columns(ROUTES.key, [("a", "x")])
@@ -97,7 +99,7 @@ GROUP_ROWS = 16_384
 
 
 def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], list[Key], np.ndarray]:
-    """Return an SST of many row groups that no cache has, its keys in the order of their hashes, and the hashes."""
+    """Return an SST of many row groups that is in no cache, its keys in the order of their hashes, and the hashes."""
     num_rows = num_groups * GROUP_ROWS
     names = pa.array(np.arange(num_rows)).cast(pa.string())
     keys = pa.table({"origin": names, "dest": pa.array(["x"] * num_rows)})
@@ -117,7 +119,7 @@ def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], li
     return (written,), [(str(i), "x") for i in order.tolist()], order
 
 
-def test_a_cold_sst_is_read_by_pieces_until_they_cost_as_much_as_the_whole(
+def test_a_cold_sst_is_read_in_pieces_until_they_cost_as_much_as_the_whole(
     store: CountingStore, cache: SstCache
 ) -> None:
     ssts, keys, numbers = wide_sst(store, 10)
@@ -136,7 +138,7 @@ def test_a_cold_sst_is_read_by_pieces_until_they_cost_as_much_as_the_whole(
     assert store.counts == before
 
 
-def test_a_cold_sst_of_which_much_is_asked_is_fetched_whole(store: CountingStore, cache: SstCache) -> None:
+def test_a_cold_sst_is_fetched_completely_for_many_keys(store: CountingStore, cache: SstCache) -> None:
     ssts, keys, numbers = wide_sst(store, 4)
     asked = keys[:: writer.PAGE_ROWS // 2]
     expected = [(int(number), None, None) for number in numbers[:: writer.PAGE_ROWS // 2]]
@@ -145,7 +147,7 @@ def test_a_cold_sst_of_which_much_is_asked_is_fetched_whole(store: CountingStore
     assert store.counts["get"] == 1
 
 
-def test_a_hash_that_crosses_row_groups_and_blocks_is_found_on_both_sides(
+def test_keys_of_a_hash_that_spans_row_groups_and_blocks_are_found_in_all(
     store: CountingStore, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
@@ -160,7 +162,7 @@ def test_a_hash_that_crosses_row_groups_and_blocks_is_found_on_both_sides(
     assert [look_up(store, cache, ssts, [key], hashes=two)[0] for key in keys] == expected
 
 
-def test_a_point_look_up_reads_pages_of_each_run_that_may_have_the_key(store: CountingStore) -> None:
+def test_a_look_up_reads_pages_of_each_run_that_may_have_the_key(store: CountingStore) -> None:
     (base,), keys, numbers = wide_sst(store, 10)
     newer = write_version(store, None, ROUTES, {("other", "x"): (7, None, None), keys[0]: None}, 2)
     asked = columns(ROUTES.key, [keys[9]])
@@ -176,7 +178,7 @@ def test_a_point_look_up_reads_pages_of_each_run_that_may_have_the_key(store: Co
     assert look_up(store, None, (base, *newer), [keys[0]]) == [None]
 
 
-def test_reads_count_what_a_look_up_took(store: CountingStore, cache: SstCache) -> None:
+def test_read_counters_include_everything_that_a_look_up_read(store: CountingStore, cache: SstCache) -> None:
     old = write_version(store, cache, ROUTES, {(str(i), "x"): (i, None, None) for i in range(50)}, 1)
     new = write_version(store, None, ROUTES, {(str(i), "x"): (i, None, None) for i in range(20)}, 2)
     asked = columns(ROUTES.key, [(str(i), "x") for i in range(30)])
@@ -193,7 +195,7 @@ def test_reads_count_what_a_look_up_took(store: CountingStore, cache: SstCache) 
     assert (both.keys, both.bytes) == (61, 2 * reads.bytes)
 
 
-def test_runs_that_cannot_have_the_keys_are_not_touched(store: CountingStore, cache: SstCache) -> None:
+def test_runs_that_cannot_have_the_keys_are_not_read(store: CountingStore, cache: SstCache) -> None:
     table = replace(ROUTES, partitions=8)
     changes: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in range(100)}
     ssts = write_version(store, None, table, changes, 1)
@@ -245,7 +247,7 @@ def test_look_ups_equal_a_dictionary(
 
 @scaled(30, in_ci=300)
 @given(st.integers(1, 2_000), st.integers(1, 3_000), st.randoms(use_true_random=False))
-def test_a_large_block_is_searched_as_a_small_one(num: int, values: int, random: Random) -> None:
+def test_a_large_block_is_searched_like_a_small_one(num: int, values: int, random: Random) -> None:
     hashes = np.sort(np.array([random.randrange(-values, values) for _ in range(num)], np.int64))
     asked = np.sort(np.array([random.randrange(-values - 5, values + 5) for _ in range(200)], np.int64))
     block = Block.from_rows(pa.record_batch({"_hash": hashes}))

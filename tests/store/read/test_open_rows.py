@@ -1,6 +1,6 @@
-"""Look-ups in open SSTs equal all others, for keys and values of all types.
+"""Look-ups in open SSTs equal other look-ups, for keys and values of all types.
 
-That it holds while versions come, rows expire, columns change and keys are forgotten, the store's models say.
+The models of the store check the same while versions are committed, rows expire, columns change and keys are forgotten.
 """
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ MORE = (*VALUES, Column("on", "date32[day]"), Column("z", "float"), Column("o", 
 
 
 class Struct(dict[str, object]):
-    """A hashable struct."""
+    """A struct value that can be hashed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
@@ -52,7 +52,7 @@ def as_text(rows: list[dict[str, object] | None]) -> list[str]:
 
 @scaled(60, in_ci=2_000)
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.sampled_from([1, 5]), st.sampled_from([0, 2]), st.booleans())
-def test_rows_of_what_is_open_equal_those_of_any_look_up(
+def test_look_ups_in_open_ssts_equal_other_look_ups(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
     kind: str,
@@ -85,7 +85,7 @@ TYPES = sorted(FAST_KEY_TYPES)
 
 
 @given(st.data(), st.lists(st.sampled_from(TYPES), min_size=1, max_size=3))
-def test_a_key_of_text_and_numbers_is_hashed_and_read_as_many_are(data: st.DataObject, types: list[str]) -> None:
+def test_a_single_key_of_text_and_numbers_is_parsed_and_hashed_like_many(data: st.DataObject, types: list[str]) -> None:
     def value(kind: str) -> st.SearchStrategy[object]:
         bits = int(kind.removeprefix("int")) if kind != "string" else 0
         numbers = st.integers(-(1 << bits - 1), (1 << bits - 1) - 1).map(str) if bits else st.nothing()
@@ -104,6 +104,6 @@ def test_a_key_of_text_and_numbers_is_hashed_and_read_as_many_are(data: st.DataO
 
 
 @given(st.text(max_size=80), st.integers(-(1 << 63), (1 << 63) - 1), st.none() | st.integers(-128, 127))
-def test_one_key_has_the_hash_that_many_have(text: str, long: int, byte: int | None) -> None:
+def test_a_key_has_the_same_hash_alone_and_in_a_table(text: str, long: int, byte: int | None) -> None:
     rows = pa.table({"s": [text], "n": [long], "i": pa.array([byte], pa.int8())})
     assert hash_key((text, long, byte), ("string", "int64", "int8")) == hash_keys(rows, rows.schema.names)[0]

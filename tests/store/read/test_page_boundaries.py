@@ -1,4 +1,4 @@
-"""Pages of all columns begin with the same rows, for any values and writing order."""
+"""For any values and any chunks written, the pages of all columns begin at the same rows."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 def written(kind: str, values: list[object], piece: int) -> tuple[MemoryStore, Sst, Table, pa.Table]:
-    """Write an SST of these values by hash, whose first chunk has this many rows."""
+    """Write an SST of these values in the order of their hashes; its first chunk has this many rows."""
     table = Table((Column("k", "int64"),), (Column("v", kind),), partitions=1)
     keys = pa.table({"k": np.arange(len(values))})
     hashes = hash_keys(keys, ["k"])
@@ -53,7 +53,7 @@ def written(kind: str, values: list[object], piece: int) -> tuple[MemoryStore, S
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_key_has_its_own_values(name: str) -> None:
+def test_each_key_is_read_with_its_own_values(name: str) -> None:
     kind, values, piece = CASES[name]
     store, sst, table, _ = written(kind, list(values), piece)
     # One by one: for many keys, whole row groups are read.
@@ -66,7 +66,7 @@ def test_each_key_has_its_own_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_group_is_read_whole(name: str, tmp_path: Path) -> None:
+def test_a_row_group_is_read_completely(name: str, tmp_path: Path) -> None:
     kind, values, piece = CASES[name]
     store, sst, table, rows = written(kind, list(values), piece)
     ranged = RangedSst(store, sst, table, ReadCounters())

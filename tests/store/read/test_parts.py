@@ -1,4 +1,4 @@
-"""Parts of lists: rows that share the hashed columns of their keys are found together, and one by one."""
+"""Elements of lists and maps are rows that share the hashed columns of their key; they are read together or singly."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_internal_key_columns_are_not_hashed() -> None:
     st.booleans(),
     st.sets(st.sampled_from("abcdx"), min_size=1),
 )
-def test_all_parts_of_keys_are_found_as_a_dictionary_has_them(
+def test_all_elements_of_a_key_are_found_as_in_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory, history: list[Changes], where: str, merged: bool, asked: set[str]
 ) -> None:
     store = CountingStore(MemoryStore())
@@ -92,7 +92,9 @@ def test_all_parts_of_keys_are_found_as_a_dictionary_has_them(
     assert present.tolist() == [key in alive for key in each]
 
 
-def test_a_look_up_among_many_parts_of_one_key_takes_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_up_among_many_elements_of_a_key_takes_few_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path, 1 << 30)
     sst = write_version(store, cache, {("a", position): position for position in range(50_000)}, 1)
     steps = 0

@@ -1,4 +1,4 @@
-"""Usage in versions: every request of every process counts in exactly one version."""
+"""Usage statistics of versions: every request of every process is counted in exactly one version."""
 
 import json
 import subprocess
@@ -39,20 +39,20 @@ STATS: st.SearchStrategy[Stats] = any_value(Stats)
 
 
 @given(STATS, STATS)
-def test_what_is_added_can_be_taken_away(one: Stats, other: Stats) -> None:
+def test_added_statistics_can_be_subtracted_again(one: Stats, other: Stats) -> None:
     assert one + other == other + one
     assert one + other - other == one
     assert Stats() + one == one
 
 
-def test_what_was_not_taken_is_not_written_down() -> None:
+def test_zero_counts_are_not_stored() -> None:
     head = replace(manifest(1), stats=Stats(puts=3, bytes_written=70), totals=Stats(puts=9))
     stored = json.loads(codec.encode(head))
     assert (stored["stats"], stored["totals"]) == ({"puts": 3, "bytes_written": 70}, {"puts": 9})
     assert codec.decode(codec.encode(head), Manifest, key="k") == head
 
 
-def test_each_request_is_taken_once() -> None:
+def test_each_request_is_counted_once() -> None:
     store = CountingStore(MemoryStore())
     store.put("a/x", b"123")
     store.put_if_absent("a/y", b"45")
@@ -68,7 +68,7 @@ def test_each_request_is_taken_once() -> None:
     assert store.take_stats() == Stats(deletes=1)
 
 
-def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path) -> None:
+def test_the_counters_of_a_killed_process_are_visible_to_others(tmp_path: Path) -> None:
     program = (
         "import os; from pathlib import Path; from slackwater.store.objects.counting import SharedCounts as S\n"
         f"S(Path({str(tmp_path)!r}) / 'other').add('get_range', 1 << 40, 0); os.kill(os.getpid(), 9)"
@@ -84,7 +84,7 @@ def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path)
     assert sum_shared_counts(tmp_path / "nothing") == Stats()
 
 
-def test_threads_count_every_request(tmp_path: Path) -> None:
+def test_requests_of_all_threads_are_counted(tmp_path: Path) -> None:
     store = CountingStore(MemoryStore(), SharedCounts(tmp_path / "1").add)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.put(f"{number}", b"x"), range(2_000)))
@@ -92,10 +92,10 @@ def test_threads_count_every_request(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from(["driver", "app", "planner", "task", "put", "take"]), max_size=40))
-def test_versions_together_say_all_that_was_counted(
+def test_the_versions_together_contain_everything_that_was_counted(
     tmp_path_factory: pytest.TempPathFactory, what_happens: list[str]
 ) -> None:
-    """Checks that each item is in exactly one version, whoever counts it and whenever versions are made."""
+    """Checks that each count is in exactly one version, for any counting process and any times of commits."""
     folder, clock, tasks = tmp_path_factory.mktemp("counts"), count(), [Stats()]
     driver, app = CountingStore(MemoryStore()), CountingStore(MemoryStore())
     planner = CountingStore(MemoryStore(), SharedCounts(folder / "1").add)
@@ -136,7 +136,7 @@ def sst(name: str, *, size: int, level: int = 0) -> Sst:
     return Sst(name, 0, level, 1, size, "", 0, 1, 1, 1, 0, "", 0)
 
 
-def test_a_version_counts_the_ssts_that_it_is_the_first_to_name() -> None:
+def test_a_version_counts_the_ssts_that_it_names_first() -> None:
     old, flushed, merged = sst("old", size=100), sst("new", size=7), sst("merged", size=90, level=1)
     before = replace(manifest(1), ssts=(old,), totals=Stats(flushed_bytes=100, gets=1))
     after = with_stats(before, replace(successor(before, **NEXT), ssts=(flushed, merged, old)), Stats(gets=2))
@@ -147,7 +147,7 @@ def test_a_version_counts_the_ssts_that_it_is_the_first_to_name() -> None:
     assert (uncounted.stats, uncounted.totals) == (None, after.totals)
 
 
-def test_look_ups_are_counted_without_their_requests() -> None:
+def test_statistics_of_look_ups_do_not_include_requests() -> None:
     reads = ReadCounters(
         requests=9, bytes=9, row_groups=1, keys=2, searched=3, filtered=4, cache_hits=5, cache_misses=6
     )
@@ -170,7 +170,7 @@ def test_a_clone_counts_from_zero() -> None:
 
 @dataclass
 class Writer:
-    """A stage whose batches write an SST each, in the store or in a spool, and are counted."""
+    """A stage whose batches each write an SST, to the store or to a spool, with statistics."""
 
     inner: MemoryStore
     folder: Path
@@ -193,14 +193,14 @@ class Writer:
         self.committer.submit(PendingVersion(base, manifest, (), 0.0, lambda _done: None, Stats(keys=10)))
 
     def told(self) -> Stats:
-        """Return the sum of the versions' usage, after a comparison with the newest version's total."""
+        """Return the sum of the versions' usage, after a check that it equals the newest version's total."""
         made = list(history.iter_after(self.inner, "app", "stage", 0))
         summed = sum((version.stats for version in made if version.stats), Stats())
         assert made[-1].totals == summed
         return summed
 
 
-def test_a_batch_that_follows_a_compaction_tells_what_losing_its_number_took(tmp_path: Path) -> None:
+def test_a_batch_rebased_on_a_compaction_includes_the_cost_of_the_lost_commit(tmp_path: Path) -> None:
     writer = Writer(MemoryStore(), tmp_path)
     writer.batch()
     before = writer.committer.head
@@ -227,7 +227,7 @@ def test_a_batch_that_follows_a_compaction_tells_what_losing_its_number_took(tmp
     assert store.take_stats().puts == 1
 
 
-def test_versions_that_run_ahead_of_the_store_tell_what_their_flush_took(tmp_path: Path) -> None:
+def test_versions_committed_ahead_of_the_flush_include_its_cost(tmp_path: Path) -> None:
     writer = Writer(MemoryStore(), tmp_path, max_unflushed=3)
     store = writer.store
     for _ in range(6):

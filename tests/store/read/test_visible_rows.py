@@ -25,7 +25,7 @@ NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
-    """Begin with an empty cache of this size."""
+    """Replace the cache of hidden rows by an empty one of this size."""
     monkeypatch.setattr(visible_rows, "_cached", LRUCache(max_bytes, getsizeof=visible_rows._cached.getsizeof))
 
 
@@ -77,7 +77,7 @@ def test_a_view_and_look_ups_equal_a_dictionary(
     cache.close()
 
 
-def test_keys_are_hidden_behind_a_block_that_shares_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_hidden_although_a_block_between_shares_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (decode, visible_rows):
         monkeypatch.setattr(module, "BLOCK_ROWS", 8)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
@@ -91,7 +91,9 @@ def test_keys_are_hidden_behind_a_block_that_shares_none(tmp_path: Path, monkeyp
     cache.close()
 
 
-def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_positions_are_computed_once_for_each_pair_of_ssts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     ssts: tuple[Sst, ...] = ()
     looked: list[tuple[str, str]] = []
@@ -117,7 +119,7 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("max_bytes", [100, 1000])
-def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
+def test_the_cache_of_hidden_rows_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
     keep(monkeypatch, max_bytes)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     changes: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in range(50)}
@@ -128,7 +130,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(visible_rows._cached) == (0 if max_bytes == 100 else 1)
 
 
-def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_adjacent_ssts_share_bitmaps_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duckdb_view, "_BITMAP_ROWS", 50)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     table = replace(NUMBERED, partitions=8)
@@ -142,7 +144,7 @@ def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, mo
     cache.close()
 
 
-def test_positions_are_right_where_filters_skip_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_right_if_filters_skip_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 16)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     table = replace(NUMBERED, values=(*NUMBERED.values, Column("at", "timestamp[us]")), ttl=Ttl(1, "at"))
@@ -159,7 +161,7 @@ def test_positions_are_right_where_filters_skip_row_groups(tmp_path: Path, monke
     cache.close()
 
 
-def test_a_view_needs_no_column_that_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_view_reads_only_the_selected_columns(tmp_path: Path) -> None:
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     old = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None), ("b", "x"): (1, 1.0, None)}, 1)
     new = write_version(store, cache, ROUTES, {("b", "x"): None}, 2)

@@ -29,7 +29,7 @@ INT64 = np.iinfo(np.int64)
 
 
 def put(store: CountingStore, hashes: np.ndarray) -> Sst:
-    """Put an SST of these hashes, for any keys."""
+    """Write an SST with these hashes, for arbitrary keys."""
     rows = pa.table(
         {
             "_hash": pa.array(hashes, pa.int64()),
@@ -43,7 +43,7 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
 
 
 def filters_of(data: bytes) -> list[dict[int, bytes]]:
-    """Return all filters of a Parquet file, located as any reader does."""
+    """Return all filters of a Parquet file, located as any Parquet reader does."""
     metadata = pq.read_metadata(pa.BufferReader(data))
     places = [metadata.row_group(i).column(0) for i in range(metadata.num_row_groups)]
     return [
@@ -61,7 +61,7 @@ def random_hashes(seed: int, num: int) -> np.ndarray:
 
 
 @given(st.lists(st.integers(INT64.min, INT64.max), min_size=1, max_size=200, unique=True))
-def test_what_is_there_always_passes(hashes: list[int]) -> None:
+def test_existing_hashes_always_pass(hashes: list[int]) -> None:
     store = CountingStore(MemoryStore())
     written = put(store, np.array(hashes))
     (found,) = filters_of(store.get(written.object))
@@ -69,7 +69,7 @@ def test_what_is_there_always_passes(hashes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("num", "at_most"), [(1_000, 0.04), (writer.ROW_GROUP_ROWS, 0.04), (40_000, 0.04)])
-def test_of_what_is_not_there_few_pass_for_a_byte_a_row(num: int, at_most: float) -> None:
+def test_few_absent_hashes_pass_a_filter_of_a_byte_per_row(num: int, at_most: float) -> None:
     store = CountingStore(MemoryStore())
     written = put(store, random_hashes(1, num))
     others = random_hashes(2, 50_000)
@@ -78,7 +78,7 @@ def test_of_what_is_not_there_few_pass_for_a_byte_a_row(num: int, at_most: float
     assert written.filter_bytes < 2.2 * num
 
 
-def test_filters_lie_between_the_rows_and_the_footer_and_others_read_the_file() -> None:
+def test_filters_are_between_the_rows_and_the_footer_and_other_readers_can_read_the_file() -> None:
     store = CountingStore(MemoryStore())
     hashes = random_hashes(3, 2 * writer.ROW_GROUP_ROWS + 7)
     written = put(store, hashes)
@@ -91,7 +91,7 @@ def test_filters_lie_between_the_rows_and_the_footer_and_others_read_the_file() 
     assert read["_hash"].to_pylist() == sorted(hashes.tolist())
 
 
-def test_duckdb_asks_the_filters_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_duckdb_uses_the_filters(tmp_path_factory: pytest.TempPathFactory) -> None:
     store = CountingStore(MemoryStore())
     hashes = np.sort(random_hashes(4, 1_000))
     written = put(store, hashes)
@@ -116,12 +116,12 @@ def test_duckdb_asks_the_filters_too(tmp_path_factory: pytest.TempPathFactory) -
         b"\x15\x00" + b"\x1c\x1c\x00\x00" * 3 + b"\x00",
     ],
 )
-def test_another_kind_of_filter_is_refused(data: bytes) -> None:
+def test_an_unknown_kind_of_filter_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="split-block Bloom filter"):
         split_filter(data)
 
 
-def test_a_key_that_is_not_there_costs_a_page_index_and_a_part_of_a_filter() -> None:
+def test_an_absent_key_costs_a_page_index_and_part_of_a_filter() -> None:
     store = CountingStore(MemoryStore())
     hashes = np.sort(random_hashes(7, 3 * writer.ROW_GROUP_ROWS))
     written = put(store, hashes)
@@ -143,7 +143,7 @@ def test_a_key_that_is_not_there_costs_a_page_index_and_a_part_of_a_filter() -> 
     num=st.integers(1, 3_000),
     asked=st.lists(st.integers(INT64.min, INT64.max), min_size=1, max_size=20, unique=True),
 )
-def test_some_chunks_of_a_filter_say_what_all_of_it_does(num: int, asked: list[int]) -> None:
+def test_the_needed_chunks_of_a_filter_give_the_same_result_as_all(num: int, asked: list[int]) -> None:
     store = CountingStore(MemoryStore())
     hashes = random_hashes(num, num)
     (whole,) = filters_of(store.get(put(store, hashes).object))
@@ -172,7 +172,7 @@ def test_a_damaged_filter_is_an_error_and_never_an_absent_key(rows: int) -> None
     assert error.value.object_key == written.object
 
 
-def test_an_sst_without_a_page_index_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sst_without_a_page_index_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = pq.ParquetWriter
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -190,7 +190,7 @@ def footer_bytes(data: pa.Buffer) -> int:
     return int.from_bytes(data[-8:-4], "little") + 8
 
 
-def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_filter_that_would_hide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore(MemoryStore())
     keys = pa.table({"k": np.arange(1_000)})
     written = put(store, hash_keys(keys, ["k"]))
@@ -198,7 +198,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
     with_checksums = writer._with_checksums
 
     def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
-        """Remove bits, and adapt the checksums."""
+        """Clear the bits of the filter, and adapt the checksums."""
         place = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
         start, end = place.bloom_filter_offset + 20, place.bloom_filter_offset + place.bloom_filter_length
         whole = data.to_pybytes()
@@ -210,7 +210,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
     assert "the filter of row group 0 hides 1000 of its 1000 rows" in fault
 
 
-def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_page_index_that_does_not_match_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore(MemoryStore())
     with_checksums = writer._with_checksums
 

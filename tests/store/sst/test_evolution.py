@@ -30,7 +30,7 @@ from tests.support.state_rows import write_version
 
 @scaled(8, in_ci=500)
 @given(st.data(), st.sampled_from([1, 2]), st.booleans(), st.booleans())
-def test_every_version_reads_as_the_dictionary_in_its_own_columns(
+def test_every_version_reads_as_the_dictionary_with_the_columns_of_its_time(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, partitions: int, cached: bool, expires: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
@@ -67,7 +67,7 @@ def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -
         cache.open(store, sst, before)
 
 
-def test_a_table_that_was_never_migrated_is_read_as_it_is() -> None:
+def test_a_table_that_was_never_migrated_is_read_without_conversion() -> None:
     table = Table((Column("k", "int64"),), (Column("a", "int32"),), 1)
     assert column_conversion(sst_schema(table), table) is None
     migrated, _ = evolve("t", table, replace(table, values=(Column("a", "int64"),)), {})
@@ -94,5 +94,7 @@ def test_a_table_that_was_never_migrated_is_read_as_it_is() -> None:
         (pa.string(), pa.binary(), False),
     ],
 )
-def test_a_type_becomes_one_that_holds_all_its_values(was: pa.DataType, kind: pa.DataType, does: bool) -> None:
+def test_a_type_is_widened_only_to_one_that_holds_all_its_values(
+    was: pa.DataType, kind: pa.DataType, does: bool
+) -> None:
     assert can_widen(was, kind) is does

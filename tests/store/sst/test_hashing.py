@@ -139,12 +139,12 @@ def one_column(values: Sequence[object], kind: pa.DataType) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", SPARK)
-def test_hashes_are_those_of_spark(kind: str) -> None:
+def test_hashes_equal_those_of_spark(kind: str) -> None:
     values, expected = zip(*SPARK[kind], strict=True)
     assert hash_keys(one_column(values, to_arrow(kind)), ["k"]).tolist() == list(expected)
 
 
-def test_columns_chain_as_in_spark() -> None:
+def test_hashes_of_several_columns_are_chained_as_in_spark() -> None:
     rows = pa.table(
         {
             "a": pa.array(["EWR", None, "JFK", None], pa.string()),
@@ -179,7 +179,9 @@ def in_signed(value: int) -> int:
 
 
 @given(st.lists(st.binary(max_size=80) | st.binary(min_size=500, max_size=530), max_size=40), st.data())
-def test_byte_strings_of_any_length_hash_as_the_xxhash_package_does(values: list[bytes], data: st.DataObject) -> None:
+def test_byte_strings_of_any_length_have_the_hash_of_the_xxhash_package(
+    values: list[bytes], data: st.DataObject
+) -> None:
     seeds = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=len(values), max_size=len(values)))
     rows = pa.table({"seed": pa.array(seeds, pa.int64()), "k": pa.array(values, pa.binary())})
     first = hash_keys(rows, ["seed"])
@@ -190,7 +192,9 @@ def test_byte_strings_of_any_length_hash_as_the_xxhash_package_does(values: list
 
 
 @given(st.lists(st.text(max_size=20) | st.none(), max_size=30), st.integers(0, 5), st.integers(0, 5))
-def test_slices_and_chunks_of_a_column_hash_as_the_whole(values: list[str | None], head: int, tail: int) -> None:
+def test_slices_and_chunks_of_a_column_have_the_hashes_of_the_whole(
+    values: list[str | None], head: int, tail: int
+) -> None:
     whole = pa.array(["x", *values, "y"], pa.string())
     parts = pa.chunked_array([whole.slice(0, head), whole.slice(head)])
     sliced = parts.slice(tail)
@@ -199,26 +203,26 @@ def test_slices_and_chunks_of_a_column_hash_as_the_whole(values: list[str | None
     assert hash_keys(pa.table({"k": sliced}), ["k"]).tolist() == expected[tail:].tolist()
 
 
-def test_more_strings_than_one_block_hash_as_each_alone() -> None:
+def test_more_strings_than_fit_a_block_have_the_hashes_of_each_alone() -> None:
     values = [f"key-{'0' * (i % 50)}{i}" for i in range(40_000)]
     expected = [in_signed(xxhash.xxh64_intdigest(value.encode(), 42)) for value in values]
     assert hash_keys(one_column(values, pa.string()), ["k"]).tolist() == expected
     assert hash_keys(one_column(values, pa.large_string()), ["k"]).tolist() == expected
 
 
-def test_look_alikes_are_different_keys() -> None:
+def test_strings_that_look_alike_have_different_hashes() -> None:
     rows = one_column(["\u00c5", "A\u030a", "a", "A", "a ", "а"], pa.string())  # noqa: RUF001  Cyrillic, on purpose
     assert len(set(hash_keys(rows, ["k"]).tolist())) == 6
 
 
 @pytest.mark.parametrize("kind", SPARK)
-def test_no_rows_and_only_nulls_have_hashes_too(kind: str) -> None:
+def test_no_rows_and_only_nulls_can_be_hashed(kind: str) -> None:
     assert hash_keys(one_column([], to_arrow(kind)), ["k"]).shape == (0,)
     assert hash_keys(pa.table({"k": pa.nulls(3, to_arrow(kind))}), ["k"]).tolist() == [42, 42, 42]
 
 
 @pytest.mark.parametrize("values", [[], [None], [[1]]])
-def test_a_list_or_map_is_refused_by_name_also_where_there_is_none(values: list[object]) -> None:
+def test_a_list_or_map_is_refused_by_name_even_without_values(values: list[object]) -> None:
     for kind in (pa.list_(pa.int64()), pa.map_(pa.int64(), pa.int64())):
         rows = pa.table({"k": pa.array([], kind), "s": pa.array([], pa.struct([("inner", kind)]))})
         for column, named in (("k", "k"), ("s", "s.inner")):
@@ -241,7 +245,7 @@ structs = st.none() | st.fixed_dictionaries(
 
 
 @given(st.lists(structs, min_size=1, max_size=8), st.integers(0, 3))
-def test_a_struct_hashes_as_its_fields_in_their_order(rows: list[dict[str, Any] | None], skip: int) -> None:
+def test_the_hash_of_a_struct_is_that_of_its_fields_in_order(rows: list[dict[str, Any] | None], skip: int) -> None:
     column = pa.array([*[None] * skip, *rows], NESTED).slice(skip)  # with an offset, as slices have
     flat = {
         "a": pa.array([row and row["a"] for row in rows], pa.string()),
@@ -253,7 +257,7 @@ def test_a_struct_hashes_as_its_fields_in_their_order(rows: list[dict[str, Any] 
 
 
 @given(st.lists(structs, min_size=1, max_size=12), st.integers(1, 2))
-def test_structs_are_sorted_and_told_apart_as_values_are(rows: list[dict[str, Any] | None], hashes: int) -> None:
+def test_structs_are_sorted_and_distinguished_by_value(rows: list[dict[str, Any] | None], hashes: int) -> None:
     forms = [_form(row) for row in rows]
     keys = normalise_keys(pa.table({"k": pa.array(rows, NESTED)}), ["k"])
     assert repr(keys["k"].to_pylist()).count("-0.0") == 0
@@ -295,7 +299,7 @@ def test_partitions_are_equal_ranges_in_the_order_of_hashes(values: list[int], p
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 1024))
-def test_doubling_the_partitions_splits_each_in_two(values: list[int], partitions: int) -> None:
+def test_doubling_the_partitions_splits_each_into_two(values: list[int], partitions: int) -> None:
     hashes = np.array(values, np.int64)
     assert (partition_of(hashes, 2 * partitions) // 2 == partition_of(hashes, partitions)).all()
 
@@ -317,7 +321,7 @@ def test_the_lowest_and_highest_hash_are_in_the_first_and_last_partition() -> No
         (pa.array([0, 1]), False),
     ],
 )
-def test_a_negative_zero_is_seen_in_columns_and_structs(column: pa.Array | pa.ChunkedArray, has: bool) -> None:
+def test_a_negative_zero_is_found_in_columns_and_structs(column: pa.Array | pa.ChunkedArray, has: bool) -> None:
     assert has_negative_zero(column) is has
 
 
@@ -333,7 +337,7 @@ def test_normalised_keys_have_one_zero_and_one_nan() -> None:
     assert found.schema == rows.schema
 
 
-def test_null_is_null_and_nan_is_nan_among_keys() -> None:
+def test_null_keys_are_equal_and_so_are_nan_keys() -> None:
     left = pa.table({"a": pa.array([None, NAN, 1.0, None, 0.0]), "b": ["x", "x", "x", "x", None]})
     right = pa.table({"a": pa.array([None, NAN, NAN, 1.0, -0.0]), "b": ["x", "x", "x", "x", ""]})
     assert same_keys(left, right, ["a"]).tolist() == [True, True, False, False, True]
@@ -342,7 +346,7 @@ def test_null_is_null_and_nan_is_nan_among_keys() -> None:
 
 @scaled(50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["", "a", "b", None]), st.sampled_from([0.0, NAN, None]))))
-def test_keys_sort_by_hash_and_key_and_repeats_keep_their_order(
+def test_keys_are_sorted_by_hash_and_key_and_duplicates_keep_their_order(
     keys: list[tuple[int, str | None, float | None]],
 ) -> None:
     hashes = np.array([key[0] for key in keys], np.int64)

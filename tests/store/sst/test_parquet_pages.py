@@ -1,4 +1,4 @@
-"""Selected pages of an SST have the same rows as the whole, for any columns and page lengths."""
+"""Selected pages of an SST have the same rows as the complete SST, for any columns and page lengths."""
 
 import datetime
 from decimal import Decimal
@@ -118,6 +118,6 @@ def test_all_rows_of_a_row_group_are_read_without_its_index() -> None:
     assert reads.requests == 2
 
 
-def test_bytes_that_are_no_structure_of_parquets_are_refused() -> None:
+def test_bytes_that_are_no_parquet_metadata_are_refused() -> None:
     with pytest.raises(ValueError, match="expected Parquet's FileMetaData in 3 bytes"):
         decode_struct(FileMetaData, b"\x19\xfc\xff")

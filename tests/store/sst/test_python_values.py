@@ -15,7 +15,7 @@ YEAR_55840 = 1_700_000_000_000
 
 
 def numpys(text: str) -> str:
-    """Return NumPy's text of a time in Python's form: fractions of none or six digits, years of four or more."""
+    """Return NumPy's text of a time in Python's format: no or six digits of the fraction, four or more of the year."""
     if text.startswith("-"):
         year, _, rest = text[1:].partition("-")
         text = f"-{year:0>4}-{rest}"
@@ -24,14 +24,14 @@ def numpys(text: str) -> str:
 
 
 @given(st.lists(INT32 | st.integers(-800_000, 3_000_000)))
-def test_every_day_is_the_day_that_numpy_says(days: list[int]) -> None:
+def test_every_day_equals_numpys(days: list[int]) -> None:
     found = python_values(pa.array(days, pa.int32()).cast(pa.date32()))
     assert list(map(str, found)) == [numpys(str(np.datetime64(day, "D"))) for day in days]
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
 @given(st.lists(INT64 | st.integers(-(10**15), 10**15)))
-def test_every_time_is_the_time_that_numpy_says(unit: str, ticks: list[int]) -> None:
+def test_every_time_equals_numpys(unit: str, ticks: list[int]) -> None:
     expected = [numpys(str(np.datetime64(tick, unit))) for tick in ticks]
     column = pa.array(ticks, pa.int64()).cast(pa.timestamp(unit))
     assert list(map(str, python_values(column))) == expected
@@ -39,13 +39,13 @@ def test_every_time_is_the_time_that_numpy_says(unit: str, ticks: list[int]) -> 
     assert list(map(str, python_values(column.cast(pa.timestamp(unit, "UTC"))))) == zoned
 
 
-def test_far_times_with_a_zone_are_told_in_utc_and_near_ones_in_the_zone() -> None:
+def test_times_beyond_pythons_range_are_shown_in_utc_and_others_in_their_zone() -> None:
     column = pa.array([YEAR_55840, 0], pa.int64()).cast(pa.timestamp("s", "Europe/Berlin"))
     far, near = python_values(column)
     assert (far, str(near)) == ("55840-11-08 22:13:20+00:00", "1970-01-01 01:00:00+01:00")
 
 
-def test_what_python_can_hold_is_what_arrow_gives() -> None:
+def test_values_that_python_can_represent_equal_arrows() -> None:
     rows = [
         {"a": 1, "b": [date(1, 1, 1)], "c": {"d": datetime(9999, 12, 31, tzinfo=UTC)}, "e": time(23, 59), "f": None},
         {"a": None, "b": None, "c": None, "e": None, "f": None},
@@ -56,7 +56,7 @@ def test_what_python_can_hold_is_what_arrow_gives() -> None:
     assert python_rows(table.slice(0, 0)) == []
 
 
-def test_far_times_are_found_within_other_values() -> None:
+def test_times_beyond_pythons_range_are_found_within_other_values() -> None:
     sql = """SELECT {'t': TIMESTAMP '20000-01-01 00:00:01.5', 'n': NULL} AS s, [DATE '0044-03-15 (BC)', NULL] AS l,
         map {DATE '20000-01-01': TIMESTAMP '10000-01-01'} AS m, array_value(DATE '10000-01-01') AS a,
         union_value(d := DATE '10000-01-01') AS u, 'x' AS x"""
@@ -74,7 +74,7 @@ def test_far_times_are_found_within_other_values() -> None:
     ]
 
 
-def test_a_span_that_python_cannot_hold_is_told_with_its_unit() -> None:
+def test_a_duration_beyond_pythons_range_is_shown_with_its_unit() -> None:
     assert python_values(pa.array([2**62], pa.duration("s"))) == [f"{2**62} s"]
 
 
@@ -83,7 +83,7 @@ RAW = st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(-(10**14), 10**14) | st
 
 
 @given(RAW)
-def test_nanoseconds_are_told_all_where_there_are_any(ticks: int) -> None:
+def test_nanoseconds_are_shown_if_there_are_any(ticks: int) -> None:
     for zone, shown in ((None, ""), ("UTC", "+00:00")):
         (found,) = python_values(pa.array([ticks], pa.int64()).cast(pa.timestamp("ns", zone)))
         text = str(np.datetime64(ticks, "ns")).replace("T", " ")
@@ -93,7 +93,7 @@ def test_nanoseconds_are_told_all_where_there_are_any(ticks: int) -> None:
 
 @pytest.mark.parametrize("unit", ["us", "ns"])
 @given(RAW)
-def test_a_time_of_the_day_is_right_or_a_number_with_its_unit(unit: str, ticks: int) -> None:
+def test_a_time_of_day_is_shown_as_such_or_as_a_number_with_its_unit(unit: str, ticks: int) -> None:
     (found,) = python_values(pa.array([ticks], pa.int64()).view(pa.time64(unit)))
     if not 0 <= ticks < 86_400 * PER_SECOND[unit]:
         assert found == f"{ticks} {unit}"
@@ -107,7 +107,7 @@ def test_a_time_of_the_day_is_right_or_a_number_with_its_unit(unit: str, ticks: 
 
 @pytest.mark.parametrize("unit", list(PER_SECOND))
 @given(RAW)
-def test_a_span_is_right_or_a_number_with_its_unit(unit: str, ticks: int) -> None:
+def test_a_duration_is_shown_as_such_or_as_a_number_with_its_unit(unit: str, ticks: int) -> None:
     (found,) = python_values(pa.array([ticks], pa.int64()).view(pa.duration(unit)))
     if isinstance(found, str):
         assert found == f"{ticks} {unit}"
@@ -119,7 +119,7 @@ def test_a_span_is_right_or_a_number_with_its_unit(unit: str, ticks: int) -> Non
         assert whole * PER_SECOND[unit] == ticks * 10**6
 
 
-def test_times_within_other_values_are_as_outside() -> None:
+def test_times_within_other_values_are_shown_like_others() -> None:
     kind = pa.struct([("t", pa.time64("us")), ("l", pa.list_(pa.timestamp("ns")))])
     inner = [
         pa.array([10**15], pa.int64()).view(pa.time64("us")),

@@ -43,14 +43,16 @@ def test_the_bounds_of_a_partition_are_its_first_and_last_hash(partitions: int, 
 
 
 @given(hashes, hashes, counts)
-def test_an_sst_touches_the_partitions_of_its_hashes_and_those_between(one: int, other: int, partitions: int) -> None:
+def test_an_sst_overlaps_the_partitions_between_its_lowest_and_highest_hash(
+    one: int, other: int, partitions: int
+) -> None:
     low, high = sorted((one, other))
     first, last = partition_of(np.array([low, high]), partitions).tolist()
     assert overlapped_partitions(an_sst(low, high), partitions) == range(first, last + 1)
 
 
 @given(st.lists(ssts, max_size=8), st.integers(1, 7))
-def test_the_ssts_of_a_partition_are_those_that_touch_it(some: list[Sst], partitions: int) -> None:
+def test_the_ssts_of_a_partition_are_all_that_overlap_the_partition(some: list[Sst], partitions: int) -> None:
     found = by_partition(some, partitions)
     assert list(found) == sorted(found)
     for partition in range(partitions):
@@ -59,7 +61,7 @@ def test_the_ssts_of_a_partition_are_those_that_touch_it(some: list[Sst], partit
 
 
 @given(st.lists(ssts, max_size=12))
-def test_sorted_runs_never_overlap_in_seq_and_are_as_many_as_can_be(some: list[Sst]) -> None:
+def test_sorted_runs_never_overlap_in_seq_and_are_as_many_as_possible(some: list[Sst]) -> None:
     runs = sorted_runs(some)
     assert sorted((sst for run in runs for sst in run), key=repr) == sorted(some, key=repr)
     for newer, older in pairwise(runs):
@@ -91,9 +93,7 @@ def meet(one: Sst, other: Sst) -> bool:
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(1, 20), st.integers(0, 2)), max_size=12),
     st.integers(0, 3),
 )
-def test_ssts_of_one_level_that_lie_side_by_side_are_one_run(
-    some: list[tuple[int, int, int, int]], lasting: int
-) -> None:
+def test_non_overlapping_ssts_of_a_level_are_one_run(some: list[tuple[int, int, int, int]], lasting: int) -> None:
     ssts = [
         replace(an_sst(at, at + width, max(1, seq - lasting), seq, f"{n}"), level=level)
         for n, (at, width, seq, level) in enumerate(some)
@@ -112,6 +112,6 @@ def test_ssts_of_one_level_that_lie_side_by_side_are_one_run(
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
-def test_depth_is_in_how_many_ssts_a_hash_can_be(ranges: list[tuple[int, int]]) -> None:
+def test_max_overlap_is_the_largest_number_of_ssts_that_may_have_a_hash(ranges: list[tuple[int, int]]) -> None:
     some = [an_sst(min(ends), max(ends)) for ends in ranges]
     assert max_overlap(some) == max(len(overlapping(some, at, at)) for at in range(21))

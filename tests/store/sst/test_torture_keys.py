@@ -1,4 +1,4 @@
-"""Difficult keys through everything: written, looked up, queried, merged, and typed on the command line."""
+"""Difficult keys are written, looked up, queried, merged and typed on the command line."""
 
 import json
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ NESTED = (
 
 
 def values_of(number: int) -> Values:
-    """Return nested values that identify `number`; some of their parts are null or empty."""
+    """Return nested values that identify `number`, with some null or empty parts."""
     trip = (
         None if number % 3 == 0 else {"from": f"stop {number}", "stops": [{"at": date(2013, 1, 1), "late": None}, None]}
     )
@@ -143,7 +143,7 @@ ONE_HASH = ["string", "int64", "double", "decimal128(38, 0)", *(kind for kind in
         ),
     ],
 )
-def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int, cache: SstCache) -> None:
+def test_every_key_keeps_its_identity_in_all_parts_of_the_store(kind: str, modulus: int, cache: SstCache) -> None:
     store, hashes, keys = MemoryStore(), Hashes(modulus), KEYS[kind]
     # The second column is the same for all: two key columns take other ways than one.
     table = Table((Column("k", kind.removesuffix(" that looks alike")), Column("c", "int32")), NESTED, 1)
@@ -201,7 +201,7 @@ class Changes:
 
 
 @pytest.mark.parametrize("kind", SAME)
-def test_two_ways_to_write_a_key_are_one_key(kind: str, cache: SstCache) -> None:
+def test_equal_keys_in_different_forms_are_the_same_key(kind: str, cache: SstCache) -> None:
     store = MemoryStore()
     table = Table((Column("k", kind),), (Column("v", "int64"),), 1)
     for one, other in SAME[kind]:
@@ -215,7 +215,7 @@ def test_two_ways_to_write_a_key_are_one_key(kind: str, cache: SstCache) -> None
             assert run_query(con, "SELECT v FROM t")["v"].to_pylist() == [2]
 
 
-def test_keys_of_one_hash_are_told_apart_by_bisect(cache: SstCache) -> None:
+def test_bisect_distinguishes_keys_with_the_same_hash(cache: SstCache) -> None:
     store, table = MemoryStore(), Table((Column("k", "struct<s: string>"),), (Column("v", "int64"),), 1)
     keys = [None, {"s": None}]
     hashes = Hashes().of(table, columns(table.key, [(key,) for key in keys]))

@@ -1,4 +1,4 @@
-"""Time to live: the clocks, its effect on readers and compaction, and valid declarations."""
+"""Time to live: its clocks, its effect on readers and compaction, and its declaration."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -47,7 +47,7 @@ def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
 
 
 class Tables:
-    """Versions of one table, written at chosen times; newest SST first."""
+    """Versions of a table written at given times, newest SST first."""
 
     def __init__(self, store: CountingStore, cache: SstCache, table: Table = TABLE) -> None:
         self.store, self.cache, self.table, self.ssts, self.seq = store, cache, table, (), 0
@@ -61,7 +61,7 @@ class Tables:
         self.ssts = (*ssts, *self.ssts)
 
     def read(self, clock_ms: int) -> dict[str, int]:
-        """Return the visible rows, after a comparison of look-ups with DuckDB."""
+        """Return the visible rows, after a check that look-ups and DuckDB find the same."""
         names: list[Key] = [("a",), ("b",), ("c",), ("d",)]
         keys = columns(self.table.key, names)
         hashes = Hashes(2).of(self.table, keys)
@@ -84,7 +84,7 @@ def tables(store: CountingStore, cache: SstCache) -> Tables:
     return Tables(store, cache)
 
 
-def test_a_row_is_there_until_its_last_millisecond_and_then_gone(tables: Tables) -> None:
+def test_a_row_is_visible_until_its_last_millisecond(tables: Tables) -> None:
     tables.put(1000, a=1)
     tables.put(1050, b=2)
     assert tables.read(1099) == {"a": 1, "b": 2}
@@ -92,7 +92,7 @@ def test_a_row_is_there_until_its_last_millisecond_and_then_gone(tables: Tables)
     assert tables.read(1150) == {}
 
 
-def test_an_expired_row_still_hides_the_one_before_it(tables: Tables) -> None:
+def test_an_expired_row_still_hides_the_previous_one(tables: Tables) -> None:
     tables.put(0, FOR_EVER, a=1, b=1)
     tables.put(1000, a=2)
     assert tables.read(1100) == {"b": 1}
@@ -110,7 +110,7 @@ def test_a_merge_without_the_oldest_run_keeps_expired_rows_and_one_with_it_drops
     assert tables.read(1200) == {"b": 1}
 
 
-def test_a_merge_judges_by_the_clock_it_was_given_so_that_versions_in_between_lose_nothing(tables: Tables) -> None:
+def test_a_merge_uses_the_clock_of_the_version_so_that_no_version_loses_rows(tables: Tables) -> None:
     tables.put(1000, a=1)
     tables.put(1001, b=1)
     tables.merge(0, 2, 1100)
@@ -137,7 +137,7 @@ def test_runs_with_and_without_expiry_are_read_and_merged_together(tables: Table
     assert tables.read(1100) == {"a": 1}
 
 
-def test_ssts_that_are_expired_as_a_whole_go_without_being_read(tables: Tables, store: CountingStore) -> None:
+def test_completely_expired_ssts_are_dropped_without_being_read(tables: Tables, store: CountingStore) -> None:
     tables.put(1000, a=1, b=1)
     tables.put(1010, b=None)
     store.reset()
@@ -146,7 +146,7 @@ def test_ssts_that_are_expired_as_a_whole_go_without_being_read(tables: Tables, 
 
 
 @pytest.mark.parametrize("wide_bytes", [1 << 20, 0], ids=["small", "large"])
-def test_an_expired_wide_sst_goes_only_with_the_older_rows_that_it_hides(
+def test_an_expired_sst_over_all_partitions_is_dropped_only_with_the_older_rows_it_hides(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, wide_bytes: int
 ) -> None:
     monkeypatch.setattr(picker, "WIDE_BYTES", wide_bytes)
@@ -165,7 +165,7 @@ def test_an_expired_wide_sst_goes_only_with_the_older_rows_that_it_hides(
     assert expired not in tables.ssts
 
 
-def test_rows_that_never_expire_keep_an_sst_from_going_as_a_whole(tables: Tables) -> None:
+def test_an_sst_with_rows_that_never_expire_is_not_dropped(tables: Tables) -> None:
     tables.put(1000, a=1)
     (sst,) = tables.ssts
     assert ttl.has_no_visible_rows(sst, 1100)
@@ -176,7 +176,7 @@ def test_rows_that_never_expire_keep_an_sst_from_going_as_a_whole(tables: Tables
     assert ttl.has_no_visible_rows(replace(sst, expiring=0, tombstones=1), 0)
 
 
-def test_runs_that_are_mostly_expired_are_merged_however_few(tables: Tables) -> None:
+def test_mostly_expired_runs_are_merged_even_if_they_are_few(tables: Tables) -> None:
     tables.put(0, a=1, b=1)
     tables.put(1000, c=1)
     assert pick(tables.ssts, 1, Policy(), clock_ms=99) == ()
@@ -189,7 +189,7 @@ def test_runs_that_are_mostly_expired_are_merged_however_few(tables: Tables) -> 
     assert pick((replace(larger, expiring=0), replace(tables.ssts[1], expiring=0)), 1, Policy(), clock_ms=5000) == ()
 
 
-def test_a_run_is_not_rewritten_again_for_rows_that_are_gone(tables: Tables) -> None:
+def test_a_run_is_not_rewritten_for_expired_rows_that_are_already_dropped(tables: Tables) -> None:
     tables.put(0, a=1)
     tables.put(1000, b=1, c=1)
     tables.merge(0, 2, 0)
@@ -200,7 +200,7 @@ def test_a_run_is_not_rewritten_again_for_rows_that_are_gone(tables: Tables) -> 
     assert pick(tables.ssts, 1, Policy(), clock_ms=600) == ()
 
 
-def test_a_reader_without_a_clock_is_told_instead_of_shown_expired_rows(tables: Tables) -> None:
+def test_reading_a_table_with_ttl_without_a_clock_is_an_error(tables: Tables) -> None:
     keys = columns(TABLE.key, [("a",)])
     with pytest.raises(ValueError, match="clock"):
         multi_get(tables.store, tables.cache, (), TABLE, Hashes().of(TABLE, keys), keys)
@@ -219,13 +219,13 @@ def test_by_write_time_the_clock_is_the_wall_clock_and_never_goes_back() -> None
 
 
 @pytest.mark.parametrize("lifetime_of", [Ttl(100, "at"), Ttl(0), Ttl(0, "at")])
-def test_by_event_time_and_when_turned_off_the_clock_stands_while_nothing_comes(lifetime_of: Ttl) -> None:
+def test_by_event_time_or_turned_off_the_clock_stands_still_without_records(lifetime_of: Ttl) -> None:
     table = replace(TABLE, ttl=lifetime_of)
     assert ttl.batch_clock_ms(head(table, 50), 70) == 50
     assert ttl.read_clock_ms(head(table, 50), 70) == 50
 
 
-def test_the_clock_of_a_table_begins_when_it_first_has_a_ttl_and_goes_on_from_there() -> None:
+def test_a_tables_clock_starts_with_its_first_ttl_and_continues() -> None:
     by_event = replace(TABLE, ttl=Ttl(100, "at"))
     assert ttl.claim_clock_ms(None, by_event, 0) == ttl.BEFORE_FIRST_EVENT_MS
     assert ttl.claim_clock_ms(FOR_EVER, by_event, 0) == ttl.BEFORE_FIRST_EVENT_MS
@@ -234,7 +234,7 @@ def test_the_clock_of_a_table_begins_when_it_first_has_a_ttl_and_goes_on_from_th
     assert ttl.claim_clock_ms(None, FOR_EVER, 0) == ttl.claim_clock_ms(None, TABLE, 0) == 0
 
 
-def test_a_cut_is_seen_at_its_moment_and_a_snapshot_as_it_was_taken() -> None:
+def test_rows_expire_in_a_cut_as_of_the_time_of_reading_and_in_a_snapshot_as_of_its_versions() -> None:
     manifest = replace(head(TABLE, 50), stage="s")
     assert Cut("app", {"s": manifest}, seen_ms=70).clock_ms("s") == 70
     assert Cut("app", {"s": manifest}).clock_ms("s") == 50
@@ -248,7 +248,7 @@ def test_a_cut_is_seen_at_its_moment_and_a_snapshot_as_it_was_taken() -> None:
         ([date(1969, 12, 31), date(9999, 12, 31)], "date32[day]", [-DAY_MS, 253402214400000]),
     ],
 )
-def test_event_times_are_milliseconds_whatever_their_type(
+def test_event_times_are_milliseconds_for_all_types(
     values: list[object], kind: str, expected: list[int | None]
 ) -> None:
     table = replace(TABLE, values=(Column("at", kind),), ttl=Ttl(7, "at"))
@@ -269,7 +269,7 @@ def test_event_times_are_milliseconds_whatever_their_type(
     st.sampled_from([Ttl(100), Ttl(0)]),
     st.booleans(),
 )
-def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
+def test_rows_from_before_and_after_a_ttl_was_added_are_merged(
     tmp_path_factory: pytest.TempPathFactory,
     before: int,
     after: list[dict[int, int | None]],
@@ -300,7 +300,7 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
         assert (made.rows, made.expiring) == (len(model), sum(expires is not None for _, expires in model.values()))
 
 
-def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
+def test_rows_written_while_the_ttl_is_off_never_expire() -> None:
     off = replace(TABLE, ttl=Ttl(0))
     rows = pa.table({"v": [1], "_op": pa.array([0], pa.int8())})
     assert schema.with_expiry(rows, off, 5)[EXPIRES].to_pylist() == [None]
@@ -311,17 +311,17 @@ def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
     ("text", "expected"),
     [("7 days", 7 * DAY_MS), ("1 day 12 hours", 129_600_000), ("36h", 129_600_000), ("2W", 14 * DAY_MS), ("5 ms", 5)],
 )
-def test_a_ttl_is_written_as_people_write_it(text: str, expected: int) -> None:
+def test_a_ttl_may_be_given_in_readable_form(text: str, expected: int) -> None:
     assert table(ttl=text).ttl == Ttl(expected)
 
 
 @pytest.mark.parametrize("text", ["", "7", "days", "-1 day", "0 days", "7 months", "1000001 days", "7days!"])
-def test_what_is_no_span_of_time_is_refused(text: str) -> None:
+def test_an_invalid_time_to_live_is_refused(text: str) -> None:
     with pytest.raises(Usage, match="ttl"):
         table(ttl=text)
 
 
-def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> None:
+def test_a_ttl_may_be_turned_on_and_off_but_not_get_another_clock() -> None:
     week, month = Ttl(7 * DAY_MS, "at"), Ttl(30 * DAY_MS, "at")
     assert ttl.reconcile_ttl("s", None, week) == week
     assert ttl.reconcile_ttl("s", week, month) == month
@@ -333,7 +333,7 @@ def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> N
             ttl.reconcile_ttl("s", stored, Ttl(5))
 
 
-def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:
+def test_the_column_of_a_ttl_must_be_a_time_among_the_values() -> None:
     values = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64()), ("_at", pa.timestamp("us"))])
     for fits in (Ttl(5, "at"), Ttl(5), None):
         check_ttl("s", fits, values)
@@ -344,7 +344,7 @@ def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:
             check_ttl("s", Ttl(5, missing), values)
 
 
-def test_a_stage_says_what_its_ttl_is_and_contradictions_are_refused() -> None:
+def test_a_stage_declares_its_ttl_and_contradictions_are_refused() -> None:
     app = App("a")
     weekly = table(ttl="7 days", ttl_by="at")
     app.stage(reads=topic("t"), key="k", state=upsert(by="at"), table=weekly, name="s")(lambda frame: frame)

@@ -1,4 +1,4 @@
-"""Parquet read from memory: its rows, and that Arrow's threads release the memory before the reader continues."""
+"""Reading Parquet from memory: all rows are returned, and Arrow's threads release the memory before that."""
 
 import gc
 import threading
@@ -32,11 +32,11 @@ def file_of(rows: pa.Table, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS.slice(0, 1), ROWS.slice(0, 0)])
-def test_a_file_is_read_whole(rows: pa.Table) -> None:
+def test_a_file_is_read_completely(rows: pa.Table) -> None:
     assert read_whole(file_of(rows)).equals(rows)
 
 
-def test_row_groups_are_read_in_the_order_they_are_asked_for() -> None:
+def test_row_groups_are_read_in_the_requested_order() -> None:
     file = pq.ParquetFile(pa.BufferReader(file_of(ROWS)))
     assert read_groups(file, [3, 1]).equals(pa.concat_tables([ROWS.slice(3_000, 1_000), ROWS.slice(1_000, 1_000)]))
     assert read_groups(file, [2], ["name"]).equals(ROWS.slice(2_000, 1_000).select(["name"]))
@@ -55,16 +55,16 @@ TIMES = 150
 
 
 class _Bytes(np.ndarray):
-    """Bytes that a weak reference can watch."""
+    """Bytes to which a weak reference is possible."""
 
 
 @pytest.mark.parametrize(
     "read", [read_whole, lambda data: read_groups(pq.ParquetFile(pa.BufferReader(data)), [0, 1, 2])]
 )
-def test_no_thread_of_arrows_lets_go_of_pythons_memory(read: Callable[[Any], pa.Table]) -> None:
-    """A thread that frees the memory during the interpreter's exit aborts the process.
+def test_no_thread_of_arrow_releases_pythons_memory(read: Callable[[Any], pa.Table]) -> None:
+    """A thread that releases the memory while the interpreter exits aborts the process.
 
-    `pq.read_table` did, one time in forty.
+    With `pq.read_table`, this happened once in forty runs.
     """
     raw = np.frombuffer(file_of(ROWS, compression="lz4"), np.uint8)
     let_go: list[int] = []
@@ -77,8 +77,8 @@ def test_no_thread_of_arrows_lets_go_of_pythons_memory(read: Callable[[Any], pa.
     assert let_go == [threading.get_ident()] * TIMES
 
 
-def test_nothing_reads_parquet_otherwise() -> None:
-    """These functions pass the bytes to Arrow's pool."""
+def test_no_other_way_of_reading_parquet_is_used() -> None:
+    """The searched functions pass the bytes to threads of Arrow's pool."""
     handing = {"read_table", "read_row_group", "read_row_groups", "ParquetDataset", "dataset", "scanner"}
     found = {f"{path.name}:{line}" for path, tree in modules() for name, line in calls(tree) if name in handing}
     assert found == set()

@@ -101,7 +101,7 @@ def many_routes(num_rows: int, seq: int = 1) -> pa.Table:
     )
 
 
-def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
+def test_every_type_is_read_as_written_with_the_declared_schema() -> None:
     store = MemoryStore()
     (written,) = write_version(store, None, EVERY_TYPE, EXTREMES, 1)
     schema = sst_schema(EVERY_TYPE)
@@ -114,11 +114,11 @@ def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
 
 
 @pytest.mark.parametrize("column", EVERY_TYPE.values, ids=lambda column: column.type)
-def test_the_name_of_a_type_leads_back_to_it(column: Column) -> None:
+def test_a_type_is_parsed_from_its_name(column: Column) -> None:
     assert from_arrow(to_arrow(column.type)) == column.type
 
 
-def test_layouts_of_the_same_values_have_one_name() -> None:
+def test_arrow_layouts_of_the_same_values_have_the_same_name() -> None:
     assert from_arrow(pa.large_string()) == from_arrow(pa.string_view()) == "string"
     assert from_arrow(pa.large_binary()) == from_arrow(pa.binary_view()) == "binary"
     assert from_arrow(pa.timestamp("us", tz="Asia/Tokyo")) == "timestamp[us, tz=UTC]"
@@ -145,11 +145,11 @@ TYPES = st.recursive(
 
 
 @given(TYPES)
-def test_the_name_of_a_nested_type_leads_back_to_it_whatever_its_fields_are_called(kind: pa.DataType) -> None:
+def test_a_nested_type_is_parsed_from_its_name_for_any_field_names(kind: pa.DataType) -> None:
     assert to_arrow(from_arrow(kind)) == kind
 
 
-def test_what_may_be_null_and_how_a_list_is_laid_out_makes_no_other_type() -> None:
+def test_nullability_and_the_layout_of_lists_do_not_change_the_type() -> None:
     strict = pa.struct([pa.field("a", pa.large_list(pa.field("element", pa.int64(), nullable=False)), nullable=False)])
     assert from_arrow(strict) == "struct<a: list<int64>>"
     assert from_arrow(pa.map_(pa.string(), pa.field("v", pa.int8(), nullable=False))) == "map<string, int8>"
@@ -171,13 +171,13 @@ def test_what_may_be_null_and_how_a_list_is_laid_out_makes_no_other_type() -> No
         "map<string>",
     ],
 )
-def test_a_nested_type_that_nothing_could_hold_is_refused(name: str) -> None:
+def test_a_nested_type_that_cannot_be_stored_is_refused(name: str) -> None:
     with pytest.raises(Usage, match="cannot be a column of a state table"):
         to_arrow(name)
 
 
 @pytest.mark.parametrize("kind", [pa.struct([]), pa.struct([("a", pa.int8()), ("a", pa.int8())]), pa.list_(pa.null())])
-def test_a_nested_arrow_type_that_nothing_could_hold_is_refused(kind: pa.DataType) -> None:
+def test_a_nested_arrow_type_that_cannot_be_stored_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(Usage, match="cannot be a column of a state table"):
         from_arrow(kind)
 
@@ -187,7 +187,7 @@ def test_an_arrow_type_that_would_lose_values_is_refused() -> None:
         from_arrow(pa.timestamp("ns"))
 
 
-def test_the_entry_tells_what_the_object_holds() -> None:
+def test_the_entry_in_the_manifest_describes_the_object() -> None:
     store = MemoryStore()
     rows = pa.concat_tables(
         [
@@ -214,7 +214,7 @@ def test_a_write_costs_one_request() -> None:
     assert dict(store.counts) == {"put": 1}
 
 
-def test_rows_are_sorted_and_row_groups_tell_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_sorted_and_row_groups_have_statistics_of_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 1 << 13)
     store = MemoryStore()
     rows = many_routes(3 * writer.ROW_GROUP_ROWS + 5)
@@ -233,7 +233,7 @@ def test_rows_are_sorted_and_row_groups_tell_their_hashes(monkeypatch: pytest.Mo
         assert (bounds.min, bounds.max) == (hashes[0].as_py(), hashes[-1].as_py())
 
 
-def test_columns_may_come_in_any_order_and_layout_and_others_are_dropped() -> None:
+def test_columns_may_have_any_order_and_layout_and_undeclared_ones_are_dropped() -> None:
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     odd = rows.select(rows.column_names[::-1]).append_column("extra", pa.array([1]))
     odd = odd.set_column(odd.column_names.index("dest"), "dest", odd["dest"].cast(pa.large_string()))
@@ -254,14 +254,14 @@ def test_a_value_that_does_not_fit_its_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_one_key_twice_is_refused_with_the_key(value: float) -> None:
+def test_a_duplicate_key_is_refused_with_the_key(value: float) -> None:
     table = Table((Column("x", "double"), Column("s", "string")), (Column("v", "int64"),), 1)
     rows = pa.concat_tables([state_rows(table, {(value, None): (1,)}, 1), state_rows(table, {(-value, None): (2,)}, 1)])
     with pytest.raises(Refused, match=r"1 rows repeat the key of another row, such as \{'x': (0.0|nan), 's': None\}"):
         writer.prepare_rows(rows, table)
 
 
-def test_keys_with_one_hash_are_in_order_of_the_key() -> None:
+def test_keys_with_the_same_hash_are_ordered_by_key() -> None:
     rows = state_rows(ROUTES, {(o, d): (1, 1.0, None) for o in ("b", "a", None) for d in ("y", None, "x")}, 1)
     rows = rows.set_column(rows.column_names.index("_hash"), "_hash", pa.array([5] * 9))
     found = writer.prepare_rows(rows, ROUTES).select(["origin", "dest"]).to_pylist()
@@ -277,7 +277,7 @@ def test_rows_of_another_partition_are_refused_and_nothing_is_written() -> None:
     assert not store.counts
 
 
-def test_no_rows_are_no_sst() -> None:
+def test_without_rows_no_sst_is_written() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         writer.write_sst(MemoryStore(), None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(0))
 
@@ -287,7 +287,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 @given(st.data())
-def test_any_change_of_a_stored_byte_is_found_and_names_the_object(data: st.DataObject) -> None:
+def test_any_change_of_a_stored_byte_is_found_and_the_object_is_named(data: st.DataObject) -> None:
     store = MemoryStore()
     (written,) = write_version(store, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     store.put(written.object, flipped(store.get(written.object), data.draw(st.integers(0, written.bytes - 1))))
@@ -297,7 +297,7 @@ def test_any_change_of_a_stored_byte_is_found_and_names_the_object(data: st.Data
     assert error.value.hint
 
 
-def test_a_cut_off_or_missing_object_is_found() -> None:
+def test_a_truncated_or_missing_object_is_found() -> None:
     store = MemoryStore()
     (written,) = write_version(store, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     store.put(written.object, store.get(written.object)[:-1])
@@ -328,7 +328,7 @@ def test_a_large_sst_is_decoded_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.array_equal(np.concatenate([block.hashes for block in blocks]), np.sort(rows["_hash"].to_numpy()))
 
 
-def test_another_root_is_opened_by_its_url(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_sst_of_another_root_is_opened_by_its_url(tmp_path_factory: pytest.TempPathFactory) -> None:
     theirs = open_store(str(tmp_path_factory.mktemp("theirs")))
     (written,) = write_version(theirs, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     mine = MemoryStore()
@@ -343,7 +343,7 @@ def ranged(store: ObjectStore, num_rows: int) -> tuple[RangedSst, ReadCounters, 
     return RangedSst(store, written, ROUTES, reads), reads, writer.prepare_rows(rows, ROUTES)
 
 
-def test_only_the_pages_that_can_hold_the_hashes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pages_that_can_hold_the_hashes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
     store = CountingStore(MemoryStore())
     opened, reads, rows = ranged(store, 8 * 16_384)
@@ -367,7 +367,7 @@ def test_only_the_pages_that_can_hold_the_hashes_are_read(monkeypatch: pytest.Mo
     assert few.column_names == ["_hash", "dest", "_op"]
 
 
-def test_rows_side_by_side_come_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjacent_rows_are_read_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
     opened, reads, rows = ranged(MemoryStore(), 5 * 16_384)
     before = reads.requests
@@ -376,7 +376,7 @@ def test_rows_side_by_side_come_in_one_request(monkeypatch: pytest.MonkeyPatch) 
     assert pa.Table.from_batches([block.stored]) == rows.slice(16_384, 3 * 16_384)
 
 
-def test_hashes_between_row_groups_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_between_row_groups_need_no_row_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
     opened, reads, rows = ranged(MemoryStore(), 2 * 16_384)
     hashes = rows["_hash"].to_numpy()
@@ -387,7 +387,7 @@ def test_hashes_between_row_groups_need_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("part", ["page", "footer", "magic"])
-def test_damage_is_found_when_reading_by_pieces(part: str) -> None:
+def test_damage_is_found_when_reading_in_pieces(part: str) -> None:
     store = MemoryStore()
     rows = many_routes(100)
     written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
@@ -400,7 +400,7 @@ def test_damage_is_found_when_reading_by_pieces(part: str) -> None:
     assert error.value.object_key == written.object
 
 
-def test_a_missing_or_cut_off_object_is_found_when_reading_by_pieces() -> None:
+def test_a_missing_or_truncated_object_is_found_when_reading_in_pieces() -> None:
     store = MemoryStore()
     written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(100))
     store.put(written.object, store.get(written.object)[:-5])

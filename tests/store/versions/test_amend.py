@@ -1,4 +1,4 @@
-"""Amendments of a stage: the precondition is checked on, and the change made of, the version that it follows."""
+"""Amendments of a stage check their precondition, and compute their change, on the version that the new one follows."""
 
 import pytest
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ def batch(store: MemoryStore) -> Manifest:
     return made
 
 
-def test_what_lost_a_race_is_asked_again_and_made_of_the_version_that_was_first(store: MemoryStore) -> None:
+def test_after_a_lost_race_the_precondition_and_the_change_apply_to_the_winning_version(store: MemoryStore) -> None:
     known, asked = head(store), []
 
     def slip_in(found: Manifest) -> bool:
@@ -57,19 +57,19 @@ def test_what_lost_a_race_is_asked_again_and_made_of_the_version_that_was_first(
 @pytest.mark.parametrize(
     ("kind", "epoch"), [("batch", 1), ("compaction", 1), ("rescale", 2), ("retire", 2), ("claim", 2)]
 )
-def test_only_some_kinds_take_the_stage_from_its_writer(store: MemoryStore, kind: str, epoch: int) -> None:
+def test_only_some_kinds_fence_the_stages_writer(store: MemoryStore, kind: str, epoch: int) -> None:
     made = amend(store, ("app", "stage"), Amendment(kind), by="x", now_ms=1)  # type: ignore[arg-type]
     assert made.manifest.epoch == epoch
 
 
-def test_a_change_of_which_nothing_is_left_to_do_commits_nothing(store: MemoryStore) -> None:
+def test_a_change_with_nothing_left_to_do_commits_nothing(store: MemoryStore) -> None:
     known = head(store)
     made = amend(store, known, Amendment("rescale", requires=lambda _head: False), by="x", now_ms=1)
     assert not made.changed
     assert made.manifest == head(store) == known
 
 
-def test_a_change_that_may_not_be_is_refused_before_it_is_made(store: MemoryStore) -> None:
+def test_a_forbidden_change_is_refused_before_it_is_made(store: MemoryStore) -> None:
     def requires(_head: Manifest) -> bool:
         raise Refused("not this one")
 
@@ -83,7 +83,7 @@ def test_only_a_claim_begins_a_stage(store: MemoryStore) -> None:
         amend(store, ("app", "other"), Amendment("rescale"), by="x", now_ms=1)
 
 
-def test_the_writer_that_has_the_stage_tries_once_when_it_was_taken_over(store: MemoryStore) -> None:
+def test_a_fenced_writer_tries_only_once(store: MemoryStore) -> None:
     known, tries = head(store), []
     claim(store, "app", "stage", writer="n", by="host:n", now_ms=1)
     change = Amendment("batch", requires=lambda found: not tries.append(found.version), epoch=known.epoch)
@@ -92,7 +92,7 @@ def test_the_writer_that_has_the_stage_tries_once_when_it_was_taken_over(store: 
     assert tries == [1]
 
 
-def test_each_try_is_told_of_with_all_that_was_taken(store: MemoryStore) -> None:
+def test_each_attempt_counts_all_requests_so_far(store: MemoryStore) -> None:
     known = head(store)
 
     def taken() -> Stats:
@@ -105,7 +105,7 @@ def test_each_try_is_told_of_with_all_that_was_taken(store: MemoryStore) -> None
     assert made.manifest.stats == made.manifest.totals == Stats(gets=42)
 
 
-def test_of_two_that_begin_a_stage_one_does_and_another_kind_is_no_such_beginning(store: MemoryStore) -> None:
+def test_only_one_of_two_first_versions_is_committed_and_another_kind_conflicts(store: MemoryStore) -> None:
     first = Manifest("app", "new", 7, 1, "a", 5, "clone")
     assert commit_first(store, first)
     assert not commit_first(store, replace(first, writer="b"))
@@ -113,13 +113,13 @@ def test_of_two_that_begin_a_stage_one_does_and_another_kind_is_no_such_beginnin
         commit_first(store, replace(first, writer="b", kind="claim"))
 
 
-def test_a_writer_that_slept_while_its_stage_went_does_not_build_on_it(store: MemoryStore) -> None:
+def test_a_paused_writer_whose_stage_was_removed_is_fenced(store: MemoryStore) -> None:
     gone, known = MemoryStore(), head(store)
     with pytest.raises(Fenced, match="v1 is gone"):
         read_base(gone, "app", "stage", known)
 
 
-def test_a_note_that_was_replaced_since_the_listing_is_looked_for_again() -> None:
+def test_a_boundary_replaced_since_the_listing_is_looked_up_again() -> None:
     class Replaced(MemoryStore):
         def get_range(self, key: str, start: int, length: int) -> bytes:
             if key == BOUNDARIES.key(Boundary(1, True), "app") and not self.counted:

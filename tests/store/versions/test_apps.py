@@ -25,7 +25,7 @@ FLIGHTS = AppInfo("flights", 1000)
 STAGING = AppInfo("staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"}))
 
 
-def test_an_app_is_who_it_was_created_as(any_store: ObjectStore) -> None:
+def test_an_app_has_the_identity_with_which_it_was_created(any_store: ObjectStore) -> None:
     create_app(any_store, FLIGHTS)
     create_app(any_store, STAGING)
     assert read_app(any_store, "staging") == STAGING
@@ -41,7 +41,7 @@ def test_an_app_is_created_once(any_store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "/deeper", "/a/b/c"])
-def test_a_root_inside_the_folder_of_an_app_gets_no_app(any_store: ObjectStore, inside: str) -> None:
+def test_no_app_is_created_in_a_root_inside_another_apps_folder(any_store: ObjectStore, inside: str) -> None:
     if isinstance(any_store, MemoryStore):
         return  # none lies inside another
     beside = any_store.at(f"{any_store.url}/flights{inside}")
@@ -54,13 +54,13 @@ def test_a_root_inside_the_folder_of_an_app_gets_no_app(any_store: ObjectStore, 
             make(beside, AppInfo("another", 1))
 
 
-def test_what_lies_above_a_root_and_is_none_of_ours_says_nothing(tmp_path: Path) -> None:
+def test_a_foreign_app_json_above_a_root_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "app.json").write_text('{"expo": {"name": "flights"}}')
     create_app(open_store(str(tmp_path / "web" / "store")), FLIGHTS)
 
 
-def test_of_two_who_make_one_clone_the_later_finds_it_made_and_a_clone_that_was_given_up_is_refused() -> None:
+def test_a_second_creator_of_a_clone_finds_the_clone_created_and_a_removed_clone_is_refused() -> None:
     store = MemoryStore()
     begin_clone(store, CloneJournal(STAGING, "/elsewhere", "good"))
     create_app(store, STAGING, cloned=True)
@@ -72,18 +72,18 @@ def test_of_two_who_make_one_clone_the_later_finds_it_made_and_a_clone_that_was_
     assert list_apps(store) == ()
 
 
-def test_an_app_is_looked_for_without_being_created(any_store: ObjectStore) -> None:
+def test_looking_for_an_app_does_not_create_it(any_store: ObjectStore) -> None:
     assert find_app(any_store, "flights") is None
     assert list_apps(any_store) == ()
     create_app(any_store, FLIGHTS)
     assert find_app(any_store, "flights") == FLIGHTS
 
 
-def test_a_creation_whose_answer_was_lost_is_a_creation() -> None:
+def test_a_creation_whose_answer_was_lost_is_recognised() -> None:
     create_app(FaultyStore(MemoryStore(), 1, refused=0, lost=0, late=0, echoed=1), FLIGHTS)
 
 
-def test_an_unknown_app_is_told_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_app_suggests_the_nearest() -> None:
     store = MemoryStore()
     with pytest.raises(NotFound, match="no app named 'flights'; there is none yet"):
         read_app(store, "flights")
@@ -92,13 +92,13 @@ def test_an_unknown_app_is_told_with_the_nearest() -> None:
         read_app(store, "fligths")
 
 
-def test_folders_of_others_are_no_apps() -> None:
+def test_other_folders_are_no_apps() -> None:
     store = MemoryStore()
     store.put("photos/2026/1.jpg", b"")
     assert list_apps(store) == ()
 
 
-def test_a_name_that_cannot_stand_in_a_key_is_refused() -> None:
+def test_an_invalid_name_is_refused() -> None:
     for name in ("", "../x", "Flights", "a/b"):
         with pytest.raises(Usage, match="is not usable"):
             create_app(MemoryStore(), AppInfo(name, 1))
@@ -106,7 +106,7 @@ def test_a_name_that_cannot_stand_in_a_key_is_refused() -> None:
             read_app(MemoryStore(), name)
 
 
-def test_an_app_that_is_not_readable_is_corruption() -> None:
+def test_an_unreadable_app_is_corruption() -> None:
     store = MemoryStore()
     store.put("flights/app.json", b"{")
     with pytest.raises(Corruption, match="flights/app"):
@@ -120,7 +120,7 @@ class Forgetful(MemoryStore):
         self.put(key, data)
 
 
-def test_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
+def test_a_store_that_ignores_the_condition_of_a_put_is_refused() -> None:
     with pytest.raises(Refused, match="overwrote an object"):
         create_app(Forgetful(), FLIGHTS)
     store = Forgetful()

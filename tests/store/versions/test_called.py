@@ -1,4 +1,4 @@
-"""Names of apps after promotions, read from the name objects alone."""
+"""Names of apps after promotions, computed from the name objects alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ FOLDERS = ("a", "b", "c")
 
 
 @given(st.lists(st.sampled_from([*FOLDERS, "back", "withdrawn"]), max_size=12))
-def test_whoever_has_or_lost_a_name_is_called_by_it_but_whoever_gave_it_back(steps: list[str]) -> None:
+def test_an_app_is_called_by_the_name_it_has_or_lost_but_not_by_one_it_gave_back(steps: list[str]) -> None:
     store, stack, number, was_back = MemoryStore(), ["name"], 0, True
     held = [(0, "name")]
     for step in steps:

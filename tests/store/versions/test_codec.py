@@ -1,4 +1,4 @@
-"""Stored objects are read as written; unreadable ones are named."""
+"""Stored objects are read as they were written, and unreadable ones are named."""
 
 import json
 import math
@@ -25,18 +25,18 @@ from tests.support.manifests import APPS, MANIFESTS, manifest
 
 @scaled(50, in_ci=500)
 @given(MANIFESTS)
-def test_a_manifest_is_read_as_it_was_written(value: Manifest) -> None:
+def test_a_manifest_is_decoded_as_it_was_encoded(value: Manifest) -> None:
     assert codec.decode(codec.encode(value), Manifest, key="m") == value
 
 
 @given(APPS)
-def test_an_app_is_read_as_it_was_written(value: AppInfo) -> None:
+def test_an_app_is_decoded_as_it_was_encoded(value: AppInfo) -> None:
     assert codec.decode(codec.encode(value), AppInfo, key="a") == value
 
 
 @scaled(50, in_ci=500)
 @given(MANIFESTS)
-def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
+def test_the_bytes_are_json_that_begins_with_the_format(value: Manifest) -> None:
     data = codec.encode(value)
     assert data.startswith(b'{"format":%d,' % codec.FORMAT)
     found = json.loads(data)
@@ -55,7 +55,7 @@ def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
 
 
 @given(st.dictionaries(st.from_regex("[a-zA-Z0-9]{1,9}", fullmatch=True), st.integers(1, 100)), st.randoms())
-def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> None:
+def test_equal_values_have_equal_bytes(recorded: dict[str, int], random: Any) -> None:
     shuffled = list(recorded.items())
     random.shuffle(shuffled)
     one, other = (msgspec.structs.replace(manifest(100), recorded=items) for items in (recorded, dict(shuffled)))
@@ -72,34 +72,34 @@ def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> 
         Policy("tiered"),  # type: ignore[arg-type]
     ],
 )
-def test_what_could_not_be_read_again_is_not_encoded(wrong: Policy) -> None:
+def test_a_value_that_could_not_be_decoded_is_not_encoded(wrong: Policy) -> None:
     with pytest.raises(ValueError, match="this Manifest could not be read again"):
         codec.encode(msgspec.structs.replace(manifest(1), table=Table((), (), 1, compaction=wrong)))
 
 
-def test_what_would_be_read_as_something_else_is_not_encoded() -> None:
+def test_a_value_that_would_be_decoded_differently_is_not_encoded() -> None:
     with pytest.raises(ValueError, match="this Manifest would not be read back as the same value"):
         codec.encode(msgspec.structs.replace(manifest(1), formerly=[]))
 
 
-def test_a_field_that_is_not_known_is_ignored() -> None:
+def test_an_unknown_field_is_ignored() -> None:
     data = sealed({"format": 1, "name": "a", "created_ms": 1, "colour": "red"})
     assert codec.decode(data, AppInfo, key="k") == AppInfo("a", 1)
 
 
-def test_an_object_without_a_checksum_is_told() -> None:
+def test_an_object_without_a_checksum_is_reported() -> None:
     with pytest.raises(Corruption, match=r"'k' .* was changed: it does not begin with a checksum"):
         codec.decode(b'{"format":1,"name":"a","created_ms":1}', AppInfo, key="k")
 
 
-def test_a_struct_without_fields_is_read_as_it_was_written() -> None:
+def test_a_struct_without_fields_is_decoded_as_it_was_encoded() -> None:
     class Empty(msgspec.Struct, frozen=True):
         pass
 
     assert codec.decode(codec.encode(Empty()), Empty, key="k") == Empty()
 
 
-def test_a_newer_format_is_not_guessed_at() -> None:
+def test_a_newer_format_is_refused() -> None:
     with pytest.raises(Corruption) as caught:
         codec.decode(b'{"format":2,"name":["made","of","parts"]}', AppInfo, key="x/app.json")
     assert caught.value.object_key == "x/app.json"
@@ -127,7 +127,7 @@ def test_a_newer_format_is_not_guessed_at() -> None:
         checked(b',"name":"a","created_ms":1,"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     ],
 )
-def test_bytes_that_are_no_such_object_are_told_by_name(data: bytes) -> None:
+def test_bytes_that_are_no_such_object_are_reported_with_its_name(data: bytes) -> None:
     with pytest.raises(Corruption, match=r"'x/app\.json'") as caught:
         codec.decode(data, AppInfo, key="x/app.json")
     assert caught.value.object_key == "x/app.json"
@@ -135,7 +135,7 @@ def test_bytes_that_are_no_such_object_are_told_by_name(data: bytes) -> None:
 
 @scaled(50, in_ci=500)
 @given(MANIFESTS, st.data())
-def test_a_truncated_manifest_is_told(value: Manifest, draw: st.DataObject) -> None:
+def test_a_truncated_manifest_is_reported(value: Manifest, draw: st.DataObject) -> None:
     data = codec.encode(value)
     length = draw.draw(st.integers(0, len(data) - 1))
     with pytest.raises(Corruption):
@@ -144,7 +144,7 @@ def test_a_truncated_manifest_is_told(value: Manifest, draw: st.DataObject) -> N
 
 @scaled(50, in_ci=500)
 @given(MANIFESTS, st.data())
-def test_a_damaged_manifest_is_a_manifest_or_told(value: Manifest, draw: st.DataObject) -> None:
+def test_a_damaged_manifest_is_decoded_or_reported_and_nothing_else(value: Manifest, draw: st.DataObject) -> None:
     data = bytearray(codec.encode(value))
     for _ in range(draw.draw(st.integers(1, 3))):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
@@ -174,7 +174,7 @@ for number in range(300):
 """
 
 
-def test_threads_that_read_a_type_for_the_first_time_do_not_end_the_process() -> None:
+def test_threads_that_decode_a_type_for_the_first_time_do_not_crash_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", _AT_ONCE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -195,7 +195,7 @@ for thread in threads: thread.join()
 """
 
 
-def test_the_first_manifests_of_a_process_may_be_read_by_several_threads_at_once() -> None:
+def test_the_first_manifests_of_a_process_may_be_decoded_by_several_threads_at_once() -> None:
     sst = Sst(keys.sst("app", "stage", "0" * 26), 0, 0, 5, 900, "0a" * 16, 1, 9, 1, 1, 8, "ff" * 16, 4)
     table = Table((Column("k", "int64"),), (Column("v", "int64"),), 4)
     data = codec.encode(replace(manifest(3), table=table, ssts=Ssts([sst])))

@@ -1,4 +1,4 @@
-"""One grammar reads the types of a table's columns and of a channel's."""
+"""The types of columns in tables and in channels are parsed by one grammar."""
 
 import pytest
 from hypothesis import given
@@ -46,13 +46,13 @@ SPELLINGS = st.recursive(
 
 
 @given(st.lists(SPELLINGS, max_size=3))
-def test_a_type_is_the_same_in_both_spellings(columns: list[tuple[str, str]]) -> None:
+def test_a_type_is_the_same_in_arrow_and_ddl_spelling(columns: list[tuple[str, str]]) -> None:
     read = parse_ddl(", ".join(f"`{number} of``them` {spark}" for number, (_, spark) in enumerate(columns)))
     assert [name for name, _ in read] == [f"{number} of`them" for number in range(len(columns))]
     assert [arrow_type(kind) for _, kind in read] == [arrow_type(parse_type(arrow)) for arrow, _ in columns]
 
 
-def test_a_tree_names_what_is_inside() -> None:
+def test_a_parsed_type_contains_the_names_of_nested_fields() -> None:
     rows = ColumnType(
         "struct", (ColumnType("int64"), ColumnType("list", (ColumnType("timestamp[us, tz=UTC]"),))), ("a b", "c")
     )
@@ -61,7 +61,7 @@ def test_a_tree_names_what_is_inside() -> None:
     )
 
 
-def test_a_channel_may_have_types_that_no_table_has() -> None:
+def test_a_channel_may_have_types_that_tables_cannot() -> None:
     assert parse_ddl("e struct<>, n interval day to second, v void") == (
         ("e", ColumnType("struct")),
         ("n", ColumnType("interval day to second")),
@@ -73,6 +73,6 @@ def test_a_channel_may_have_types_that_no_table_has() -> None:
 
 
 @pytest.mark.parametrize("ddl", ["`a` array<int", "`a` " + "array<" * 100_000, "`a` map<int>", "`a` int `b` int", "`a"])
-def test_what_is_no_ddl_is_refused(ddl: str) -> None:
+def test_invalid_ddl_is_refused(ddl: str) -> None:
     with pytest.raises(ValueError, match=r"expected|types"):
         parse_ddl(ddl)

@@ -1,4 +1,4 @@
-"""Commits under any behaviour of writers and storage: no gap, no commit lost or done twice, no zombie."""
+"""Commits with any behaviour of writers and storage: no version is missing, lost or doubled, and no zombie commits."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ def test_a_commit_is_one_request(any_store: ObjectStore) -> None:
     assert versions(store) == [manifest(1), manifest(2)]
 
 
-def test_what_nobody_could_read_is_not_committed(any_store: ObjectStore) -> None:
+def test_a_manifest_that_could_not_be_read_is_not_committed(any_store: ObjectStore) -> None:
     commit(any_store, manifest(1))
     broken = replace(manifest(2), table=replace(TABLE, partitions=2.0))
     with pytest.raises(ValueError, match="could not be read again"):
@@ -68,14 +68,14 @@ def test_what_nobody_could_read_is_not_committed(any_store: ObjectStore) -> None
     assert versions(any_store) == [manifest(1), manifest(2)]
 
 
-def test_the_first_commit_of_a_process_also_looks_whether_its_number_was_collected(any_store: ObjectStore) -> None:
+def test_the_first_commit_of_a_process_also_checks_whether_its_number_was_collected(any_store: ObjectStore) -> None:
     commit(any_store, manifest(1))
     store = CountingStore(any_store)
     commit(store, manifest(2))
     assert store.counts == {"put_if_absent": 1, "list": 1, "get_range": 1}
 
 
-def test_a_version_that_is_taken_is_a_conflict(any_store: ObjectStore) -> None:
+def test_an_existing_version_is_a_conflict(any_store: ObjectStore) -> None:
     commit(any_store, manifest(1, writer="first"))
     with pytest.raises(CommitConflict, match="v1 was committed first by host:first with epoch 1") as caught:
         commit(any_store, manifest(1, writer="second"))
@@ -84,7 +84,7 @@ def test_a_version_that_is_taken_is_a_conflict(any_store: ObjectStore) -> None:
     assert versions(any_store) == [manifest(1, writer="first")]
 
 
-def test_a_version_that_was_taken_and_deleted_is_a_conflict() -> None:
+def test_a_version_that_existed_and_was_deleted_is_a_conflict() -> None:
     class Deleted(MemoryStore):
         """A store in which the app is deleted between the refused create and the read-back."""
 
@@ -118,13 +118,13 @@ def test_a_zombie_cannot_build_on_its_successor_s_head() -> None:
         successor(head, kind="compaction", epoch=1, writer="old", by="", now_ms=9)
 
 
-def test_a_commit_that_is_repeated_is_one_commit(any_store: ObjectStore) -> None:
+def test_a_repeated_commit_is_one_commit(any_store: ObjectStore) -> None:
     commit(any_store, manifest(1))
     commit(any_store, manifest(1))
     assert versions(any_store) == [manifest(1)]
 
 
-def test_a_writer_that_committed_something_else_under_this_version_is_told() -> None:
+def test_a_writer_that_commits_a_version_again_with_other_content_is_refused() -> None:
     store = MemoryStore()
     commit(store, manifest(1))
     with pytest.raises(CommitConflict, match="by this writer itself, with other content"):
@@ -132,7 +132,7 @@ def test_a_writer_that_committed_something_else_under_this_version_is_told() -> 
 
 
 @pytest.mark.parametrize("wrong", [manifest(0), manifest(-1), manifest(1, epoch=0)])
-def test_versions_and_epochs_count_from_one(wrong: Manifest) -> None:
+def test_versions_and_epochs_start_at_one(wrong: Manifest) -> None:
     with pytest.raises(ValueError, match="count from 1"):
         commit(MemoryStore(), wrong)
 
@@ -161,7 +161,7 @@ def test_of_eight_threads_that_commit_one_version_exactly_one_wins(any_store: Ob
     )
 
 
-def test_a_successor_carries_state_and_offsets_but_not_what_its_head_did() -> None:
+def test_a_successor_keeps_state_and_offsets_but_not_what_its_head_did() -> None:
     head = replace(
         manifest(7, epoch=3),
         inputs={"t": Input("t", (5, 6), rows=11)},
@@ -187,11 +187,11 @@ def test_a_successor_carries_state_and_offsets_but_not_what_its_head_did() -> No
     )
 
 
-def test_time_goes_on_when_the_clock_does_not() -> None:
+def test_commit_times_increase_even_if_the_clock_does_not() -> None:
     assert following(manifest(1, time_ms=1000), now_ms=400).time_ms == 1001
 
 
-def test_the_first_claim_of_a_stage_begins_with_what_its_claimer_says() -> None:
+def test_the_first_claim_of_a_stage_has_the_inputs_and_table_of_the_claimer() -> None:
     def build(draft: Manifest) -> Manifest:
         assert (draft.version, draft.epoch, draft.inputs, draft.table) == (1, 1, {}, None)
         return replace(draft, inputs={"t": Input("t", (0,))}, table=TABLE)
@@ -204,7 +204,7 @@ def test_the_first_claim_of_a_stage_begins_with_what_its_claimer_says() -> None:
     assert versions(store) == [first]
 
 
-def test_a_later_claim_carries_everything_and_may_change_it() -> None:
+def test_a_later_claim_keeps_everything_and_may_change_it() -> None:
     store = MemoryStore()
     commit(store, replace(manifest(1), inputs={"t": Input("t", (3,), rows=3)}, ssts=(SST,), table=TABLE))
     second = claim(
@@ -221,7 +221,7 @@ def test_a_later_claim_carries_everything_and_may_change_it() -> None:
     assert second.outputs == {"c": Output("c", (0,), (0,))}
 
 
-def test_a_claim_that_is_refused_leaves_nothing() -> None:
+def test_a_refused_claim_leaves_nothing() -> None:
     def build(draft: Manifest) -> Manifest:
         raise Refused("the key changed")
 
@@ -231,7 +231,7 @@ def test_a_claim_that_is_refused_leaves_nothing() -> None:
     assert list(store.list("")) == []
 
 
-def test_a_claim_cannot_pose_as_another_version() -> None:
+def test_a_claim_cannot_change_its_version_and_identity() -> None:
     with pytest.raises(ValueError, match="not its identity"):
         claim(
             MemoryStore(),
@@ -245,12 +245,12 @@ def test_a_claim_cannot_pose_as_another_version() -> None:
 
 
 @pytest.mark.parametrize(("app", "stage"), [("../app", "stage"), ("app", ""), ("App", "stage")])
-def test_a_claim_needs_names_that_can_stand_in_a_key(app: str, stage: str) -> None:
+def test_a_claim_needs_valid_names(app: str, stage: str) -> None:
     with pytest.raises(Usage, match="is not usable"):
         claim(MemoryStore(), app, stage, writer="w", by="", now_ms=1)
 
 
-def test_claimers_that_race_all_get_an_epoch_of_their_own(any_store: ObjectStore) -> None:
+def test_each_of_several_concurrent_claims_gets_its_own_epoch(any_store: ObjectStore) -> None:
     barrier = Barrier(4)
 
     def race(name: str) -> Manifest:
@@ -263,7 +263,7 @@ def test_claimers_that_race_all_get_an_epoch_of_their_own(any_store: ObjectStore
     assert versions(any_store) == claims
 
 
-def test_a_claim_that_keeps_losing_gives_up() -> None:
+def test_a_claim_that_loses_repeatedly_gives_up() -> None:
     store = MemoryStore()
 
     def build(draft: Manifest) -> Manifest:
@@ -276,7 +276,7 @@ def test_a_claim_that_keeps_losing_gives_up() -> None:
 
 @dataclass
 class Writer:
-    """A runner as storage sees it: it claims, commits on its own last commit, and stops when fenced."""
+    """A runner as seen by the store: it claims, commits on top of its own last commit, and stops when it is fenced."""
 
     name: str
     head: Manifest | None = None
@@ -299,7 +299,7 @@ class Writer:
 
 
 def check_laws(store: ObjectStore, *writers: Writer) -> None:
-    """Check the laws of every stage's history, and that it equals what the writers were told."""
+    """Check the laws of every stage's history, and that it has exactly the commits that the writers saw succeed."""
     found = versions(store)
     assert [each.version for each in found] == list(range(1, len(found) + 1))
     for before, after in pairwise(found):
@@ -323,7 +323,7 @@ def test_two_writers_in_any_order_leave_one_history(steps: list[tuple[int, str]]
 
 
 def settled(store: FaultyStore, wanted: Manifest) -> bool:
-    """Commit as a runner does: repeat the same manifest until storage gives a definite answer."""
+    """Commit as a runner does: repeat the same manifest until the store answers definitely."""
     while True:
         try:
             commit(store, wanted)
@@ -336,7 +336,7 @@ def settled(store: FaultyStore, wanted: Manifest) -> bool:
 
 @scaled(100, in_ci=1000)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 1), min_size=1, max_size=20))
-def test_lost_answers_neither_lose_nor_double_a_commit(seed: int, turns: list[int]) -> None:
+def test_lost_answers_neither_lose_nor_duplicate_a_commit(seed: int, turns: list[int]) -> None:
     inner = MemoryStore()
     store = FaultyStore(inner, seed, refused=0.2, lost=0.2, late=0.2, echoed=0.2)
     acknowledged: list[Manifest] = []
@@ -358,7 +358,7 @@ def test_lost_answers_neither_lose_nor_double_a_commit(seed: int, turns: list[in
 
 @scaled(200)
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=20))
-def test_writers_that_restart_whenever_storage_fails_leave_one_history(
+def test_writers_that_restart_after_each_store_failure_leave_one_history(
     seed: int, steps: list[tuple[int, bool]]
 ) -> None:
     inner = MemoryStore()
@@ -379,7 +379,7 @@ def test_writers_that_restart_whenever_storage_fails_leave_one_history(
     assert all(each in found for writer in writers for each in writer.acknowledged)
 
 
-def test_faults_come_from_the_seed() -> None:
+def test_faults_depend_only_on_the_seed() -> None:
     def faults(seed: int) -> list[str]:
         store = FaultyStore(MemoryStore(), seed, slow=0.5, sleep=lambda _: None)
         seen = []
@@ -396,7 +396,7 @@ def test_faults_come_from_the_seed() -> None:
     assert faults(5) != faults(6)
 
 
-def test_a_slow_request_waits_as_long_as_it_is_told_to() -> None:
+def test_a_slow_request_takes_as_long_as_set() -> None:
     waited: list[float] = []
     store = FaultyStore(MemoryStore(), 1, slow=1, slow_s=2.5, refused=0, lost=0, late=0, echoed=0, sleep=waited.append)
     store.put("a", b"")

@@ -1,4 +1,4 @@
-"""Message to a writer whose stage another writer has taken: the other's name, and the next step."""
+"""The error of a writer whose stage another writer has taken: it names the other and the next step."""
 
 from typing import Literal
 
@@ -28,7 +28,7 @@ def next_of(head: Manifest) -> Manifest:
         ("retire", "retired", "remove it from the program; a program that has it again continues where it stopped"),
     ],
 )
-def test_a_fenced_writer_hears_what_was_done_by_whom_and_what_to_do(
+def test_the_error_of_a_fenced_writer_says_what_was_done_by_whom_and_what_to_do(
     kind: Literal["claim", "rescale", "retire"], done: str, hint: str
 ) -> None:
     store = MemoryStore()
@@ -42,7 +42,7 @@ def test_a_fenced_writer_hears_what_was_done_by_whom_and_what_to_do(
     assert (caught.value.version, caught.value.hint) == (2, f"nothing committed is lost; {hint}")
 
 
-def test_a_writer_without_a_name_is_named_by_its_id() -> None:
+def test_a_writer_without_a_name_is_shown_by_its_id() -> None:
     store = MemoryStore()
     mine = claimed(store)
     claimed(store)
@@ -50,7 +50,7 @@ def test_a_writer_without_a_name_is_named_by_its_id() -> None:
         commit(store, next_of(mine))
 
 
-def test_a_writer_whose_app_was_removed_hears_that_its_version_is_gone() -> None:
+def test_a_writer_whose_app_was_removed_is_told_that_its_version_no_longer_exists() -> None:
     store = MemoryStore()
     mine = claimed(store)
     check_version_exists(store, mine, 1)
@@ -64,7 +64,7 @@ def test_a_writer_whose_app_was_removed_hears_that_its_version_is_gone() -> None
     assert caught.value.hint == "`slackwater status app` shows if the app still exists"
 
 
-def test_nothing_but_a_claim_follows_on_the_version_that_retires_a_stage() -> None:
+def test_only_a_claim_can_follow_the_version_that_retires_a_stage() -> None:
     store = MemoryStore()
     claimed(store)
     retired = claimed(store, kind="retire")
@@ -76,7 +76,7 @@ def test_nothing_but_a_claim_follows_on_the_version_that_retires_a_stage() -> No
     assert not claimed(store).retired
 
 
-def test_what_is_refused_of_a_retired_stage_says_how_it_comes_back() -> None:
+def test_the_error_for_a_retired_stage_says_how_to_bring_it_back() -> None:
     store = MemoryStore()
     claimed(store)
     refused = retired_error(claimed(store, kind="retire"))

@@ -1,4 +1,4 @@
-"""The index of objects that replaced those with forgotten keys, and its caches."""
+"""The index of objects that replace those with forgotten keys, and its caches."""
 
 import pytest
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ def head(store: MemoryStore) -> Manifest:
     return claim(store, "app", "stage", writer="w", by="host:1", now_ms=1, build=with_ssts)
 
 
-def test_a_version_is_read_with_what_took_the_place_of_its_ssts(store: MemoryStore, head: Manifest) -> None:
+def test_a_version_is_read_with_the_replacements_of_its_ssts(store: MemoryStore, head: Manifest) -> None:
     assert history.read(store, "app", "stage", 1).ssts == head.ssts
     changed(store, A=NEW, D=replace(OTHER, object=NEWER.object))
     found = history.read(store, "app", "stage", 1).ssts
@@ -53,7 +53,7 @@ def test_a_version_is_read_with_what_took_the_place_of_its_ssts(store: MemorySto
     assert forgotten.newest(store, "app").current_keys([OLD.object, OTHER.object, "x"]) == (NEWER.object, "x")
 
 
-def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
+def test_no_entry_leads_to_an_object_that_is_itself_replaced(store: MemoryStore) -> None:
     changed(store, A=NEW)
     made = changed(store, B=NEWER)
     assert made.ssts == {OLD.object: NEWER, NEW.object: NEWER}
@@ -65,7 +65,7 @@ def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
     assert (second.records["a"].key, second.records["a"].gone, second.snapshots) == (None, (1, 2, 1), {"s": 7})
 
 
-def test_who_reads_a_manifest_that_knows_more_reads_the_index_and_others_ask_once(
+def test_a_manifest_written_after_a_forgetting_makes_readers_read_the_index_which_others_read_once(
     store: MemoryStore, head: Manifest
 ) -> None:
     other = CountingStore(store)
@@ -80,7 +80,7 @@ def test_who_reads_a_manifest_that_knows_more_reads_the_index_and_others_ask_onc
     assert history.read(other, "app", "stage", 1).ssts[0] == NEW
 
 
-def test_an_index_that_is_damaged_is_an_error_and_one_that_lost_a_race_is_made_anew(store: MemoryStore) -> None:
+def test_a_damaged_index_is_an_error_and_a_change_that_lost_a_race_is_computed_again(store: MemoryStore) -> None:
     changed(store, A=NEW)
     raced = False
 
@@ -100,7 +100,7 @@ def test_an_index_that_is_damaged_is_an_error_and_one_that_lost_a_race_is_made_a
         forgotten.newest(CountingStore(store), "app")
 
 
-def test_the_note_of_the_first_stays_until_it_is_taken_away(store: MemoryStore) -> None:
+def test_the_first_journal_stays_until_it_is_deleted(store: MemoryStore) -> None:
     assert forgotten.find_journal(store, "app") is None
     note = ForgetJournal(ULIDS[0], "app", "ada@host", 1, "00", "ab")
     assert forgotten.begin_journal(store, "app", note) == note

@@ -1,4 +1,4 @@
-"""Finding versions, and its cost in requests."""
+"""How versions are found, and how many requests that costs."""
 
 from bisect import bisect_right
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_of_30000_versions_the_head_takes_few_requests(long_history: MemoryStore
 
 @pytest.mark.parametrize("first", [1, 2, 700])
 @pytest.mark.parametrize("versions", [1, 2, 3, 7, 8, 1500])
-def test_a_folder_of_versions_is_searched_too(tmp_path: Path, first: int, versions: int) -> None:
+def test_versions_in_a_local_folder_are_searched_too(tmp_path: Path, first: int, versions: int) -> None:
     store = CountingStore(LocalStore(tmp_path))
     (tmp_path / keys.manifest("app", "stage", 1)).parent.mkdir(parents=True)
     for version in range(first, first + versions):
@@ -81,7 +81,7 @@ def test_a_folder_of_versions_is_searched_too(tmp_path: Path, first: int, versio
     assert history.first_version(store, "app", "stage") == first
 
 
-def test_with_the_head_known_it_takes_one_request() -> None:
+def test_finding_a_known_head_takes_one_request() -> None:
     store = store_of(50)
     head = history.head(store, "app", "stage")
     assert head is not None
@@ -90,31 +90,31 @@ def test_with_the_head_known_it_takes_one_request() -> None:
     assert store.counts == {"get_range": 1}
 
 
-def test_with_a_version_known_that_was_not_read_it_takes_two_requests() -> None:
+def test_if_an_unread_version_is_known_finding_the_head_takes_two_requests() -> None:
     store = store_of(50)
     assert history.head(store, "app", "stage", hint=50) == manifest(50)
     assert store.counts == {"get_range": 2}
 
 
-def test_with_the_version_before_known_it_takes_two_requests() -> None:
+def test_if_the_previous_version_is_known_finding_the_head_takes_two_requests() -> None:
     store = store_of(50)
     assert history.head(store, "app", "stage", hint=49) == manifest(50)
     assert store.counts == {"get_range": 2}
 
 
 @pytest.mark.parametrize("known", [1, 40, 45, 46, 47, 48, 49, 50])
-def test_any_known_version_leads_to_the_head(known: int) -> None:
+def test_the_head_is_found_from_any_known_version(known: int) -> None:
     store = store_of(50)
     assert history.head(store, "app", "stage", hint=known) == manifest(50)
     assert store.requests <= 6
 
 
-def test_a_known_version_of_an_app_that_was_made_anew_misleads_nobody() -> None:
+def test_a_known_version_of_an_app_that_was_recreated_does_no_harm() -> None:
     store = store_of(3)
     assert history.head(store, "app", "stage", hint=50) == manifest(3)
 
 
-def test_the_head_is_found_where_old_versions_were_collected() -> None:
+def test_the_head_is_found_although_old_versions_were_collected() -> None:
     store = MemoryStore()
     write(store, *(manifest(version) for version in range(4000, 8001)))
     assert history.head(store, "app", "stage") == manifest(8000)
@@ -123,7 +123,7 @@ def test_the_head_is_found_where_old_versions_were_collected() -> None:
     assert history.latest_at(store, "app", "stage", 39_999) is None
 
 
-def test_files_that_are_no_manifests_are_not_versions() -> None:
+def test_files_that_are_no_manifests_are_ignored() -> None:
     store = store_of(3)
     store.put("app/stages/stage/manifests/zz-notes.txt", b"")
     assert history.head(store, "app", "stage") == manifest(3)
@@ -135,33 +135,33 @@ def test_a_version_is_read_once() -> None:
     assert store.counts == {"get_range": 1}
 
 
-def test_a_missing_version_is_told_with_those_that_exist() -> None:
+def test_the_error_for_a_missing_version_names_the_existing_ones() -> None:
     store = store_of(42)
     with pytest.raises(NotFound) as caught:
         history.read(store, "app", "stage", 99)
     assert str(caught.value) == "no version of app/stage named 'v99'; there are v1 to v42"
 
 
-def test_a_missing_stage_is_told_with_the_nearest() -> None:
+def test_the_error_for_a_missing_stage_suggests_the_nearest() -> None:
     with pytest.raises(NotFound, match="no stage of app 'app' named 'stge'; the nearest: stage"):
         history.read(store_of(1), "app", "stge", 1)
 
 
-def test_a_missing_app_is_told_with_the_nearest() -> None:
+def test_the_error_for_a_missing_app_suggests_the_nearest() -> None:
     store = MemoryStore()
     create_app(store, AppInfo("flights", 1))
     with pytest.raises(NotFound, match="no app named 'flihgts'; the nearest: flights"):
         history.read(store, "flihgts", "routes", 1)
 
 
-def test_a_manifest_under_another_version_s_name_is_corruption() -> None:
+def test_a_manifest_under_the_name_of_another_version_is_corruption() -> None:
     store = MemoryStore()
     store.put(keys.manifest("app", "stage", 2), codec.encode(manifest(1)))
     with pytest.raises(Corruption, match="holds the manifest of app/stage v1; expected app/stage v2"):
         history.head(store, "app", "stage")
 
 
-def test_what_follows_is_read_forward_until_there_is_none() -> None:
+def test_later_versions_are_read_in_order_until_the_newest() -> None:
     store = store_of(5)
     assert list(history.iter_after(store, "app", "stage", 2)) == [manifest(3), manifest(4), manifest(5)]
     assert store.counts == {"get_range": 4}
@@ -169,7 +169,7 @@ def test_what_follows_is_read_forward_until_there_is_none() -> None:
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(-1, 301))
-def test_the_version_of_a_moment_is_the_newest_committed_by_then(times: set[int], time_ms: int) -> None:
+def test_the_version_at_a_time_is_the_newest_committed_by_then(times: set[int], time_ms: int) -> None:
     in_order = sorted(times)
     store = MemoryStore()
     write(store, *(manifest(number, time_ms=time) for number, time in enumerate(in_order, start=1)))
@@ -177,7 +177,7 @@ def test_the_version_of_a_moment_is_the_newest_committed_by_then(times: set[int]
     assert (found.version if found else 0) == bisect_right(in_order, time_ms)
 
 
-def test_a_moment_is_found_while_old_versions_are_collected() -> None:
+def test_the_version_at_a_time_is_found_while_old_versions_are_collected() -> None:
     class Collecting(MemoryStore):
         """A store that loses versions 1 to 9 after a reader has seen version 1."""
 
@@ -194,7 +194,7 @@ def test_a_moment_is_found_while_old_versions_are_collected() -> None:
         assert (found.version if found else None) == version
 
 
-def test_of_30000_versions_a_moment_takes_a_search_by_halves(long_history: MemoryStore) -> None:
+def test_the_version_at_a_time_is_found_by_binary_search_among_30000(long_history: MemoryStore) -> None:
     store = CountingStore(long_history)
     head = history.head(store, "app", "stage")
     assert head is not None
@@ -203,7 +203,7 @@ def test_of_30000_versions_a_moment_takes_a_search_by_halves(long_history: Memor
     assert store.requests - to_head <= to_head + 18
 
 
-def test_manifests_in_memory_are_bounded_in_bytes() -> None:
+def test_the_size_of_manifests_in_memory_is_bounded() -> None:
     store = CountingStore(MemoryStore())
     large = Input("topic", (10**18,) * 60_000)
     write(store, *(replace(manifest(version), inputs={"topic": large}) for version in range(1, 21)))
@@ -223,7 +223,7 @@ def test_stages_are_listed_in_order() -> None:
     assert history.list_stages(store, "nobody") == ()
 
 
-def test_the_manifests_of_two_stores_are_not_mixed_up() -> None:
+def test_the_manifests_of_two_stores_are_distinguished() -> None:
     one, other = MemoryStore(), MemoryStore()
     write(one, manifest(1, writer="one"))
     write(other, manifest(1, writer="other"))
@@ -232,7 +232,7 @@ def test_the_manifests_of_two_stores_are_not_mixed_up() -> None:
 
 
 @given(st.sets(st.integers(1, 20)), st.integers(21, 30), st.integers(0, 12))
-def test_numbers_of_versions_are_the_kept_ones_and_the_complete_history(kept: set[int], first: int, more: int) -> None:
+def test_version_numbers_are_the_kept_ones_and_the_complete_history(kept: set[int], first: int, more: int) -> None:
     numbers = history.VersionNumbers(tuple(sorted(kept)), range(first, first + more))
     expected = (*sorted(kept), *range(first, first + more))
     assert tuple(numbers) == expected
@@ -242,7 +242,7 @@ def test_numbers_of_versions_are_the_kept_ones_and_the_complete_history(kept: se
 
 
 @pytest.mark.parametrize("begins", [1, 7])
-def test_numbers_of_versions_need_no_listing_of_all(begins: int) -> None:
+def test_version_numbers_need_no_listing_of_all(begins: int) -> None:
     store = MemoryStore()
     for version in range(begins, 3_000):
         store.put(keys.manifest("app", "stage", version), b"")

@@ -1,4 +1,4 @@
-"""Kinds of versions: the store behaves as each declares about fencing, succession, and the log."""
+"""Kinds of versions: the store behaves as each kind declares about fencing, succession, and the log."""
 
 from typing import get_args
 
@@ -22,12 +22,12 @@ def committed(store: MemoryStore, kind: Traits, by: str) -> Manifest:
     return amend(store, ("app", "stage"), Amendment(kind.name), by=by, now_ms=2).manifest
 
 
-def test_every_name_of_a_kind_is_declared() -> None:
+def test_every_kind_of_version_is_declared() -> None:
     assert set(KINDS) == set(get_args(VersionKind))
 
 
 @pytest.mark.parametrize("kind", followers, ids=lambda kind: kind.name)
-def test_a_writer_commits_behind_a_version_unless_that_fences_it(kind: Traits) -> None:
+def test_a_writer_can_commit_after_a_version_unless_its_kind_fences(kind: Traits) -> None:
     store = MemoryStore()
     first = claim(store, "app", "stage", writer="w", by="host:w", now_ms=1)
     after = committed(store, kind, "somebody")
@@ -46,7 +46,7 @@ def test_a_writer_commits_behind_a_version_unless_that_fences_it(kind: Traits) -
 
 
 @every_kind
-def test_only_what_may_begin_a_stage_is_its_first_version(kind: Traits) -> None:
+def test_only_kinds_that_may_begin_a_stage_are_first_versions(kind: Traits) -> None:
     store = MemoryStore()
     if kind.may_begin:
         assert committed(store, kind, "somebody").version == 1
@@ -56,7 +56,7 @@ def test_only_what_may_begin_a_stage_is_its_first_version(kind: Traits) -> None:
 
 
 @every_kind
-def test_only_what_brings_a_stage_back_follows_its_retirement(kind: Traits) -> None:
+def test_only_kinds_that_bring_a_stage_back_follow_its_retirement(kind: Traits) -> None:
     store = MemoryStore()
     claim(store, "app", "stage", writer="w", by="host:w", now_ms=1)
     committed(store, KINDS["retire"], "somebody")
@@ -68,11 +68,11 @@ def test_only_what_brings_a_stage_back_follows_its_retirement(kind: Traits) -> N
 
 
 @every_kind
-def test_the_log_of_operations_knows_the_verbs_of_what_no_runner_commits(kind: Traits) -> None:
+def test_the_log_of_operations_has_verbs_for_each_kind_not_committed_by_runners(kind: Traits) -> None:
     assert set(kind.verbs) <= set(audit_log.VERBS)
     assert bool(kind.verbs) != kind.by_runner
 
 
 @every_kind
-def test_a_runner_goes_on_behind_what_comes_between_its_batches(kind: Traits) -> None:
+def test_kinds_that_may_occur_between_batches_do_not_fence(kind: Traits) -> None:
     assert not (kind.beside_batches and kind.fences)

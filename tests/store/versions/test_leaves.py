@@ -1,4 +1,4 @@
-"""SSTs in leaves: every change and fold gives the SSTs of a plain set, and reads only the needed leaves."""
+"""SSTs in leaves: every change and fold gives the SSTs of a plain set, and reads only the leaves that it needs."""
 
 import operator
 from itertools import count
@@ -37,7 +37,7 @@ def sst(number: int, low: int = 0, high: int = 31, seq: int = 1, level: int = 0)
 
 
 def stored_and_read(store: MemoryStore, ssts: Ssts, version: int = 1 << 20) -> Ssts:
-    """Return the SSTs as another process reads them."""
+    """Return the SSTs as another process would read them."""
     data = codec.encode(replace(manifest(version), table=TABLE, ssts=ssts))
     return bind_reader(store, codec.decode(data, Manifest, key="k")).ssts
 
@@ -47,7 +47,7 @@ TABLE = Table((Column("k", "int64"),), (Column("v", "int64"),), 4)
 
 @scaled(60, in_ci=2000)
 @given(st.data())
-def test_changes_and_folds_in_any_order_leave_the_ssts_of_a_plain_set(data: st.DataObject) -> None:
+def test_changes_and_folds_in_any_order_give_the_ssts_of_a_plain_set(data: st.DataObject) -> None:
     store, numbers = MemoryStore(), count(1)
     ssts, expected = Ssts(), set[Sst]()
     written: list[Fold] = []
@@ -111,7 +111,7 @@ def many(store: CountingStore | MemoryStore, entries: int = 4096) -> Ssts:
     return apply_fold(ssts, write_fold(store, "app", "stage", plan_fold(ssts, SMALL, 256)))
 
 
-def test_one_key_opens_one_leaf_and_a_table_all_of_them_once() -> None:
+def test_a_look_up_reads_one_leaf_and_a_whole_table_each_leaf_once() -> None:
     memory = MemoryStore()
     ssts = many(memory)
     assert len(ssts.leaves) == 16
@@ -158,7 +158,7 @@ def test_a_missing_or_damaged_leaf_is_named_with_what_it_affects(tmp_path: Path)
     assert ssts.within(12345, 12345)
 
 
-def test_a_leaf_that_another_object_took_the_place_of_is_refused(tmp_path: Path) -> None:
+def test_a_leaf_replaced_by_another_object_is_refused(tmp_path: Path) -> None:
     ssts = stored_and_read(LocalStore(tmp_path), many(LocalStore(tmp_path)))
     first, second, *_ = ssts.leaves
     (tmp_path / first.object).write_bytes((tmp_path / second.object).read_bytes())
@@ -166,7 +166,7 @@ def test_a_leaf_that_another_object_took_the_place_of_is_refused(tmp_path: Path)
         ssts.within(LOWEST, LOWEST)
 
 
-def test_of_two_folds_of_one_leaf_the_first_is_taken() -> None:
+def test_of_two_folds_of_a_leaf_only_the_first_is_applied() -> None:
     store = MemoryStore()
     ssts = many(store)
     changed = ssts.replaced(ssts.within(0, 0), [sst(5000 + n, level=1) for n in range(20)])
@@ -177,7 +177,7 @@ def test_of_two_folds_of_one_leaf_the_first_is_taken() -> None:
     assert {*taken} == {*changed}
 
 
-def test_of_two_first_folds_of_a_slot_the_first_is_taken() -> None:
+def test_of_two_first_folds_of_a_slot_only_the_first_is_applied() -> None:
     """A runner and a separate compactor both planned a fold when the table had no leaves yet."""
     store = MemoryStore()
     ssts = Ssts(sst(number, seq=number, level=1) for number in range(1, 20))
@@ -190,7 +190,7 @@ def test_of_two_first_folds_of_a_slot_the_first_is_taken() -> None:
     assert {*stored_and_read(store, taken)} == {*later}
 
 
-def test_ssts_of_a_leaf_under_another_root_are_named_by_their_roots(tmp_path: Path) -> None:
+def test_ssts_of_a_leaf_under_another_root_have_the_right_roots(tmp_path: Path) -> None:
     """Uses a clone under another root, and a clone of that clone under the first root."""
     here, there = LocalStore(tmp_path / "here", LocalStore), LocalStore(tmp_path / "there", LocalStore)
     own, first = sst(1, seq=1, level=1), replace(sst(2, seq=2, level=1), root=here.url)

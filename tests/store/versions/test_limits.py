@@ -1,4 +1,4 @@
-"""Limits of stored objects, checked on reading: the error names object, field and value."""
+"""Limits of stored objects are checked when they are read: the error names the object, the field and the value."""
 
 import json
 import shutil
@@ -181,9 +181,7 @@ def test_more_tombstones_than_rows_are_refused_with_the_field(small_store: Path,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(
-    small_store: Path, head: str, case: str
-) -> None:
+def test_an_impossible_manifest_is_refused_with_object_and_field(small_store: Path, head: str, case: str) -> None:
     place, value, said = CASES[case]
     hostile = sealed(with_value(json.loads((small_store / head).read_bytes()), place, value))
     with pytest.raises(Corruption) as error:
@@ -199,7 +197,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(
     "words", [("compact", "flights"), ("status", "flights"), ("query", "flights", "FROM aircraft")]
 )
 @pytest.mark.parametrize("case", ["a billion partitions", "no partitions", "a trigger of nothing", "rows of 2^62"])
-def test_every_verb_says_so_in_one_sentence_and_at_once(
+def test_every_verb_reports_an_impossible_manifest_in_one_sentence_and_at_once(
     root: Path, head: str, case: str, words: tuple[str, ...]
 ) -> None:
     place, value, said = CASES[case]
@@ -260,7 +258,7 @@ OTHERS: dict[str, tuple[str, tuple[str | int, ...], Any, Callable[[ObjectStore],
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_what_other_objects_say_is_checked_too(root: Path, case: str) -> None:
+def test_limits_of_other_objects_are_checked_too(root: Path, case: str) -> None:
     key, place, value, read, said = OTHERS[case]
     tamper(root, key, place, value)
     with pytest.raises(Corruption) as error:
@@ -282,7 +280,7 @@ def test_a_request_whose_id_is_no_ulid_and_a_boundary_out_of_order_are_refused(r
         horizon.newest(store, "flights")
 
 
-def test_an_object_larger_than_any_can_be_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_larger_than_the_limit_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     commit(store, plain(1))
     key = keys.manifest("app", "stage", 1)
@@ -297,7 +295,7 @@ def test_an_object_larger_than_any_can_be_is_not_read_into_memory(monkeypatch: p
     assert asked == [limits.MAX_OBJECT_BYTES + 1]
 
 
-def test_what_has_more_values_than_any_can_have_is_not_parsed() -> None:
+def test_an_object_with_more_values_than_the_limit_is_not_parsed() -> None:
     store = MemoryStore()
     key = keys.manifest("app", "stage", 1)
     store.put(key, sealed({"attempts": [0] * (limits.MAX_OBJECT_VALUES + 2)}))
@@ -305,7 +303,7 @@ def test_what_has_more_values_than_any_can_have_is_not_parsed() -> None:
         history.read_stored(store, "app", "stage", 1)
 
 
-def test_a_value_that_could_not_be_read_again_is_refused_in_one_sentence_and_not_stored() -> None:
+def test_a_value_that_could_not_be_read_back_is_refused_in_one_sentence_and_not_stored() -> None:
     store = MemoryStore()
     head = msgspec.structs.replace(plain(1), time_ms=253_402_300_799_999)
     commit(store, head)
@@ -318,7 +316,7 @@ def test_a_value_that_could_not_be_read_again_is_refused_in_one_sentence_and_not
 @pytest.mark.parametrize(
     "name", ["", "a\0", "a\n", "\x9b31m", "_hash", "_SEQ", "_expires_at", "file_row_number", "x" * 1025]
 )
-def test_a_program_hears_of_a_column_at_once_that_a_store_would_refuse(name: str) -> None:
+def test_a_column_that_a_store_would_refuse_is_refused_in_the_program(name: str) -> None:
     with pytest.raises(Usage, match="stage 's'"):
         check_columns("stage 's'", [name])
     head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1))
@@ -326,13 +324,13 @@ def test_a_program_hears_of_a_column_at_once_that_a_store_would_refuse(name: str
         codec.encode(head)
 
 
-def test_columns_that_differ_in_capitals_alone_are_refused_by_both() -> None:
+def test_columns_that_differ_only_in_case_are_refused_in_programs_and_stores() -> None:
     with pytest.raises(Usage, match="columns 'delay' and 'Delay' differ only in case"):
         check_columns("stage 's'", ["delay", "Delay"])
 
 
 @pytest.mark.parametrize("name", ["_key", "_position"])
-def test_a_key_that_would_be_taken_for_one_of_parts_is_refused(name: str) -> None:
+def test_key_columns_that_resemble_those_of_list_elements_are_refused(name: str) -> None:
     with pytest.raises(Usage, match=f"stage 's': the last of several key columns is called '{name}'"):
         check_key("stage 's'", ["a", name])
     for key in ([name], [name, "a"], ["a", "_a"]):
@@ -340,13 +338,13 @@ def test_a_key_that_would_be_taken_for_one_of_parts_is_refused(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ['a"b', "a'b", "a`b", "Å", "a b", "select", "a;--", "名前", "x" * 1024])
-def test_any_other_name_of_a_column_is_fine_for_both(name: str) -> None:
+def test_any_other_column_name_is_accepted_in_programs_and_stores(name: str) -> None:
     check_columns("stage 's'", [name])
     head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1))
     assert codec.decode(codec.encode(head), Manifest, key="k") == head
 
 
-def test_all_that_a_program_may_choose_can_be_stored() -> None:
+def test_all_settings_of_a_program_can_be_stored() -> None:
     largest = Policy(
         "leveled",
         l0_trigger=limits.MAX_MERGE_RUNS,

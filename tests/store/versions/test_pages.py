@@ -1,4 +1,4 @@
-"""Pages name exactly the versions' objects, and searches by pages equal searches without them."""
+"""A page names exactly the objects of its versions, and searches with pages give the same results as without."""
 
 from collections.abc import Sequence
 from itertools import count, pairwise
@@ -51,7 +51,7 @@ def sst(number: int, version: int, root: str = "", app: str = "app") -> Sst:
 
 
 def random_history(data: st.DataObject, store: MemoryStore) -> list[Manifest]:
-    """Return versions after batches, merges, folds and rewinds in any order, as another process reads them."""
+    """Return the versions after random batches, merges, folds and rewinds, as another process would read them."""
     numbers, versions = count(1), list[Manifest]()
     ssts, side = Ssts(), Ssts()
     for version in range(1, data.draw(st.integers(1, 14), "versions") + 1):
@@ -89,7 +89,7 @@ def named_by(page: VersionPage, version: int) -> set[tuple[str, str]]:
 
 @scaled(60, in_ci=400)
 @given(st.data())
-def test_a_page_names_what_each_of_its_versions_names_in_the_folder_of_its_app(data: st.DataObject) -> None:
+def test_a_page_names_the_objects_of_each_of_its_versions_in_the_apps_folder(data: st.DataObject) -> None:
     store = MemoryStore()
     versions = random_history(data, store)
     places = data.draw(st.sets(st.sampled_from(range(len(versions))), min_size=1), "chosen")
@@ -105,7 +105,7 @@ def test_a_page_names_what_each_of_its_versions_names_in_the_folder_of_its_app(d
     assert concat_pages([build_page(map(parts_of, part)) for part in parts]) == whole
 
 
-def test_an_outline_has_what_searches_collection_and_time_lines_need() -> None:
+def test_an_outline_has_what_searches_collections_and_timelines_need() -> None:
     source = {"by-legs": Input("t", (5,), "legs", 7, rows=3), "users": Input("users", (9,), rows=4)}
     version = replace(
         manifest(8, epoch=2), kind="claim", inputs=source, program=Program("a.py", "0a" * 16), migration=4
@@ -119,7 +119,7 @@ def test_an_outline_has_what_searches_collection_and_time_lines_need() -> None:
 
 @scaled(60, in_ci=400)
 @given(st.data())
-def test_a_moment_is_found_with_any_pages(data: st.DataObject) -> None:
+def test_the_version_at_a_time_is_found_with_any_pages(data: st.DataObject) -> None:
     store, versions = MemoryStore(), data.draw(st.integers(1, 300), "versions")
     steps = data.draw(st.lists(st.integers(1, 9), min_size=versions, max_size=versions), "steps")
     times = [sum(steps[:number]) for number in range(1, versions + 1)]
@@ -144,7 +144,7 @@ def test_a_moment_is_found_with_any_pages(data: st.DataObject) -> None:
 
 @pytest.fixture(scope="module")
 def paged() -> MemoryStore:
-    """Return a hundred pages of a long history, as a runner leaves them, and 40 versions without a page."""
+    """Return a store with a hundred pages of a long history, as a runner writes them, and 40 versions without one."""
     store = MemoryStore()
     write(store, *(manifest(version) for version in range(1, 6_440 + 1)))
     for start in range(1, 6_400, 64):
@@ -155,12 +155,12 @@ def paged() -> MemoryStore:
     return store
 
 
-def test_pages_are_merged_so_that_few_are_left(paged: MemoryStore) -> None:
+def test_pages_are_merged_so_that_few_remain(paged: MemoryStore) -> None:
     sizes = [ref.last - ref.first + 1 for ref in list_pages(paged, "app", "stage")]
     assert sizes == [4_096, 512, 512, 512, 512, 64, 64, 64, 64]
 
 
-def test_a_moment_takes_three_rounds_of_requests(paged: MemoryStore) -> None:
+def test_finding_the_version_at_a_time_takes_three_rounds_of_requests(paged: MemoryStore) -> None:
     store = CountingStore(paged)
     assert history.latest_at(store, "app", "stage", 12_345) == manifest(1_234)
     # Listings of pages, boundaries and forgotten keys; the page beside a manifest that proves it; the version.
@@ -171,7 +171,7 @@ def test_a_moment_takes_three_rounds_of_requests(paged: MemoryStore) -> None:
 
 
 class LeafBesideVersion(CountingStore):
-    """Store that answers the request for a version only when its leaf is requested, too."""
+    """A store that answers the request for a version only once its leaf has been requested, too."""
 
     def __init__(self, inner: MemoryStore, version: str) -> None:
         super().__init__(inner)
@@ -185,7 +185,7 @@ class LeafBesideVersion(CountingStore):
         return super().get_range(key, start, length)
 
 
-def test_a_leaf_of_a_small_table_is_read_beside_the_version_of_a_time() -> None:
+def test_the_leaf_of_a_small_table_is_read_concurrently_with_the_version() -> None:
     store = MemoryStore()
     full = Ssts(sst(number, 1) for number in range(12))
     folded = apply_fold(full, write_fold(store, "app", "stage", plan_fold(full, SMALL, per_leaf=12)))
@@ -200,7 +200,7 @@ def test_a_leaf_of_a_small_table_is_read_beside_the_version_of_a_time() -> None:
     assert spent == dict(counting.counts) == {"list": 3, "get_range": 4}
 
 
-def test_a_page_whose_proof_is_gone_is_not_used(paged: MemoryStore) -> None:
+def test_a_page_without_any_remaining_manifest_is_not_used(paged: MemoryStore) -> None:
     pages = StagePages(paged, "app", "stage", check_at=lambda _ref: 0)
     assert StagePages(CountingStore(paged), "app", "stage").outline(1_234) is not None
     assert StagePages(CountingStore(paged), "app", "stage", pages.check_at).outline(1_234) is None

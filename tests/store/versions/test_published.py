@@ -18,7 +18,7 @@ def at(version: int) -> PublishedPosition:
 
 
 @given(st.lists(st.integers(3, 9), max_size=8), st.data())
-def test_the_place_is_the_newest_that_anybody_noted(versions: list[int], data: st.DataObject) -> None:
+def test_the_published_position_is_the_newest_that_anyone_wrote(versions: list[int], data: st.DataObject) -> None:
     store, known = MemoryStore(), dict[str, PublishedPosition]()
     for version in versions:
         # Publishers know the places that they noted themselves; one of them may have slept for long.
@@ -33,7 +33,7 @@ def test_the_place_is_the_newest_that_anybody_noted(versions: list[int], data: s
     assert published.unpublished_rows(HEAD.sinks["alerts"], newest) == 70 - (newest.rows if newest else 0)
 
 
-def test_what_an_earlier_sink_of_the_name_left_counts_for_nothing() -> None:
+def test_positions_of_an_earlier_sink_of_the_same_name_are_ignored() -> None:
     store = MemoryStore()
     published.write_position(store, HEAD, "alerts", at(2), None)
     assert published.newest(store, HEAD, "alerts") is None

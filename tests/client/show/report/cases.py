@@ -1,4 +1,4 @@
-"""A real verdict with its evidence for tests of reports, and a parser of reports."""
+"""A real verdict with its evidence for tests of reports, and a parser for reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -54,12 +54,12 @@ def real_case(cache: SstCache) -> ReportInput:
 def with_values(
     case: ReportInput, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]
 ) -> ReportInput:
-    """Return the case with other values wherever a report shows some.
+    """Return the case with these values wherever a report shows data.
 
     Args:
-        case: any.
-        texts: five, for a key, a row before and after, and two literals in the predicate.
-        numbers: two that differ, for the row before and after.
+        case: the case.
+        texts: five texts, for a key, a row before and after, and two literals in the predicate.
+        numbers: two different numbers, for the row before and after.
         data: three, for a record's key, header and value.
     """
     key, before, after, literal, comment = texts
@@ -94,7 +94,7 @@ def reports(case: ReportInput, *, show: bool = False) -> tuple[str, str]:
 
 
 def rendered(text: str) -> str:
-    """Return Markdown as a browser gets it, as HTML with embedded markup."""
+    """Return Markdown as a browser renders it: HTML with embedded markup."""
     return str(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
 
 

@@ -13,7 +13,7 @@ from tests.client.show.report.cases import real_case
 
 @pytest.fixture(scope="package")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], ReportInput]]:
-    """Return a function that returns the case, because hypothesis prints arguments of tests."""
+    """Return a function that returns the case; a fixture with the case itself would be printed by hypothesis."""
     with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as kept:
         yield cache(lambda: real_case(kept))
 

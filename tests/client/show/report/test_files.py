@@ -26,7 +26,7 @@ def app(written: FlightsApp, tmp_path: Path) -> FlightsApp:
     return copied(written, open_store(str(tmp_path / "store")))
 
 
-def test_both_files_tell_the_verdict_and_no_value(tmp_path: Path) -> None:
+def test_both_files_have_the_verdict_and_no_value(tmp_path: Path) -> None:
     result = slackwater(*SEARCH, "--report", "out.html", "--md", "out.md")
     assert result.exit_code == 0, result.output
     assert "the report is in out.html" in result.stderr
@@ -40,7 +40,7 @@ def test_both_files_tell_the_verdict_and_no_value(tmp_path: Path) -> None:
     assert not [*tmp_path.glob(".*.tmp")]
 
 
-def test_values_are_shown_when_asked_for(tmp_path: Path) -> None:
+def test_values_are_shown_on_request(tmp_path: Path) -> None:
     assert slackwater(*SEARCH, "--md", "out.md", "--show-values").exit_code == 0
     text = (tmp_path / "out.md").read_text()
     assert f"`{BROKEN.carrier}`" in text
@@ -48,7 +48,7 @@ def test_values_are_shown_when_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "out.html").exists()
 
 
-def test_the_answer_for_machines_is_the_same_with_a_report(tmp_path: Path) -> None:
+def test_the_json_is_the_same_with_and_without_a_report(tmp_path: Path) -> None:
     with_report, without = from_json(*SEARCH, "--report", "out.html"), from_json(*SEARCH)
     for answer in (with_report, without):
         del answer["steps"]  # these say how long each took
@@ -65,14 +65,14 @@ def test_the_answer_for_machines_is_the_same_with_a_report(tmp_path: Path) -> No
         (["--show-values"], 2, "add --report FILE or --md FILE"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_the_search(given: list[str], code: int, why: str) -> None:
+def test_an_unwritable_report_is_refused_before_the_search(given: list[str], code: int, why: str) -> None:
     result = slackwater(*SEARCH, *given)
     assert (result.exit_code, result.stdout) == (code, "")
     assert why in result.stderr
     assert "good" not in result.stderr
 
 
-def test_a_file_that_cannot_take_its_place_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_report_that_cannot_replace_its_target_leaves_the_target_unchanged(tmp_path: Path) -> None:
     (tmp_path / "out.html").mkdir()
     result = slackwater(*SEARCH, "--report", "out.html")
     assert result.exit_code == 1

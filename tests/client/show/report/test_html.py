@@ -1,4 +1,4 @@
-"""The HTML report: its content, and that it loads and runs nothing."""
+"""The HTML report: its content, and that it loads and executes nothing."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def parsed(case: ReportInput) -> Parsed:
     return Parsed.of(reports(case)[0])
 
 
-def test_the_sentence_at_the_top_names_the_commit_the_record_and_the_key(case: ReportInput, parsed: Parsed) -> None:
+def test_the_headline_names_the_commit_the_record_and_the_key(case: ReportInput, parsed: Parsed) -> None:
     (sentence,) = parsed.texts["h1"]
     assert sentence == (
         f"{case.verdict.bad_ref} is the first bad commit of flights, and flights[1]@424 the record behind it: "
@@ -46,7 +46,7 @@ def test_every_part_has_its_heading(parsed: Parsed) -> None:
     ]
 
 
-def test_nothing_is_loaded_and_nothing_runs(parsed: Parsed) -> None:
+def test_the_report_loads_and_executes_nothing(parsed: Parsed) -> None:
     tags = {tag for tag, _ in parsed.tags if not tag.startswith("/")}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "form", "a", "base", "foreignobject"}
     attributes = {name for _, attributes in parsed.tags for name, _ in attributes}
@@ -62,7 +62,7 @@ def test_nothing_is_loaded_and_nothing_runs(parsed: Parsed) -> None:
     assert "@media print" in css
 
 
-def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: ReportInput, parsed: Parsed) -> None:
+def test_every_step_of_the_search_is_listed_with_its_answer(case: ReportInput, parsed: Parsed) -> None:
     for step in case.verdict.steps:
         assert step.ref in parsed.texts["code"]
     said = [text for text in parsed.texts["span"] if text in ("good", "bad")]
@@ -70,7 +70,7 @@ def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: ReportInput,
     assert len(said) == len(case.verdict.steps)
 
 
-def test_the_commands_can_be_typed(case: ReportInput) -> None:
+def test_the_commands_in_the_report_can_be_typed(case: ReportInput) -> None:
     stages = case.verdict.bad.stages
     ran = structs.replace(stages["aircraft"], program=Program("/home/ada/flights.py", "0" * 32))
     bad_moment = replace(case.verdict.bad, stages={**stages, "aircraft": ran})
@@ -88,7 +88,7 @@ def test_the_commands_can_be_typed(case: ReportInput) -> None:
     ]
 
 
-def test_snapshots_say_whether_they_hold_the_bad_version(parsed: Parsed) -> None:
+def test_each_snapshot_is_marked_as_holding_the_bad_version_or_older(parsed: Parsed) -> None:
     rows = [row for row in parsed.texts["tr"] if row.startswith("flights@")]
     assert [(row.startswith("flights@before"), row.endswith("from before it")) for row in rows] == [
         (True, True),
@@ -97,7 +97,7 @@ def test_snapshots_say_whether_they_hold_the_bad_version(parsed: Parsed) -> None
     assert rows[1].endswith("holds the bad version")
 
 
-def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: ReportInput) -> None:
+def test_an_unknown_record_is_explained_and_the_read_offsets_are_listed(case: ReportInput) -> None:
     assert case.guilty is not None
     windows = case.verdict.lineage.direct
     why = "a replay of legs@v21 does not send what it sent then. Has the code changed?"
@@ -109,7 +109,7 @@ def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: Repor
     assert any(text.startswith("Nothing was replayed") for text in parsed.texts["p"])
 
 
-def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: ReportInput) -> None:
+def test_a_verdict_with_several_candidate_commits_names_them_and_the_reason(case: ReportInput) -> None:
     verdict = case.verdict
     steps = (*verdict.steps[:-1], replace(verdict.steps[-1], answer="skip", why="no column named 'x': there is y"))
     unsure = replace(
@@ -125,7 +125,7 @@ def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Rep
     assert [text for text in parsed.texts["span"] if text == "skip"] == ["skip"]
 
 
-def test_a_program_that_decided_is_not_asked_again_nor_shown(case: ReportInput) -> None:
+def test_a_command_predicate_is_neither_shown_nor_run_again(case: ReportInput) -> None:
     command = "check.sh --account alice"
     decided = replace(case, verdict=replace(case.verdict, predicate=CommandPredicate(command), keys=None))
     text = reports(replace(decided, evidence=replace(case.evidence, wrong_row_counts={})))[0]
@@ -136,12 +136,12 @@ def test_a_program_that_decided_is_not_asked_again_nor_shown(case: ReportInput) 
     assert "polyline" not in parsed.texts
 
 
-def test_no_later_stage_is_told_as_such(case: ReportInput) -> None:
+def test_a_report_says_so_if_no_later_stage_is_affected(case: ReportInput) -> None:
     text = Parsed.of(reports(replace(case, evidence=replace(case.evidence, affected_stages=())))[0]).texts["p"]
     assert "No stage had consumed it when this was written." in text
 
 
-def test_the_picture_has_the_turn_between_good_and_bad(case: ReportInput) -> None:
+def test_the_picture_shows_the_change_from_good_to_bad(case: ReportInput) -> None:
     picture = search_picture(case.verdict, case.evidence)
     assert {probe.answer for probe in picture.probes if probe.distance < 0} == {"good"}
     assert {probe.answer for probe in picture.probes if probe.distance >= 0} == {"bad"}
@@ -159,7 +159,7 @@ def places(least: int, most: int) -> st.SearchStrategy[list[int]]:
 
 
 @given(places(-100_000, -1), places(0, 100_000), st.integers(0, 10**9))
-def test_any_search_is_drawn_within_its_picture_in_the_order_of_the_line(
+def test_any_search_is_drawn_inside_its_picture_in_order(
     before: Sequence[int], after: Sequence[int], rows: int
 ) -> None:
     probes = [*(Point(at, "good", "good") for at in before), *(Point(at, "bad", "bad") for at in after)]

@@ -54,7 +54,7 @@ def in_words(data: bytes) -> str:
 
 @few
 @given(values)
-def test_values_that_are_shown_are_text_in_the_same_elements_whatever_they_hold(
+def test_shown_values_are_escaped_text_in_the_same_elements_whatever_they_contain(
     case_of: Callable[[], ReportInput], given: Values
 ) -> None:
     case = case_of()
@@ -74,7 +74,7 @@ def test_values_that_are_shown_are_text_in_the_same_elements_whatever_they_hold(
 
 @few
 @given(values, st.integers(1, 50))
-def test_a_report_without_values_is_the_same_for_all_values_of_the_same_shapes(
+def test_a_report_without_values_depends_only_on_types_and_lengths(
     case_of: Callable[[], ReportInput], given: Values, step: int
 ) -> None:
     case, (texts, numbers, data) = case_of(), given
@@ -87,7 +87,7 @@ def test_a_report_without_values_is_the_same_for_all_values_of_the_same_shapes(
     assert reports(one) == reports(other)
 
 
-def test_what_a_report_hides_is_nowhere_in_it(case: ReportInput) -> None:
+def test_a_hidden_value_appears_nowhere_in_the_report(case: ReportInput) -> None:
     secrets = ["alice@example.com", "one secret", "other secret", "literal secret", "secret in a comment"]
     hidden = with_values(case, secrets, (4_711_000_001, 4_711_000_002), [b"key-42", b"header-42", b"value-42"])
     for text in reports(hidden):
@@ -112,7 +112,7 @@ def test_what_a_report_hides_is_nowhere_in_it(case: ReportInput) -> None:
         ({"a": 1}, f"{{{HIDDEN_TEXT}}} (1 field)"),
     ],
 )
-def test_a_hidden_value_leaves_its_type_and_length(value: object, shape: str) -> None:
+def test_a_hidden_value_is_replaced_by_its_type_and_length(value: object, shape: str) -> None:
     assert Mask(show=False).value(value).text == shape
 
 
@@ -132,12 +132,12 @@ def test_a_hidden_value_leaves_its_type_and_length(value: object, shape: str) ->
         ("FROM t WHERE at > DATE '2013-01-01'", f"FROM t WHERE at > DATE {HIDDEN_TEXT}"),
     ],
 )
-def test_literals_and_comments_of_sql_are_values(sql: str, hidden: str) -> None:
+def test_literals_and_comments_of_sql_are_hidden_as_values(sql: str, hidden: str) -> None:
     assert Mask(show=False).sql(sql) == hidden
     assert Mask(show=True).sql(sql) == sql
 
 
-def test_why_a_replay_failed_is_told_without_what_the_users_program_said() -> None:
+def test_the_reason_of_a_failed_replay_hides_the_users_error_message() -> None:
     reason = "stage 'legs' does not run: ledger.py:12: KeyError: 'alice'"
     assert Mask(show=False).reason(reason) == f"stage 'legs' does not run: {HIDDEN_TEXT}"
     assert Mask(show=True).reason(reason) == reason
@@ -163,7 +163,7 @@ def test_why_a_replay_failed_is_told_without_what_the_users_program_said() -> No
         ),
     ],
 )
-def test_what_shows_a_cause_is_hidden_too(case: ReportInput, cause: Cause) -> None:
+def test_values_in_the_evidence_of_a_cause_are_hidden_too(case: ReportInput, cause: Cause) -> None:
     told = replace(case, explanation=TracedCause(cause))
     hidden, shown = reports(told), reports(told, show=True)
     assert all("alice" in text for text in shown)

@@ -1,4 +1,4 @@
-"""Rearranged records of a batch: all are kept, and guaranteed orders hold."""
+"""Rearrangements of a batch's records: no record is lost, and guaranteed orders are kept."""
 
 import numpy as np
 from hypothesis import example, given
@@ -29,7 +29,7 @@ def inputs(draw: st.DrawFn) -> dict[str, RecordOrigins]:
 @given(inputs(), st.integers(0, 1 << 32))
 @example({"topic": RecordOrigins(np.arange(3), np.zeros(3, np.int64))}, 3)
 @example({"topic": RecordOrigins(np.arange(2), np.zeros(2, np.int64))}, 7)
-def test_batches_have_all_records_once_and_those_of_a_partition_in_their_order(
+def test_random_batches_have_each_record_once_and_keep_the_order_in_a_partition(
     came: dict[str, RecordOrigins], seed: int
 ) -> None:
     batches = random_batches(came, np.random.default_rng(seed))
@@ -39,7 +39,7 @@ def test_batches_have_all_records_once_and_those_of_a_partition_in_their_order(
 
 
 @given(inputs())
-def test_batches_of_whole_partitions_have_the_last_ones_first(came: dict[str, RecordOrigins]) -> None:
+def test_batches_of_whole_partitions_begin_with_the_last_partitions(came: dict[str, RecordOrigins]) -> None:
     batches = last_partitions_first(came)
     spans = [(name, partition) for name, each in came.items() for partition in np.unique(each.partitions).tolist()]
     assert len(batches) == min(len(spans), 3)
@@ -61,7 +61,7 @@ def assert_whole(came: dict[str, RecordOrigins], batches: tuple[BatchRows, ...])
 
 
 @given(inputs())
-def test_in_another_order_a_partition_keeps_its_records_and_a_channel_its_versions(
+def test_reversing_keeps_a_partitions_records_and_a_channels_versions_in_order(
     came: dict[str, RecordOrigins],
 ) -> None:
     other = reversed_order(came)
@@ -76,7 +76,7 @@ def test_in_another_order_a_partition_keeps_its_records_and_a_channel_its_versio
 
 
 @given(inputs())
-def test_any_two_records_of_which_no_order_is_promised_change_places(came: dict[str, RecordOrigins]) -> None:
+def test_reversing_swaps_any_two_records_without_a_guaranteed_order(came: dict[str, RecordOrigins]) -> None:
     other = reversed_order(came)
     for name, each in came.items():
         place = np.argsort(other[name])

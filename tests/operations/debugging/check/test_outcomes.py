@@ -1,4 +1,4 @@
-"""Replays of a version without Spark: kinds of state do not depend on the order of rows, and bad functions show."""
+"""Replays of a version, without Spark: built-in kinds of state ignore row order; faulty functions are detected."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ Rows = list[tuple[int, int, float]]
 def summed(
     rows: pa.Table, state: pa.Table, each: Callable[[pa.Table, pa.Table], pa.Array]
 ) -> tuple[pa.Table, pa.Table]:
-    """Update that returns the number of rows, and a function of a batch's rows."""
+    """Return an update's new state (number of rows, and a function of the batch's rows) and its emitted rows."""
     counts = np.bincount(rows["_key"].to_numpy(), minlength=state.num_rows)
     after = pa.table({"n": pc.add(pc.fill_null(state["n"], 0), counts), "v": each(rows, state)})
     return after, pa.table({"k": state["k"], **dict(zip(after.column_names, after.columns, strict=True))})
@@ -70,7 +70,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay_of(state: Kind, folder: Path, partitions: int, schemas: list[pa.Schema]) -> StageReplay:
-    """Return version 2 of a stage without earlier rows."""
+    """Return a replay of version 2 of a stage; version 1 has no rows."""
     bound = state.bind(schemas, ("k",))
     values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
     table = Table((Column("k", "int64"),), values, partitions, state.stored)
@@ -93,7 +93,7 @@ def rows_of(rows: Rows) -> pa.Table:
 
 
 def sides_of(rows: Rows) -> pa.Table:
-    """Return the rows as those of two sides with close times."""
+    """Return the rows split between the two sides of a join, with times within the join's span."""
     keys, values = pa.array([k for k, *_ in rows], pa.int64()), [x for _, x, _ in rows]
     sides = [at % 2 for at in range(len(rows))]
     made = pa.table({INPUT_COLUMN: pa.array(sides, pa.int32()), "k": keys})
@@ -123,7 +123,7 @@ KINDS: dict[str, tuple[Kind, list[pa.Schema], Callable[[Rows], pa.Table]]] = {
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1 << 30), st.floats(-1e9, 1e9)), min_size=1, max_size=12),
     st.data(),
 )
-def test_a_kind_of_state_gives_the_same_however_rows_come(
+def test_a_kind_of_state_gives_the_same_result_for_any_order_of_rows(
     scratch: Path, kind: str, given_rows: Rows, data: st.DataObject
 ) -> None:
     state, schemas, make = KINDS[kind]
@@ -150,20 +150,20 @@ def test_an_update_that_takes_the_last_row_depends_on_order(scratch: Path) -> No
     assert found.sent["out"].missing.num_rows == found.sent["out"].added.num_rows == 2
 
 
-def test_one_that_says_order_by_does_not(scratch: Path) -> None:
+def test_an_update_with_order_by_does_not_depend_on_order(scratch: Path) -> None:
     replay, rows = replay_of(update(last_that_came, order_by="seq"), scratch, 3, [ROWS]), rows_of(ONE)
     assert not compare_outcomes(replay, run(replay, [rows]), run(replay, [rows.take([4, 3, 2, 1, 0])]))
     assert not compare_outcomes(replay, run(replay, [rows]), run(replay, [rows.slice(0, 2), rows.slice(2)]))
 
 
-def test_one_that_looks_at_the_other_keys_depends_on_partitions(scratch: Path) -> None:
+def test_an_update_that_counts_other_keys_depends_on_partitions(scratch: Path) -> None:
     replay = replay_of(update(lambda _rows, state: pa.array([state.num_rows] * state.num_rows)), scratch, 3, [ROWS])
     rows = rows_of(ONE)
     assert compare_outcomes(replay, run(replay, [rows]), run(replay, [rows], 1)).keys
     assert not compare_outcomes(replay, run(replay, [rows]), run(replay, [rows]))
 
 
-def test_of_equal_times_the_last_depends_on_where_batches_end(scratch: Path) -> None:
+def test_an_upsert_with_equal_times_depends_on_batch_boundaries(scratch: Path) -> None:
     replay = replay_of(sw.upsert(by="f"), scratch, 1, [ROWS])
     rows = rows_of([(1, 40, 0.5), (1, 30, 0.5)])
     whole = run(replay, [rows])
@@ -171,7 +171,7 @@ def test_of_equal_times_the_last_depends_on_where_batches_end(scratch: Path) -> 
     assert compare_outcomes(replay, whole, run(replay, [rows.slice(1), rows.slice(0, 1)])).keys
 
 
-def test_what_a_function_emits_may_be_a_row_for_each_batch_but_its_last_must_be_that_of_all(scratch: Path) -> None:
+def test_emitted_rows_may_differ_between_batches_but_the_last_row_must_not(scratch: Path) -> None:
     rows = rows_of(ONE)
     batches = [rows.slice(0, 2), rows.slice(2)]
     replay = replay_of(update(total), scratch, 3, [ROWS])

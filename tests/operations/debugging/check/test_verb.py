@@ -1,4 +1,4 @@
-"""`slackwater check`: replays of a real app's past with its program and with others."""
+"""`slackwater check`: replays the history of a real app with its own program and with changed ones."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def check(ledger: Ledger, code: Path, *words: str, code_of_exit: int = 0) -> Any
 
 
 def changed(before: str, after: str) -> Path:
-    """Return the program with a replacement."""
+    """Write the app's program with a replacement, and return its path."""
     text = LEDGER.read_text()
     assert text.count(before) == 1
     path = Path("changed.py")
@@ -39,7 +39,7 @@ def changed(before: str, after: str) -> Path:
     return path
 
 
-def test_the_program_that_ran_is_a_function_of_its_input(ledger: Ledger) -> None:
+def test_the_apps_own_program_is_deterministic(ledger: Ledger) -> None:
     found = check(ledger, LEDGER, "--versions", "1")
     assert found["same"]
     assert found["found"] == found["passed_over"] == []
@@ -51,7 +51,7 @@ def test_the_program_that_ran_is_a_function_of_its_input(ledger: Ledger) -> None
         }
 
 
-def test_a_clock_is_found_and_its_values_are_hidden_unless_they_are_asked_for(ledger: Ledger) -> None:
+def test_a_use_of_the_clock_is_found_and_its_values_are_shown_only_on_request(ledger: Ledger) -> None:
     code = changed(
         'alias("at")).select(*columns)', 'alias("at")).select("e.*").withColumn("amount", F.unix_timestamp())'
     )
@@ -66,7 +66,7 @@ def test_a_clock_is_found_and_its_values_are_hidden_unless_they_are_asked_for(le
     assert "its plan has current_timestamp()" in result.stdout
 
 
-def test_an_order_that_nothing_promises_is_found(ledger: Ledger) -> None:
+def test_a_dependence_on_unguaranteed_order_is_found(ledger: Ledger) -> None:
     code = changed(
         'added = rows.group_by("_key", use_threads=False).aggregate([("amount", "sum")])["amount_sum"]',
         'added = rows.group_by("_key", use_threads=False).aggregate([("amount", "last")])["amount_last"]',
@@ -84,7 +84,7 @@ def test_an_order_that_nothing_promises_is_found(ledger: Ledger) -> None:
     assert shown["first"] != shown["second"]
 
 
-def test_from_python_a_program_with_another_table_is_passed_over_and_said(ledger: Ledger) -> None:
+def test_python_skips_a_version_of_another_table_and_says_so(ledger: Ledger) -> None:
     code = changed(
         'state="n long, balance long, newest long"\n        if MIGRATED',
         'state="n long, balance double"\n        if True',
@@ -99,7 +99,7 @@ def test_from_python_a_program_with_another_table_is_passed_over_and_said(ledger
             app.check(LEDGER, versions=0)
 
 
-def test_an_app_that_has_not_run_has_nothing_to_run_again(ledger: Ledger) -> None:
+def test_checking_an_app_without_batches_is_refused(ledger: Ledger) -> None:
     ledger.slackwater("clone", ledger.app, f"{ledger.app}-new")
     with sw.open() as client, pytest.raises(Refused, match="nothing to replay"):
         client.app(f"{ledger.app}-new").check(LEDGER)

@@ -1,4 +1,4 @@
-"""Breakpoints in user functions: before the first line, with the arguments, and without other effects."""
+"""Breakpoints in user functions: they stop before the first line, with the arguments, and have no other effect."""
 
 import importlib.util
 import sys
@@ -59,7 +59,7 @@ def program(tmp_path: Path) -> ModuleType:
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record names, lines and variables of the functions with a breakpoint."""
+    """Record names, lines and variables at each breakpoint."""
     found: list[dict[str, Any]] = []
 
     def hook() -> None:
@@ -90,7 +90,7 @@ def test_both_functions_stop_on_the_line_of_their_def(program: ModuleType, stops
     ]
 
 
-def test_lines_of_errors_stay_what_they_were(program: ModuleType, stops: list[dict[str, Any]]) -> None:
+def test_line_numbers_of_errors_do_not_change(program: ModuleType, stops: list[dict[str, Any]]) -> None:
     insert_breakpoints(stage(program.legs))
     with pytest.raises(TypeError) as raised:
         program.legs("text")
@@ -98,13 +98,13 @@ def test_lines_of_errors_stay_what_they_were(program: ModuleType, stops: list[di
     assert program.legs.__doc__ == "Reads both."
 
 
-def test_a_state_without_a_function_of_the_users_has_none_to_stop_in(program: ModuleType) -> None:
+def test_a_built_in_state_gets_no_breakpoint(program: ModuleType) -> None:
     app = sw.App("flights")
     app.stage(reads=sw.topic("flights"), key="k", state=sw.upsert(by="k"))(program.legs)
     assert insert_breakpoints(app.stages["legs"]) == ("legs",)
 
 
-def test_what_has_no_source_is_told(program: ModuleType) -> None:
+def test_a_function_without_source_is_refused(program: ModuleType) -> None:
     with pytest.raises(Refused, match="'<lambda>' is not found at line") as refused:
         insert_breakpoints(stage(program.legs, program.short))
     assert "by a function" in refused.value.hint

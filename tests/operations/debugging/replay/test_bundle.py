@@ -1,4 +1,4 @@
-"""Bundles: written ones can be read, and invalid or hostile files are refused with a sentence."""
+"""Bundles: a written bundle reads back equal; invalid or hostile files are refused with one sentence."""
 
 import dataclasses
 import io
@@ -163,20 +163,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @scaled(25)
 @given(some_bundles())
-def test_what_is_written_is_read_again(path: Path, bundle: Bundle) -> None:
+def test_a_written_bundle_reads_back_equal(path: Path, bundle: Bundle) -> None:
     data = bundles.encode(bundle)
     assert read(path, data) == bundle
     assert bundles.encode(bundle) == data
 
 
-def test_equal_bundles_lie_on_disk_as_equal_bytes_and_nothing_is_left_beside_them(tmp_path: Path) -> None:
+def test_equal_bundles_are_equal_bytes_on_disk_and_no_other_files_stay(tmp_path: Path) -> None:
     for name in ("a.zip", "b.zip"):
         bundles.write(one(), tmp_path / name)
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     assert {each.name for each in tmp_path.iterdir()} == {"a.zip", "b.zip"}
 
 
-def test_a_bundle_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_bundle_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be written: No such file"):
         bundles.write(one(), tmp_path / "nowhere" / "a.zip")
 
@@ -215,7 +215,7 @@ def test_a_zip_that_is_no_bundle_is_refused(path: Path, change: Callable[[dict[s
     assert "--bundle" in refused.value.hint
 
 
-def test_columns_of_a_type_that_no_table_has_are_refused(path: Path) -> None:
+def test_columns_of_an_unsupported_type_are_refused(path: Path) -> None:
     table = json.loads(zipfile.ZipFile(io.BytesIO(bundles.encode(one()))).read("index.json"))["table"]
     table["values"][0]["type"] = "pickle"
     with pytest.raises(Refused, match=r"table\.values\[0\]\.type is 'pickle'"):
@@ -228,13 +228,11 @@ def test_a_newer_format_asks_for_a_newer_slackwater(path: Path) -> None:
     assert "upgrade" in refused.value.hint
 
 
-def test_a_bundle_says_more_to_a_newer_slackwater_and_is_read_all_the_same(path: Path) -> None:
+def test_unknown_fields_of_a_newer_bundle_are_ignored(path: Path) -> None:
     assert read(path, rebuilt(one(), with_index(mood="good"))) == one()
 
 
-def test_a_zip_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = rebuilt(one(), lambda members: members.update({"program.py": b" " * 10_000_000}))
     assert len(bomb) < 50_000
     monkeypatch.setattr(bundles, "MAX_BYTES", 1_000_000)
@@ -244,7 +242,7 @@ def test_a_zip_that_would_fill_the_memory_is_refused_before_it_is_unpacked(
         bundles.encode(dataclasses.replace(one(), program=b" " * 10_000_000))
 
 
-def test_a_member_that_is_larger_than_it_says_is_refused(path: Path) -> None:
+def test_a_member_larger_than_its_declared_size_is_refused(path: Path) -> None:
     data = bytearray(rebuilt(one(), lambda members: members.update({"program.py": b" " * 100_000})))
     for where in range(len(data) - 4):
         if data[where : where + 4] == (100_000).to_bytes(4, "little"):
@@ -254,7 +252,7 @@ def test_a_member_that_is_larger_than_it_says_is_refused(path: Path) -> None:
 
 
 @given(st.data())
-def test_any_bytes_are_a_bundle_or_refused(path: Path, data: st.DataObject) -> None:
+def test_damaged_bytes_are_a_bundle_or_are_refused(path: Path, data: st.DataObject) -> None:
     written = bytearray(bundles.encode(one()))
     for _ in range(data.draw(st.integers(1, 4))):
         written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
@@ -263,7 +261,7 @@ def test_any_bytes_are_a_bundle_or_refused(path: Path, data: st.DataObject) -> N
         read(path, bytes(written[:cut]))
 
 
-def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_text_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read: No such file"):
         bundles.read(tmp_path / "none.zip")
     with pytest.raises(Refused, match="is not a valid bundle"):

@@ -1,4 +1,4 @@
-"""Causes of bad commits: one app with planted faults of each class, replayed on a real broker and Spark."""
+"""Causes of bad commits: one app with a planted fault of each class, replayed on a real broker and Spark."""
 
 import json
 import os
@@ -129,7 +129,7 @@ class Shop:
         return said.exit_code, said.stdout, said.stderr
 
     def cause(self, where: str, *words: str, releases: tuple[int, ...] = (2,)) -> dict[str, object]:
-        """Return bisect's cause with the files of these releases."""
+        """Return the cause that bisect finds with the files of these releases."""
         codes = [word for release in releases for word in ("--code", str(self.folder / f"v{release}.py"))]
         code, out, error = self.verb("bisect", self.app, "--where", where, *codes, "--json", *words)
         assert code == 0, error
@@ -188,7 +188,7 @@ def test_one_bad_record_is_named(shop: Shop) -> None:
     assert cause["one_of"] is None
 
 
-def test_of_several_bad_records_the_first_is_named_and_all_are_listed(shop: Shop, tmp_path: Path) -> None:
+def test_the_first_of_several_bad_records_is_named_and_all_are_listed(shop: Shop, tmp_path: Path) -> None:
     where = "SELECT k FROM totals WHERE low < 0"
     cause = shop.cause(where, releases=(1,))
     assert (cause["class"], cause["proved"], cause["record"]) == ("records", True, shop.at["first"]), cause
@@ -230,7 +230,7 @@ def test_a_deploy_is_proved_with_either_program_alone(shop: Shop, release: int, 
     assert cause["evidence"]["how"] == how  # type: ignore[index]
 
 
-def test_rows_that_expired_are_nobodys_record(shop: Shop) -> None:
+def test_expired_rows_are_blamed_on_no_record(shop: Shop) -> None:
     where = "SELECT 1 WHERE NOT EXISTS (FROM recent WHERE k = 'soon')"
     cause = shop.cause(where, "--good", f"{shop.app}/recent@v2", "--bad", shop.before_reset, releases=(1,))
     assert (cause["class"], cause["proved"], cause["record"], cause["records"]) == ("time", True, None, []), cause
@@ -246,7 +246,7 @@ def test_late_rows_are_named_with_the_record_that_moved_the_watermark(shop: Shop
     assert evidence["moved_version"].startswith("parse@v")
 
 
-def test_a_key_of_which_nothing_came_names_no_record(shop: Shop) -> None:
+def test_a_key_without_new_records_names_no_record(shop: Shop) -> None:
     where = "SELECT k FROM totals WHERE k = 'q' AND last_seq < (SELECT max(last_seq) FROM totals) - 30"
     cause = shop.cause(where, releases=(1,))
     assert (cause["class"], cause["proved"], cause["record"], cause["records"]) == ("absence", True, None, []), cause
@@ -257,20 +257,20 @@ def test_a_key_of_which_nothing_came_names_no_record(shop: Shop) -> None:
     assert evidence["since"]["stage"] == "totals"
 
 
-def test_a_record_that_others_are_compared_with_is_named(shop: Shop) -> None:
+def test_the_record_that_moved_a_maximum_is_named(shop: Shop) -> None:
     where = f"SELECT k FROM totals WHERE last_ts < (SELECT max(last_ts) FROM totals) - {30 * MINUTE_MS}"
     cause = shop.cause(where, releases=(1,))
     assert (cause["class"], cause["proved"], cause["record"]) == ("record", True, shop.at["mover"]), cause
 
 
-def test_of_a_record_that_came_twice_both_are_named(shop: Shop) -> None:
+def test_both_copies_of_a_duplicated_record_are_named(shop: Shop) -> None:
     cause = shop.cause("SELECT id FROM ids WHERE n > 1 AND id = 500", releases=(1,))
     assert (cause["class"], cause["proved"], cause["record"]) == ("duplicate", True, shop.at["copy"]), cause
     assert cause["records"] == [shop.at["original"], shop.at["copy"]]
     assert cause["evidence"]["original"] == shop.at["original"]  # type: ignore[index]
 
 
-def test_records_that_a_reset_read_again_are_the_operations_doing(shop: Shop) -> None:
+def test_records_read_again_after_a_reset_are_blamed_on_the_reset(shop: Shop) -> None:
     cause = shop.cause("SELECT k FROM totals WHERE k = 'q' AND n > 1")
     assert (cause["class"], cause["proved"], cause["record"], cause["records"]) == ("operation", True, None, []), cause
     evidence = cause["evidence"]
@@ -279,7 +279,7 @@ def test_records_that_a_reset_read_again_are_the_operations_doing(shop: Shop) ->
     assert "again" in evidence["what"]
 
 
-def test_a_commit_is_not_lost_where_a_replay_fails(shop: Shop) -> None:
+def test_the_bad_commit_is_reported_even_if_the_replay_fails(shop: Shop) -> None:
     broken = shop.folder / "broken.py"
     broken.write_text("raise IndexError('no such thing')")
     where = "SELECT k FROM totals WHERE low < 0"
@@ -291,7 +291,7 @@ def test_a_commit_is_not_lost_where_a_replay_fails(shop: Shop) -> None:
     assert "no such thing" in found["cause"]["evidence"]["reason"]
 
 
-def test_a_notebook_has_the_cause(shop: Shop) -> None:
+def test_a_notebook_shows_the_cause(shop: Shop) -> None:
     app = sw.open(store=str(shop.folder / "store"), kafka=shop.bootstrap).app(shop.app)
     found = app.bisect(where="SELECT k FROM totals WHERE low < 0", code=[shop.folder / "v1.py", shop.folder / "v2.py"])
     assert (found.cause.kind, str(found.cause.record)) == ("records", shop.at["first"])

@@ -42,7 +42,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_a_literal_is_the_value(value: object) -> None:
+def test_a_literal_evaluates_to_its_value(value: object) -> None:
     names = {"datetime": datetime, "decimal": decimal, "math": math}
     assert [eval(literal(value), names)] == [with_canonical_nan(value)]  # noqa: S307  our own text
 
@@ -61,17 +61,17 @@ def test_a_literal_is_the_value(value: object) -> None:
         ([("a", 1), ("b",)], "[('a', 1), ('b',)]"),
     ],
 )
-def test_a_literal_reads_as_one_would_write_it(value: object, text: str) -> None:
+def test_a_literal_is_written_in_its_usual_form(value: object, text: str) -> None:
     assert literal(value) == text
 
 
-def test_rows_have_one_order() -> None:
+def test_sorted_rows_do_not_depend_on_their_original_order() -> None:
     rows = pa.table({"a": [2, 1, 1], "b": [math.nan, 1.0, math.nan]})
     assert sorted_rows(rows) == sorted_rows(rows.take([2, 0, 1]))
 
 
 def comparison(replayed: int) -> Comparison:
-    """Compare two keys, one of which may differ."""
+    """Return a comparison of two keys, one of which differs if `replayed` does."""
     keys = pa.table({"carrier": ["AA", "UA"]})
     before, after = (pa.table({"flights": [5, count], "mean": [math.nan, 0.5]}) for count in (7, replayed))
     there = np.array([True, True])
@@ -79,7 +79,7 @@ def comparison(replayed: int) -> Comparison:
     return Comparison("flights", "carriers", 13, 0, (("flights", 9),), keys, 2, changed, 0, ())
 
 
-def test_a_test_expects_the_keys_that_differ_as_they_were_committed() -> None:
+def test_a_generated_test_expects_the_committed_values_of_differing_keys() -> None:
     text = format_test("case.zip", "../flights.py", comparison(replayed=6))
     assert text.splitlines()[-3:] == [
         "def test_carriers_v13() -> None:",
@@ -89,7 +89,7 @@ def test_a_test_expects_the_keys_that_differ_as_they_were_committed() -> None:
     compile(text, "test.py", "exec")
 
 
-def test_a_test_expects_every_key_where_none_differs() -> None:
+def test_a_generated_test_expects_every_key_if_none_differs() -> None:
     text = format_test("case.zip", None, comparison(replayed=7))
     assert "    batch = replayed(HERE / 'case.zip')\n" in text
     assert "import math\n" in text
@@ -97,7 +97,7 @@ def test_a_test_expects_every_key_where_none_differs() -> None:
     assert "    assert batch.row('UA') == {'carrier': 'UA', 'flights': 7, 'mean': 0.5}\n" in text
 
 
-def test_of_many_rows_sent_the_count_and_the_missing_ones_are_expected() -> None:
+def test_for_many_sent_rows_the_generated_test_expects_their_count_and_the_missing_ones() -> None:
     rows = pa.table({"n": list(range(30))})
     channel = ChannelComparison("by-carrier", SentRows(rows), rows.slice(1), rows.slice(0, 1), rows.slice(0, 0))
     found = Comparison("flights", "legs", 4, 0, (), None, 0, None, 0, (channel,))
@@ -107,7 +107,7 @@ def test_of_many_rows_sent_the_count_and_the_missing_ones_are_expected() -> None
     ]
 
 
-def test_a_test_lies_beside_its_bundle(tmp_path: Path) -> None:
+def test_a_generated_test_refers_to_its_bundle_by_a_relative_path(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="lie in different folders"):
         check_same_folder(tmp_path / "a" / "test.py", tmp_path / "case.zip")
     check_same_folder(tmp_path / "test_it.py", tmp_path / "case.zip")

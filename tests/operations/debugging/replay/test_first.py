@@ -1,4 +1,4 @@
-"""The first bad record of a batch, compared with its definition by prefixes, in plain Python without Spark."""
+"""The first bad record of a batch, found without Spark, compared with its definition by prefixes in plain Python."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ class Known(StageReplay):
 
 
 def order(records: list[Order]) -> list[Order]:
-    """Sort by the app's order: by offset in a partition, between partitions by the latest time up to a record."""
+    """Sort in the app's order: by offset within a partition, across partitions by the latest time up to a record."""
     latest = {
         each: max(o.time_ms for o in records if o.partition == each.partition and o.offset <= each.offset)
         for each in records
@@ -74,7 +74,7 @@ def batches(draw: st.DrawFn, least: int) -> list[Order]:
 
 
 def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
-    """Return the search for the record that made a table of users bad, which was empty before."""
+    """Return a search for the record that made a query over a table of users, empty before, return rows."""
     bound = STATE.bind([ROWS], ("user",))
     stage = Stage(bound, ("user",), ROWS, STATE.stored)
     before = stage.head
@@ -97,7 +97,7 @@ def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
 
 
 def totals(records: Iterable[Order]) -> Iterator[bool]:
-    """Yield for each prefix, from the empty one on, if a user's total exceeds the limit."""
+    """Yield for each prefix of the records, beginning with the empty one, if a user's total exceeds the limit."""
     users: dict[str, int] = {}
     yield False
     for each in records:
@@ -117,7 +117,7 @@ def named(found: FirstRecord) -> tuple[int, int]:
 
 
 @given(batches(0))
-def test_the_shortest_bad_prefix_ends_with_the_record_where_what_is_bad_stays_bad(records: list[Order]) -> None:
+def test_for_a_monotonic_predicate_the_record_ends_the_shortest_bad_prefix(records: list[Order]) -> None:
     ordered = {(each.partition, each.offset): each for each in order(records)}
     states = [*totals(ordered.values())]
     if not states[-1]:
@@ -143,7 +143,7 @@ def test_the_shortest_bad_prefix_ends_with_the_record_where_what_is_bad_stays_ba
 
 
 @given(batches(-30))
-def test_elsewhere_it_turns_bad_with_the_record_and_is_good_with_those_that_are_bad_alone_before_it(
+def test_for_any_other_predicate_the_state_is_good_before_the_record_and_bad_with_it(
     records: list[Order],
 ) -> None:
     ordered = order(records)
@@ -163,7 +163,7 @@ def test_elsewhere_it_turns_bad_with_the_record_and_is_good_with_those_that_are_
 
 
 @given(batches(0))
-def test_tied_are_the_records_of_other_partitions_that_are_first_in_another_order(records: list[Order]) -> None:
+def test_tied_records_are_those_of_other_partitions_that_could_be_first(records: list[Order]) -> None:
     bad = [each for each in order(records) if each.amount > LIMIT]
     if not bad:
         return

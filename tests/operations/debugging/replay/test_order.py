@@ -1,4 +1,4 @@
-"""The order of a batch's records: offsets within a partition, times between them."""
+"""The order of a batch's records: by offset within a partition, by time across partitions."""
 
 import numpy as np
 from hypothesis import given
@@ -21,7 +21,7 @@ def ordered(records: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], list
 
 
 @given(RECORDS)
-def test_offsets_ascend_in_each_partition_and_times_between_them(records: list[tuple[int, ...]]) -> None:
+def test_offsets_ascend_within_a_partition_and_times_across_partitions(records: list[tuple[int, ...]]) -> None:
     found, times = ordered(records)
     assert sorted(found) == sorted(records)
     for lane in {record[:2] for record in records}:
@@ -35,7 +35,7 @@ def test_offsets_ascend_in_each_partition_and_times_between_them(records: list[t
 
 
 @given(RECORDS)
-def test_records_of_other_partitions_with_the_same_time_are_tied(records: list[tuple[int, ...]]) -> None:
+def test_records_of_different_partitions_with_the_same_time_are_tied(records: list[tuple[int, ...]]) -> None:
     topics, partitions, offsets, rows, times = (np.array(each) for each in zip(*records, strict=True))
     found = sort_records(times, topics, partitions, offsets, rows)
     _, latest = ordered(records)

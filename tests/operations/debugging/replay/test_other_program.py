@@ -1,4 +1,4 @@
-"""Messages of a replay with another program than the one that ran."""
+"""Messages of a replay whose program is not the one that ran."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ ROWS = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.times
 CHECKSUM = "0123456789abcdef" * 2
 
 
-def test_whatever_a_replay_raises_is_why_no_record_is_named(tmp_path: Path) -> None:
+def test_any_exception_of_a_replay_becomes_the_reason_why_no_record_is_named(tmp_path: Path) -> None:
     state = sw.aggregate(n=sw.count())
     stage = Stage(state.bind([ROWS], ("user",)), ("user",), ROWS, state.stored)
     stage.batch([{"user": "b", "amount": 7, "at": 1}])
@@ -38,7 +38,7 @@ def test_whatever_a_replay_raises_is_why_no_record_is_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["s", "renamed"])
-def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path, name: str) -> None:
+def test_for_a_commit_before_a_migration_the_message_names_the_file_that_ran(tmp_path: Path, name: str) -> None:
     state = sw.aggregate(n=sw.count())
     stage = Stage(state.bind([ROWS], ("user",)), ("user",), ROWS, state.stored)
     stage.head = replace(stage.head, program=manifest.Program("/home/ada/shop.py", CHECKSUM))

@@ -1,4 +1,4 @@
-"""Planted faults of many kinds in a history with expiry, compaction, rescaling and thinning."""
+"""Planted faults of many kinds, in histories with expiry, compaction, rescaling and thinning."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def hash_of(account: object) -> int:
 
 @dataclass
 class Fault:
-    """One fault: the query that shows it, and its record."""
+    """A planted fault: a query that shows it, and its record."""
 
     where: str
     address: str = ""
@@ -62,7 +62,7 @@ class History:
     began_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000 - 6 * HOUR_MS)
 
     def send(self, count: int) -> None:
-        """Send ordinary entries with one fault of each kind at a random place."""
+        """Send ordinary entries, with one fault of each kind at a random place."""
         kinds: list[Callable[[int], Iterator[tuple[dict[str, object], Fault | None]]]] = [
             self._outlier,
             self._straw,
@@ -162,7 +162,7 @@ def check(
 ) -> Counter[str]:
     """Count the results for a history's faults: the record, a proved span that contains it, or an expired time.
 
-    With `empties`, the app archives what it reads, and Kafka has nothing left of that.
+    With `empties`, the app archives its input, and the records are then deleted in Kafka.
     """
     ledger.retention = Retention(input_ms=24 * HOUR_MS) if empties else Retention()
     history = History(np.random.default_rng(seed), ledger)
@@ -211,14 +211,14 @@ def check(
 
 
 def grow_older(folder: Path, span_ms: int) -> None:
-    """Let everything grow older than garbage collection's margin."""
+    """Set file times back by this span, to exceed garbage collection's margin."""
     for path in folder.rglob("*"):
         written_ns = path.stat().st_mtime_ns - span_ms * 1_000_000
         os.utime(path, ns=(written_ns, written_ns))
 
 
 def commit(ledger: Ledger, fault: Fault) -> Verdict:
-    """Return the commit of a fault, as bisect finds it."""
+    """Return the bad commit that bisect finds for a fault."""
     cache = SstCache(ledger.folder / "cache" / "query", 1 << 30)
     return bisect(open_store(ledger.store), cache, ledger.app, fault.where, bad=fault.bad)
 
@@ -235,25 +235,27 @@ def test_every_planted_fault_leads_to_its_record(ledger: Ledger, phases: int) ->
 
 
 @pytest.mark.parametrize("phases", [1, pytest.param(2, marks=pytest.mark.ci)])
-def test_it_does_with_nothing_left_in_kafka_where_the_input_was_archived(ledger: Ledger, phases: int) -> None:
+def test_every_planted_fault_leads_to_its_record_in_the_input_archive(ledger: Ledger, phases: int) -> None:
     assert check(ledger, 1, phases=phases, empties=True) == {"record": phases * KINDS}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20, 28))
-def test_so_does_every_fault_of_a_hundred_with_nothing_left_in_kafka(ledger: Ledger, seed: int) -> None:
+def test_every_fault_of_a_hundred_histories_leads_to_its_record_in_the_input_archive(ledger: Ledger, seed: int) -> None:
     assert check(ledger, seed, phases=2, empties=True) == {"record": 2 * KINDS}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2, 8))
-def test_so_does_every_fault_of_many_histories(ledger: Ledger, seed: int) -> None:
+def test_every_fault_of_many_histories_leads_to_its_record(ledger: Ledger, seed: int) -> None:
     check(ledger, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(8, 12))
-def test_in_a_thinned_history_each_leads_to_its_record_or_to_what_is_left_around_it(ledger: Ledger, seed: int) -> None:
+def test_in_a_thinned_history_a_fault_leads_to_its_record_or_the_remaining_span_around_it(
+    ledger: Ledger, seed: int
+) -> None:
     led = check(ledger, seed, thins=True)
     assert led["record"]
     assert led["gone"] + led["span"] >= KINDS

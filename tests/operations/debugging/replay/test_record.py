@@ -1,4 +1,4 @@
-"""From a bad commit to the input record: planted faults, replayed on a real broker and Spark."""
+"""From a bad commit to the input record: planted bad records, found by replays on a real broker and Spark."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) 
 
 @dataclass
 class Planted:
-    """A ledger that has processed two records with far too large amounts, and the address of the first."""
+    """A ledger that has processed two records with far too large amounts, and the address of the first one."""
 
     ledger: Ledger
     first: str
@@ -75,12 +75,12 @@ def planted_in(ledger: Ledger, *, variant: str = "") -> Planted:
 
 @pytest.fixture(scope="module")
 def planted(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """Return the shared ledger, which the tests do not change."""
+    """Return the shared ledger; tests do not change it."""
     return planted_in(Ledger(kafka.bootstrap, tmp_path_factory.mktemp("planted")))
 
 
 def guilty(ledger: Ledger, where: str, *, variant: str = "") -> RecordPath:
-    """Return the search's result with this variant of the program."""
+    """Run the search with this variant of the program, and return its result."""
     store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
     verdict = bisect(store, cache, ledger.app, where)
     os.environ.update(LEDGER_TOPIC=ledger.topic, LEDGER_VARIANT=variant)
@@ -92,12 +92,12 @@ def guilty(ledger: Ledger, where: str, *, variant: str = "") -> RecordPath:
     return found
 
 
-def test_a_row_of_the_last_table_leads_through_all_stages_to_the_record(planted: Planted) -> None:
+def test_a_bad_row_of_the_last_table_leads_through_all_stages_to_its_record(planted: Planted) -> None:
     leads_to_the_record(planted)
 
 
 @pytest.mark.ci
-def test_so_it_does_where_batches_are_computed_whole(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_the_record_is_found_even_if_batches_are_computed_as_a_whole(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     whole = "whole batches"
     leads_to_the_record(planted_in(Ledger(kafka.bootstrap, tmp_path), variant=whole), variant=whole)
 
@@ -122,9 +122,7 @@ def leads_to_the_record(planted: Planted, *, variant: str = "") -> None:
 
 
 @pytest.mark.ci  # test_planted_faults.py has such records, too
-def test_the_record_that_is_too_much_is_found_where_none_is_wrong_by_itself(
-    kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
+def test_the_record_that_exceeds_a_limit_is_found_if_none_is_bad_alone(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.send(300)
     places = [plant(ledger, 400_000) for _ in range(4)]
@@ -138,7 +136,7 @@ def test_the_record_that_is_too_much_is_found_where_none_is_wrong_by_itself(
     assert found.hops[0].needs in (1, 2)
 
 
-def test_a_notebook_gets_the_record(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_the_record(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LEDGER_TOPIC", planted.ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", "")
@@ -158,7 +156,7 @@ def test_a_notebook_gets_the_record(planted: Planted, tmp_path: Path, monkeypatc
     assert (span.attributes or {})["slackwater.record"] == planted.first
 
 
-def test_a_changed_program_is_told_and_proves_nothing(planted: Planted) -> None:
+def test_with_a_changed_program_the_search_says_so_and_proves_nothing(planted: Planted) -> None:
     found = guilty(planted.ledger, BRANCHES, variant="books double")
     assert [hop.stage for hop in found.hops] == ["branches"]
     assert found.source_record is None

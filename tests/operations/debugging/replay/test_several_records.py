@@ -1,4 +1,4 @@
-"""Several bad records in one batch on a real broker and Spark: the first in the app's order, and a list of all."""
+"""Several bad records in one batch, on a real broker and Spark: the first in the app's order, and a list of all."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ def parsed(messages: DataFrame) -> DataFrame:
 
 
 def shop(name: str, topic: str, *, beside: bool) -> sw.App:
-    """Three hops: `parse`, tables by `k` of several kinds, and `enrich` before a table by `shop`.
+    """Return an app of three hops: `parse`, tables by `k` of several kinds, and `enrich` before a table by `shop`.
 
-    With `beside`, those among them that have a table beside their own.
+    With `beside`, it also has the tables with side tables.
     """
     app = sw.App(name)
     app.stage(name="parse", reads=sw.topic(topic), writes=sw.repartition("by-k", key="k", partitions=2))(parsed)
@@ -62,7 +62,7 @@ def shop(name: str, topic: str, *, beside: bool) -> sw.App:
 
 
 def _tables_beside(app: sw.App) -> None:
-    """Add side tables: late rows of `win`, rejected records of `sums`."""
+    """Add tables that have side tables: `win` with late rows, `sums` with rejected records."""
     app.stage(
         name="win", reads="by-k", key=["k", "w"], state=sw.aggregate(n=sw.count(), last_n=sw.max("n")),
         event_time=sw.event_time(late="table"),
@@ -74,7 +74,7 @@ def _tables_beside(app: sw.App) -> None:
 
 @dataclass
 class History:
-    """An app that has processed records, with the position of each by `n`."""
+    """An app that has processed records, and each record's position by its `n`."""
 
     bootstrap: str
     folder: Path
@@ -95,7 +95,7 @@ class History:
         self.app.run(store=self.store, kafka=self.bootstrap, until_caught_up=True)
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Send rows to the partitions and with the times that they specify."""
+        """Send rows to the partitions and with the times given in their fields."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for row in rows:
             values = {"k": "k00", "amount": "5", "ts": T0, "shop": "s0"} | row
@@ -130,7 +130,7 @@ def named(found: RecordPath) -> str:
 
 
 def bad(found: RecordPath) -> list[str]:
-    """Return the bad records, with an asterisk for those that are bad by themselves."""
+    """Return the bad records, with an asterisk for records that are bad alone."""
     assert found.records is not None
     return [
         f"{row['topic']}[{row['partition']}]@{row['offset']}{'*' if row['alone'] else ''}"
@@ -144,7 +144,10 @@ def small(n: int, k: int, minute: float, amount: str = "5", **more: Any) -> dict
 
 @pytest.fixture(scope="module")
 def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Return three runs of one partition: late rows, rejected records, expiring rows; large ones in the third."""
+    """Return an app with three runs of one partition: late rows, rejected records, expiring rows.
+
+    Some rows of the third run have large values.
+    """
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("one"))
     with pytest.MonkeyPatch.context() as patch:
         history.send_and_run([small(n, n, n / 600) for n in range(100)])
@@ -160,7 +163,7 @@ def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytes
     return history
 
 
-def test_of_several_late_records_the_first_of_the_partition_is_named(one_partition: History) -> None:
+def test_the_first_of_several_late_records_of_a_partition_is_named(one_partition: History) -> None:
     found = one_partition.behind("FROM win_late")
     assert named(found) == one_partition.at[145]
     assert [hop.stage for hop in found.hops] == ["win_late", "win", "parse"]
@@ -168,7 +171,7 @@ def test_of_several_late_records_the_first_of_the_partition_is_named(one_partiti
 
 
 @pytest.mark.parametrize("table", ["shops", "recent"])
-def test_of_several_large_ones_over_two_or_three_hops_the_first_is_named(one_partition: History, table: str) -> None:
+def test_the_first_of_several_large_records_over_two_or_three_hops_is_named(one_partition: History, table: str) -> None:
     found = one_partition.behind(f"FROM {table} WHERE {'most' if table == 'shops' else 'last_n'} >= 10000")
     assert named(found) == one_partition.at[10_041]
     assert len(found.hops) == (3 if table == "shops" else 2)
@@ -185,19 +188,19 @@ def test_of_several_large_ones_over_two_or_three_hops_the_first_is_named(one_par
         "SELECT s.k FROM sums s, sums_rejected r WHERE s.n > 0 AND r.error <> '' AND s.k = 'k25'",
     ],
 )
-def test_a_rejected_record_is_what_the_table_beside_says(one_partition: History, where: str) -> None:
+def test_a_rejected_record_is_found_by_a_query_over_the_side_table(one_partition: History, where: str) -> None:
     found = one_partition.behind(where)
     assert named(found) == one_partition.at[125]
     assert bad(found)[0].startswith(one_partition.at[125])
 
 
-def test_a_rejected_record_in_the_batch_neither_stops_the_way_nor_is_blamed(one_partition: History) -> None:
+def test_other_rejected_records_of_the_batch_do_not_disturb_the_search(one_partition: History) -> None:
     # It was 5 in the first run, and is 7 more in the second.
     found = one_partition.behind("SELECT k FROM sums WHERE k = 'k30' AND cents >= 12")
     assert named(found) == one_partition.at[130]
 
 
-def test_rows_that_expire_are_no_records_doing(one_partition: History) -> None:
+def test_expiring_rows_are_blamed_on_no_record(one_partition: History) -> None:
     where = "SELECT count(*) AS c FROM recent HAVING count(*) < 90"
     good = next(
         f"{one_partition.name}/recent@v{n}" for n in range(1, 20) if sum_of(one_partition, f"recent@v{n}") == 100
@@ -220,7 +223,7 @@ def sum_of(history: History, ref: str) -> int:
         return int(run_query(connection, "SELECT count(*) FROM recent").column(0)[0].as_py())
 
 
-def test_a_keys_change_says_how_many_records_reach_it(one_partition: History) -> None:
+def test_a_change_of_a_key_counts_the_records_that_reach_the_key(one_partition: History) -> None:
     verdict = one_partition.verdict("SELECT k FROM recent WHERE k = 'k04' AND last_n > 139")
     with one_partition.program() as program:
         found = find_record_of_key(
@@ -230,7 +233,7 @@ def test_a_keys_change_says_how_many_records_reach_it(one_partition: History) ->
     assert found.of_key == 3
 
 
-def test_a_batch_that_its_records_made_bad_is_good_with_none(one_partition: History) -> None:
+def test_a_batch_made_bad_by_its_records_is_good_without_them(one_partition: History) -> None:
     where = SqlPredicate("FROM shops WHERE most >= 10000")
     verdict = one_partition.verdict(where.sql)
     with one_partition.program() as program:
@@ -240,7 +243,10 @@ def test_a_batch_that_its_records_made_bad_is_good_with_none(one_partition: Hist
 
 @pytest.fixture(scope="module")
 def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Return two runs of three partitions: the second run's records have one time, except those with `sent`."""
+    """Return an app with two runs of three partitions.
+
+    The second run's records have the same time, except for those with `sent`.
+    """
     history = History(kafka.bootstrap, tmp_path_factory.mktemp("three"), EVEN)
     history.send_and_run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
     later = {"sent": T0 + 1_000}
@@ -258,20 +264,20 @@ def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.T
     return history
 
 
-def test_of_one_time_in_several_partitions_it_is_one_of_those(partitions: History) -> None:
+def test_of_bad_records_with_the_same_time_in_several_partitions_one_is_named_as_tied(partitions: History) -> None:
     found = partitions.behind("FROM shops WHERE most BETWEEN 10000 AND 19999")
     first = {partitions.at[10_030], partitions.at[10_031]}
     assert {named(found), *map(str, found.tied)} == first
     assert {each.rstrip("*") for each in bad(found)} == {*first, partitions.at[10_036]}
 
 
-def test_between_partitions_the_earlier_record_is_named(partitions: History) -> None:
+def test_across_partitions_the_record_with_the_earlier_time_is_named(partitions: History) -> None:
     found = partitions.behind("FROM recent WHERE last_n BETWEEN 20000 AND 29999")
     assert named(found) == partitions.at[20_058]
     assert not found.tied
 
 
-def test_within_a_partition_offsets_are_the_order_whatever_the_times(partitions: History) -> None:
+def test_within_a_partition_offsets_decide_whatever_the_times(partitions: History) -> None:
     found = partitions.behind("FROM recent WHERE last_n BETWEEN 30000 AND 39999")
     assert named(found) == partitions.at[30_052]
 
@@ -301,7 +307,7 @@ class FanIn(History):
 
 
 @pytest.mark.ci
-def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_records_of_two_topics_are_ordered_by_commits_and_not_by_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     history = FanIn(kafka.bootstrap, tmp_path)
     # Three batches of the sources become one of the table. By their times the records came the other way round.
     history.send("left", [(1, T0 + 900), (2, T0 + 901)])
@@ -344,7 +350,7 @@ class Joined(FanIn):
         )
 
     def meet(self, side: str, *records: dict[str, Any]) -> None:
-        """Send records to one side."""
+        """Send one record to each given side."""
         self.topic = f"{self.name}-{side}"
         self.produce(records)
         for record in records:
@@ -352,9 +358,7 @@ class Joined(FanIn):
 
 
 @pytest.mark.ci
-def test_of_an_order_and_a_bad_refund_that_meet_the_refund_is_named_whichever_came_first(
-    kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
+def test_a_bad_refund_is_named_whether_it_or_its_order_came_first(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     history = Joined(kafka.bootstrap, tmp_path)
     ordered = [small(n, n, 0) for n in range(1, 6)]
     # The first pair is healthy. Of the second the order comes last; the third order comes a batch after its refund.

@@ -1,4 +1,4 @@
-"""Records of a batch that are bad by themselves, by the rows that a function makes of them, without Spark."""
+"""Which records of a batch are bad alone, by the rows that a function returns for each, without Spark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ GAP = 20
 
 @dataclass(frozen=True)
 class Given(StageReplay):
-    """A replay whose function returned these rows, each with the record that it names."""
+    """A replay whose function returned these rows, each with the source record that it names."""
 
     made: pa.Table | None = None
 
@@ -44,7 +44,7 @@ def click(user: str, minute: int) -> dict[str, object]:
     return {"user": user, "visit": {"start": start, "end": end}, "at": start}
 
 
-def test_a_session_that_is_over_takes_no_record_by_itself_either(tmp_path: Path) -> None:
+def test_a_record_for_a_closed_session_is_not_bad_alone(tmp_path: Path) -> None:
     state, once = sw.aggregate(n=sw.count()), sw.event_time(emits="final")
     bound = Sessions(FinalKind(state), "visit").bind([ROWS], ("user", "visit"))
     stage = Stage(bound, ("user",), ROWS)

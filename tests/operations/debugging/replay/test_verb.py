@@ -1,4 +1,4 @@
-"""`slackwater replay`: batches of a real app with its program, with others, and from bundles."""
+"""`slackwater replay`: batches of a real app, with its own program, with changed ones, and from bundles."""
 
 import json
 import runpy
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one
 
 @pytest.fixture(scope="module")
 def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    """Return an app that has read 600 records in a few batches; one amount is much too large."""
+    """Return an app that has read 600 records in a few batches; one amount is far too large."""
     ledger = Ledger(kafka.bootstrap, tmp_path_factory.mktemp("replay"))
     ledger.send(300)
     plant(ledger, 5_000_000, account="planted")
@@ -36,7 +36,7 @@ def ledger(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempP
 
 
 def largest_batch(ledger: Ledger, stage: str) -> str:
-    """Return a ref to the stage's version that read most records."""
+    """Return a ref to the stage's version that read the most records."""
     store = open_store(ledger.store)
     newest = resolve(store, f"{ledger.app}/{stage}", now_ms=0).stages[stage]
     versions = [history.read(store, ledger.app, stage, version) for version in range(1, newest.version + 1)]
@@ -46,7 +46,7 @@ def largest_batch(ledger: Ledger, stage: str) -> str:
 
 
 def changed(returned: str) -> str:
-    """Return the program with another function of the last stage."""
+    """Return the program's text with another function in the last stage."""
     before, found, after = LEDGER.read_text().rpartition("    return entries\n")
     assert found
     return f"{before}    return {returned}\n{after}"
@@ -59,7 +59,7 @@ def replay(*words: str, code: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("stage", ["entries", "accounts", "latest", "branches"])
-def test_a_batch_gives_what_was_committed_until_the_program_is_another(ledger: Ledger, stage: str) -> None:
+def test_a_replay_equals_the_commit_unless_the_program_is_changed(ledger: Ledger, stage: str) -> None:
     found = replay(largest_batch(ledger, stage), "--code", str(LEDGER))
     assert found["same"]
     assert sum(each["records"] for each in found["read"]) > 0
@@ -69,7 +69,7 @@ def test_a_batch_gives_what_was_committed_until_the_program_is_another(ledger: L
         assert found["keys_committed"] == found["keys_replayed"] > 0
 
 
-def test_rows_that_another_program_sends_are_shown(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_changed_program_sends_are_shown(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGER_VARIANT", "books double")
     found = replay(largest_batch(ledger, "accounts"), "--code", str(LEDGER), code=1)
     (channel,) = found["channels"]
@@ -105,7 +105,7 @@ def test_a_bundle_and_its_test_need_neither_kafka_nor_the_store(
     assert different["committed"]["total"] == committed["total"] != different["replayed"]["total"]
 
 
-def test_a_bundle_of_a_stage_without_a_table_has_what_it_sent(ledger: Ledger) -> None:
+def test_a_bundle_of_a_stage_without_a_table_has_its_sent_rows(ledger: Ledger) -> None:
     replay(largest_batch(ledger, "entries"), "--code", str(LEDGER), "--bundle", "entries.zip")
     found = replay("entries.zip")
     (channel,) = found["channels"]
@@ -118,7 +118,7 @@ def test_a_bundle_of_a_stage_without_a_table_has_what_it_sent(ledger: Ledger) ->
     assert channel["added"] == []
 
 
-def test_a_bundle_refuses_a_program_that_writes_keys_it_knows_nothing_of(ledger: Ledger) -> None:
+def test_a_bundle_refuses_a_program_that_writes_keys_missing_from_the_bundle(ledger: Ledger) -> None:
     replay(largest_batch(ledger, "branches"), "--code", str(LEDGER), "--bundle", "branches.zip")
     shifted = Path("shifted.py")
     shifted.write_text(changed('entries.withColumn("branch", F.col("branch") + 1000)'))
@@ -143,7 +143,7 @@ def test_breakpoints_stop_in_the_functions_of_the_stage_and_of_its_state(
     assert stops == [("accounts", {"entries"}), ("book", {"rows", "state"})]
 
 
-def test_the_record_behind_a_change_of_a_key_is_named(ledger: Ledger) -> None:
+def test_the_record_that_changed_a_key_is_named(ledger: Ledger) -> None:
     store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
     app = load_app(str(LEDGER), name=ledger.app)
     head = resolve(store, ledger.app, now_ms=0).stages["accounts"]

@@ -1,4 +1,4 @@
-"""The record behind a bad batch of an attached query: by its window, its key, and a function of the user."""
+"""The bad record of an attached query's batch: found by the batch's offsets, the row's key, and a user function."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def at(found: RecordPath) -> str:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("one_spark")
-def test_the_record_of_the_window_with_the_bad_key_is_named(
+def test_the_record_with_the_bad_key_in_the_batch_is_named(
     memory_kafka: MemoryKafka, tmp_path: Path, program: Path
 ) -> None:
     orders = load_function(f"{program}:orders")
@@ -96,7 +96,7 @@ def test_the_record_of_the_window_with_the_bad_key_is_named(
     assert "the function mixes records" in at(mixed)
 
 
-def test_what_names_no_function_is_told(program: Path) -> None:
+def test_a_missing_or_unknown_function_name_is_refused(program: Path) -> None:
     with pytest.raises(Usage, match="names no function; expected FILE:FUNCTION"):
         load_function(str(program))
     with pytest.raises(NotFound, match="the nearest: orders"):

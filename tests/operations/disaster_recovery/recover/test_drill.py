@@ -1,4 +1,4 @@
-"""Drills change nothing, and tell if the app could continue unchanged."""
+"""Recovery drills: they change nothing, and report whether the app could continue."""
 
 from slackwater.client.show.failover import drill_page, drill_result
 from slackwater.client.show.render import html, markdown
@@ -23,7 +23,7 @@ def practise(app: FlightsApp, target: AgingStore, *, keep: bool = False, reachab
     return drill(target, app.name, failover_kafka(app), **how)  # type: ignore[arg-type]
 
 
-def test_a_drill_compares_reads_again_and_leaves_nothing() -> None:
+def test_a_drill_compares_tables_re_reads_input_and_leaves_nothing() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     before, topics = keys_of(target, f"{app.name}/"), set(app.kafka.topics)
@@ -42,7 +42,7 @@ def test_a_drill_compares_reads_again_and_leaves_nothing() -> None:
     assert "every byte read again" in markdown.render(drill_page(found))
 
 
-def test_a_drill_whose_clone_stays_says_so_and_a_damaged_replica_does_not_pass() -> None:
+def test_a_kept_clone_is_reported_and_a_damaged_replica_fails_the_drill() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     found = practise(app, target, keep=True, reachable=False)

@@ -1,4 +1,4 @@
-"""A recovery that is killed at any request: the app cannot run before it is complete, and the same call finishes it."""
+"""A recovery that is killed at any request: the app cannot run until it is complete, and the same call finishes it."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ from tests.support.histories import FlightsApp, flights
 
 
 def lost(*, reachable: bool) -> tuple[FlightsApp, AgingStore, FailoverKafka]:
-    """Return an app, its replica, and a Kafka to continue on; a reachable app has newer commits."""
+    """Return an app, its replica, and a Kafka to continue on; with `reachable`, the app has newer commits."""
     app, target = running(), AgingStore()
     copy(app, target)
     if reachable:
@@ -33,7 +33,7 @@ def bring_back(app: FlightsApp, target: AgingStore, kafka: FailoverKafka, *, rea
 
 
 def check_not_half(app: FlightsApp, target: AgingStore) -> None:
-    """Check that readers see a consistent moment, and that a run is refused or finds everything."""
+    """Check that readers see a consistent moment, and that a run is refused until the recovery is complete."""
     report = verify(fresh(target), app.name, now_ms=LATER_MS)
     assert report.consistent, report.differences
     found = replicas.find_replica_state(target, app.name)
@@ -44,7 +44,7 @@ def check_not_half(app: FlightsApp, target: AgingStore) -> None:
 
 
 @pytest.mark.parametrize("reachable", [False, True])
-def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_it(reachable: bool) -> None:
+def test_a_recovery_killed_anywhere_is_not_usable_until_the_same_call_finishes_it(reachable: bool) -> None:
     def call(world: tuple[FlightsApp, AgingStore, FailoverKafka]) -> None:
         bring_back(*world, reachable=reachable)
 
@@ -68,7 +68,7 @@ def test_killed_at_any_request_it_is_not_half_there_and_the_same_call_finishes_i
             assert sum(each[0] for each in other.state["carriers"].values()) == 41
 
 
-def test_of_two_recoveries_at_once_one_is_refused_and_the_app_is_there_once() -> None:
+def test_one_of_two_concurrent_recoveries_is_refused_and_the_app_exists_once() -> None:
     met = set()
     app, target, kafka = lost(reachable=False)
     with target.requests() as made:

@@ -1,4 +1,4 @@
-"""Recovery: an app continues from its replica and lacks only what followed the replica's cut."""
+"""Recovery: an app continues from its replica, and lacks only what followed the replica's cut."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ SAME = FailoverTerms()
 
 
 def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverKafka:
-    """Return another Kafka that has only the users' topic, some records behind, after unrelated records."""
+    """Return another Kafka that has only the users' topic, without the last records, after unrelated records."""
     made = FailoverKafka()
     made.topics[app.topic] = [
         [*([*messages][:1] * before), *messages[: len(messages) - behind]] for messages in app.kafka.topics[app.topic]
@@ -40,12 +40,12 @@ def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverK
 def recovered(
     app: FlightsApp, target: ObjectStore, kafka: FailoverKafka, terms: FailoverTerms = SAME, **how: object
 ) -> RecoveryResult:
-    """Recover the app, whose store is lost."""
+    """Recover the app as after the loss of its store."""
     return recover(target, app.name, kafka, primary=None, terms=terms, by="ada@host", **how)  # type: ignore[arg-type]
 
 
 def goes_on(app: FlightsApp, target: ObjectStore, kafka: FailoverKafka) -> FlightsApp:
-    """Return the app at its new place, after it has read all available records."""
+    """Return the app at its new store, after it has read all available records."""
     other = FlightsApp(target, kafka, app.name, clock=app.clock)
     for _ in range(2):
         other.step_all()
@@ -57,7 +57,7 @@ def check_books(target: ObjectStore, name: str) -> None:
     assert report.consistent, report.differences
 
 
-def test_it_goes_on_in_another_kafka_with_what_was_on_the_way() -> None:
+def test_a_recovered_app_continues_in_another_kafka_with_its_in_flight_records() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     kafka = elsewhere(app)
@@ -81,7 +81,7 @@ def test_it_goes_on_in_another_kafka_with_what_was_on_the_way() -> None:
     check_books(target, app.name)
 
 
-def test_it_goes_on_in_the_same_kafka_though_the_old_app_went_on_for_a_while() -> None:
+def test_a_recovered_app_continues_in_the_same_kafka_after_later_commits_of_the_old_app() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     app.run(flights(20))
@@ -93,7 +93,7 @@ def test_it_goes_on_in_the_same_kafka_though_the_old_app_went_on_for_a_while() -
     check_books(target, app.name)
 
 
-def test_where_the_old_place_can_be_reached_it_is_fenced_and_nothing_is_lost() -> None:
+def test_a_reachable_old_store_is_fenced_and_nothing_is_lost() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     app.run(flights(20))
@@ -120,7 +120,7 @@ def test_where_the_old_place_can_be_reached_it_is_fenced_and_nothing_is_lost() -
     assert sum(each[0] for each in other.state["carriers"].values()) == 57
 
 
-def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_runs() -> None:
+def test_after_recovery_from_one_of_two_replicas_the_other_is_refused() -> None:
     app, one, other = running(), AgingStore(), AgingStore()
     copy(app, one)
     copy(app, other)
@@ -138,9 +138,7 @@ def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_ru
 
 
 @pytest.mark.parametrize(("verb", "part"), [("put_if_absent", "/leaving.json"), ("put", "/replica.json")])
-def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_the_app_runs(
-    verb: str, part: str
-) -> None:
+def test_one_of_two_concurrent_recoveries_to_other_stores_wins_and_the_other_is_refused(verb: str, part: str) -> None:
     app, there, one, other = running(), AgingStore(), AgingStore(), AgingStore()
     copy(app, there)
     recovered(app, there, failover_kafka(app))
@@ -170,7 +168,7 @@ def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_th
     assert (left.state, left.root) == ("left", winner.url)
 
 
-def test_typed_again_it_does_not_count_what_it_put_there_to_fence_it() -> None:
+def test_a_repeated_recovery_does_not_count_its_own_fencing_versions_as_lost() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     app.run(flights(20))
@@ -190,7 +188,7 @@ def test_typed_again_it_does_not_count_what_it_put_there_to_fence_it() -> None:
     assert {each.stage: each.newest for each in done.plan.lost} == heads
 
 
-def test_an_app_goes_there_and_back_and_there_again() -> None:
+def test_an_app_can_be_recovered_back_and_forth() -> None:
     app, here, there = running(), AgingStore(), AgingStore()
     moved, stores = app, (app.store, here, there)
     for _ in range(2):
@@ -213,7 +211,7 @@ def test_an_app_goes_there_and_back_and_there_again() -> None:
         moved = went_on
 
 
-def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:
+def test_a_replica_interrupted_beyond_its_cut_is_rolled_back_to_the_cut() -> None:
     app, target = running(), AgingStore()
     pin_cut(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
     copy(app, target)
@@ -235,7 +233,7 @@ def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> 
     check_books(target, app.name)
 
 
-def test_in_a_mirror_with_other_offsets_it_finds_the_records_that_it_has_read() -> None:
+def test_in_a_mirror_with_other_offsets_the_records_already_read_are_found() -> None:
     app, target = running(), AgingStore()
     app.send(*(Flight(f"N{number:03}", f"C{number % 3}", number) for number in range(40)))
     app.step_all()
@@ -252,7 +250,7 @@ def test_in_a_mirror_with_other_offsets_it_finds_the_records_that_it_has_read() 
     assert other.state == app.state
 
 
-def test_a_mirror_that_lags_is_read_on_from_its_end() -> None:
+def test_a_mirror_that_lags_is_read_from_its_end() -> None:
     app, target = running(), AgingStore()
     app.send(*(Flight(f"N{number:03}", f"C{number % 3}", number) for number in range(40)))
     app.step_all()
@@ -265,7 +263,7 @@ def test_a_mirror_that_lags_is_read_on_from_its_end() -> None:
     assert all(each.unmirrored for each in found)
 
 
-def test_without_records_kept_only_what_the_mirror_says_exactly_counts() -> None:
+def test_without_archived_records_only_exact_offset_pairs_of_the_mirror_are_used() -> None:
     app, target = running(), AgingStore()
     Replicator(app.store, target, app.name, "ada@host").run_round()
     kafka = elsewhere(app, before=2)
@@ -288,7 +286,7 @@ def test_without_records_kept_only_what_the_mirror_says_exactly_counts() -> None
     assert read.offsets == tuple(at + 2 for at in offsets)
 
 
-def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_done() -> None:
+def test_an_unknown_or_incomplete_replica_is_refused_and_a_repeated_recovery_reports_done() -> None:
     app, target = running(), AgingStore()
     with pytest.raises(NotFound, match="no replica named"):
         recovered(app, target, failover_kafka(app))
@@ -303,7 +301,7 @@ def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_d
         copy(app, target)
 
 
-def test_what_a_sink_had_still_to_publish_is_carried_into_a_topic_of_its_own() -> None:
+def test_unpublished_rows_of_a_sink_are_carried_over_to_a_new_internal_topic() -> None:
     app, target = running(), AgingStore()
     kafka, head = failover_kafka(app), app.heads["carriers"]
     begun = replace(successor_of(head), sinks={"alerts": Sink("flights-alerts", 2, head.version + 1)})

@@ -1,4 +1,4 @@
-"""Replication that is killed at any request or runs twice: the replica is always consistent."""
+"""Replication that is killed at any request, or runs twice at once: the replica is always consistent."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +39,7 @@ def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
 
 
 def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
-    """Check that the existing part of a replica is consistent, with the app's tables at that cut."""
+    """Check that the replica, as far as it exists, is consistent, with the app's tables at its cut."""
     store = fresh(target)
     try:
         cut = resolve(store, app.name, now_ms=LATER_MS)
@@ -56,7 +56,7 @@ def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
     return True
 
 
-def test_killed_at_any_request_a_whole_is_there_and_the_next_call_goes_on() -> None:
+def test_a_replication_killed_anywhere_leaves_a_consistent_replica_and_the_next_call_continues() -> None:
     def both(world: tuple[FlightsApp, AgingStore]) -> tuple[AgingStore, AgingStore]:
         return store_of(world[0]), world[1]
 
@@ -68,7 +68,7 @@ def test_killed_at_any_request_a_whole_is_there_and_the_next_call_goes_on() -> N
             check_whole(app, target)
 
 
-def test_two_at_once_do_each_other_no_harm() -> None:
+def test_two_concurrent_replications_do_no_harm() -> None:
     app, target = history_of(1)
     with target.requests() as made:
         copy(app, target)

@@ -51,7 +51,7 @@ def running() -> FlightsApp:
 
 
 def check_whole(app: FlightsApp, target: ObjectStore) -> None:
-    """Check that the replica equals the app up to its cut, and that it verifies completely."""
+    """Check that the replica equals the app up to its cut, and that `verify` finds it complete."""
     found = replicas.REPLICA_CUTS.newest(target, app.name)
     assert found is not None
     for stage, version in found.stages.items():
@@ -63,7 +63,7 @@ def check_whole(app: FlightsApp, target: ObjectStore) -> None:
         assert report.consistent, report.differences
 
 
-def test_a_replica_has_every_version_and_verifies_with_what_is_on_the_way() -> None:
+def test_a_replica_has_every_version_and_verifies_with_its_in_flight_records() -> None:
     app, target = running(), AgingStore()
     done = copy(app, target)
     assert done.cut.stages == {stage: head.version for stage, head in app.heads.items()}
@@ -75,7 +75,7 @@ def test_a_replica_has_every_version_and_verifies_with_what_is_on_the_way() -> N
         assert history.list_versions(target, app.name, stage) == tuple(range(1, head.version + 1))
 
 
-def test_verifying_an_app_says_what_it_did_not_look_at_such_as_its_replica() -> None:
+def test_verifying_an_app_lists_its_replica_as_not_checked() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     clone(app.store, app.name, "copy", channels=failover_kafka(app), by="ada@host", now_ms=LATER_MS)
@@ -91,7 +91,7 @@ def test_verifying_an_app_says_what_it_did_not_look_at_such_as_its_replica() -> 
     )
 
 
-def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
+def test_later_rounds_copy_only_new_objects() -> None:
     app, target = running(), AgingStore()
     counting = CountingStore(target)
     copies = Replicator(app.store, counting, app.name, "ada@host", failover_kafka(app))
@@ -109,7 +109,7 @@ def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
     assert again.cut.stages == done.cut.stages
 
 
-def test_a_replica_is_readable_by_ref_and_is_collected_as_its_app_was() -> None:
+def test_a_replica_can_be_read_by_ref_and_follows_its_apps_collections() -> None:
     app, target = running(), AgingStore()
     copies = replicator(app, target)
     copies.run_round()
@@ -134,7 +134,7 @@ def test_a_replica_is_readable_by_ref_and_is_collected_as_its_app_was() -> None:
     assert resolve(target, f"{app.name}@friday", now_ms=LATER_MS).versions == pinned.stages
 
 
-def test_a_replica_that_is_older_than_its_apps_collection_is_named_and_stays_what_it_is() -> None:
+def test_a_replica_that_has_missed_a_collection_is_refused_and_unchanged() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     before = keys_of(target, "")
@@ -148,7 +148,7 @@ def test_a_replica_that_is_older_than_its_apps_collection_is_named_and_stays_wha
     assert keys_of(target, "") == before
 
 
-def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
+def test_a_target_that_is_no_replica_of_this_app_is_refused_and_unchanged() -> None:
     app, target = running(), AgingStore()
     apps.create_app(target, AppInfo("flights", 7))
     with pytest.raises(Refused, match="already exists and is not a replica"):
@@ -166,7 +166,7 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
         copy(other, target)
 
 
-def test_a_replica_that_others_wrote_to_is_noticed_and_left_alone() -> None:
+def test_a_replica_with_foreign_writes_is_detected_and_left_alone() -> None:
     app, target = running(), AgingStore()
     copy(app, target)
     amend(target, (app.name, "carriers"), Amendment("rescale"), by="eve@host", now_ms=LATER_MS)
@@ -190,7 +190,7 @@ def test_a_root_inside_the_other_is_refused(tmp_path: Path) -> None:
     check_whole(app, target)
 
 
-def test_what_lies_beside_versions_goes_along_and_goes_when_the_app_gives_it_up() -> None:
+def test_archives_and_protection_are_replicated_and_removed_with_the_apps() -> None:
     app, target = running(), AgingStore()
     kept = {f"{app.name}/input/flights/01.parquet": b"records", f"{app.name}/input/flights/index/1.json": b"{}"}
     protected = keys.protected(app.name)
@@ -215,7 +215,7 @@ def test_what_lies_beside_versions_goes_along_and_goes_when_the_app_gives_it_up(
     assert keys_of(target, protected) == set()
 
 
-def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -> None:
+def test_rewritten_objects_of_a_forget_are_copied_before_the_old_ones_are_deleted() -> None:
     app, target = running(), AgingStore()
     copies = replicator(app, target)
     copies.run_round()
@@ -239,7 +239,7 @@ def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -
 
 
 @pytest.mark.parametrize(("verb", "part"), [("get", "/sst/"), ("list", "/sst/"), ("get", "/manifest")])
-def test_keys_that_are_forgotten_while_it_copies_are_no_damage(verb: str, part: str, tmp_path: Path) -> None:
+def test_a_forget_during_a_round_does_not_damage_the_replica(verb: str, part: str, tmp_path: Path) -> None:
     app, target = running(), AgingStore()
     asked = RequestedKeys.parse(("aircraft=N003",))
     cache = SstCache(tmp_path, 1 << 30)
@@ -252,8 +252,8 @@ def test_keys_that_are_forgotten_while_it_copies_are_no_damage(verb: str, part: 
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
 
 
-def test_a_continuous_replica_loses_what_a_forget_replaced_whenever_its_rounds_come(tmp_path: Path) -> None:
-    """Sixty rounds of one process, ten minutes each, with four forgets, each during a round."""
+def test_a_continuous_replica_deletes_what_a_forget_replaced_whenever_its_rounds_run(tmp_path: Path) -> None:
+    """Sixty rounds in one process, ten minutes apart, with four forgets, each during a round."""
     app, target = failover_app(), AgingStore()
     cache, copies = SstCache(tmp_path, 1 << 30), replicator(app, target)
     others = [flight for flight in flights(8) if flight.tail != "N003"]
@@ -288,7 +288,7 @@ def test_a_continuous_replica_loses_what_a_forget_replaced_whenever_its_rounds_c
     check_whole(app, target)
 
 
-def test_texts_of_edits_that_had_a_key_go_from_a_replica_too_however_long_they_were(tmp_path: Path) -> None:
+def test_masked_texts_of_edits_replace_those_of_a_replica_whatever_their_length(tmp_path: Path) -> None:
     app, target = running(), AgingStore()
     cache, who = SstCache(tmp_path, 1 << 30), "ada@host"
     for length in (10, 11, 12):  # the text in their place is as long as one of them
@@ -309,7 +309,7 @@ def test_texts_of_edits_that_had_a_key_go_from_a_replica_too_however_long_they_w
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
 
 
-def test_what_is_forgotten_goes_from_a_clones_replica_too_with_what_it_shares(tmp_path: Path) -> None:
+def test_a_clones_replica_also_loses_forgotten_keys_in_shared_objects(tmp_path: Path) -> None:
     app, target = failover_app(), AgingStore()
     app.run(flights(30))
     clone(app.store, app.name, "copy", channels=failover_kafka(app), by="ada@host", now_ms=LATER_MS)
@@ -324,7 +324,7 @@ def test_what_is_forgotten_goes_from_a_clones_replica_too_with_what_it_shares(tm
     check_whole(app, target)
 
 
-def test_a_name_that_is_another_apps_in_the_target_stays_that_ones() -> None:
+def test_a_name_that_belongs_to_another_app_in_the_target_is_kept() -> None:
     target, asked = AgingStore(), {}
     for folder in ("one", "two", "shop"):
         app = FlightsApp(AgingStore(), FailoverKafka(), folder)

@@ -1,4 +1,4 @@
-"""DuckDB 1.5 with its Iceberg extension, which 2.0 lacks, in its own folder and processes."""
+"""DuckDB 1.5 in its own folder and processes, for its Iceberg extension, which DuckDB 2.0 lacks."""
 
 import json
 import subprocess

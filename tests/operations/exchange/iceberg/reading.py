@@ -1,4 +1,4 @@
-"""Iceberg tables as pyiceberg reads them, also from a store in memory."""
+"""Iceberg tables as pyiceberg reads them, including tables of an in-memory store."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from slackwater.store.objects.protocol import ObjectStore
 
 
 class StoreIO(FileIO):
-    """File access of pyiceberg to stores."""
+    """File access to stores for pyiceberg."""
 
     def __init__(self, *stores: ObjectStore) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class StoreIO(FileIO):
 
 
 def opened(store: ObjectStore, target: ObjectStore, name: str) -> StaticTable:
-    """Return a table under a root, whose SSTs are in a store."""
+    """Open an Iceberg table under a root; its SSTs are in another store."""
     # As readers do: by the number that they are told.
     folder = f"{name}/metadata"
     data = target.get(f"{folder}/v{target.get(f'{folder}/version-hint.text').decode()}.metadata.json")
@@ -41,6 +41,6 @@ def opened(store: ObjectStore, target: ObjectStore, name: str) -> StaticTable:
 
 
 def rows(table: StaticTable, snapshot: int | None = None) -> list[dict[str, object]]:
-    """Return its rows at a snapshot, by default the newest, sorted by the first column."""
+    """Return the table's rows at a snapshot, by default the newest, sorted by the first column."""
     found: pa.Table = table.scan(snapshot_id=snapshot).to_arrow()
     return sorted(found.to_pylist(), key=lambda row: str(next(iter(row.values()))))

@@ -34,7 +34,7 @@ def app() -> FlightsApp:
 
 
 class Lake:
-    """Target of an app's exports."""
+    """An Iceberg root to which an app is exported."""
 
     def __init__(self, app: FlightsApp, cache: SstCache, keep_ms: int = HOUR_MS) -> None:
         self.app, self.cache, self.store = app, cache, AgingStore()
@@ -61,7 +61,7 @@ class Lake:
         return self.export.pins("flights")
 
 
-def test_tables_are_what_a_query_gives_at_each_moment(app: FlightsApp, cache: SstCache) -> None:
+def test_tables_have_the_rows_of_a_query_at_each_moment(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     for ref in ("flights", "flights@~3", "flights"):
         done = lake.write(ref)
@@ -75,7 +75,7 @@ def test_tables_are_what_a_query_gives_at_each_moment(app: FlightsApp, cache: Ss
         app.run(flights(30, delay=3))
 
 
-def test_no_row_is_copied_the_data_files_are_the_ssts(app: FlightsApp, cache: SstCache) -> None:
+def test_the_data_files_are_the_ssts_so_that_no_row_is_copied(app: FlightsApp, cache: SstCache) -> None:
     app.run(flights(60, delay=7))
     lake = Lake(app, cache)
     done = lake.write()
@@ -88,7 +88,7 @@ def test_no_row_is_copied_the_data_files_are_the_ssts(app: FlightsApp, cache: Ss
         assert table.properties["gc.enabled"] == "false"
 
 
-def test_a_table_that_did_not_move_gets_no_snapshot(app: FlightsApp, cache: SstCache) -> None:
+def test_an_unchanged_table_gets_no_snapshot(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     before = lake.write()
     written = keys_of(lake.store)
@@ -105,7 +105,7 @@ def test_a_table_that_did_not_move_gets_no_snapshot(app: FlightsApp, cache: SstC
     assert after["carriers"].snapshot == before["carriers"].snapshot
 
 
-def test_what_a_snapshot_points_at_is_kept_until_it_is_gone(app: FlightsApp, cache: SstCache) -> None:
+def test_ssts_of_an_iceberg_snapshot_stay_pinned_until_the_snapshot_expires(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache, keep_ms=2 * HOUR_MS)
     first = lake.write()
     expected = lake.rows("carriers")
@@ -135,7 +135,7 @@ def test_what_a_snapshot_points_at_is_kept_until_it_is_gone(app: FlightsApp, cac
     assert lake.rows("carriers", second["carriers"].snapshot)
 
 
-def test_a_table_at_rest_does_not_keep_the_old_versions_of_others(app: FlightsApp, cache: SstCache) -> None:
+def test_an_unchanged_table_does_not_pin_old_versions_of_other_tables(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     lake.write()
     (old,) = lake.pins()
@@ -157,7 +157,7 @@ def lake_pins(lake: Lake, name: str) -> list[str]:
     return list(head.pins.values())
 
 
-def test_what_a_person_removed_is_pinned_again(app: FlightsApp, cache: SstCache) -> None:
+def test_a_pin_that_somebody_removed_is_restored(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     lake.write()
     (pin,) = lake.pins()
@@ -168,7 +168,7 @@ def test_what_a_person_removed_is_pinned_again(app: FlightsApp, cache: SstCache)
     assert lake_pins(lake, "carriers") == [again]
 
 
-def test_snapshots_say_whose_they_are(app: FlightsApp, cache: SstCache) -> None:
+def test_snapshots_carry_the_app_and_version_they_show(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     done = lake.write()
     (taken,) = list_snapshots(app.store, "flights")
@@ -180,7 +180,7 @@ def test_snapshots_say_whose_they_are(app: FlightsApp, cache: SstCache) -> None:
     assert int(snapshot.summary.additional_properties["total-records"]) == done["carriers"].rows
 
 
-def test_what_nothing_names_is_swept_once_it_is_old(app: FlightsApp, cache: SstCache) -> None:
+def test_old_unreferenced_files_are_deleted(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     lake.write()
     first = keys_of(lake.store)
@@ -196,7 +196,7 @@ def test_what_nothing_names_is_swept_once_it_is_old(app: FlightsApp, cache: SstC
     assert lake.rows("carriers") == lake.queried("carriers")
 
 
-def test_of_two_who_export_at_once_the_later_finds_what_the_other_wrote(app: FlightsApp, cache: SstCache) -> None:
+def test_the_later_of_two_concurrent_exports_builds_on_the_other(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     lake.write()
     app.run(flights(20, delay=4))
@@ -212,7 +212,7 @@ def test_of_two_who_export_at_once_the_later_finds_what_the_other_wrote(app: Fli
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
-def test_killed_anywhere_the_same_call_finishes_and_no_reader_sees_half(cache: SstCache, again: bool) -> None:
+def test_a_killed_export_is_finished_by_the_same_call_and_no_reader_sees_half(cache: SstCache, again: bool) -> None:
     names = ("aircraft", "carriers")
 
     def build() -> Lake:
@@ -240,7 +240,7 @@ def test_killed_anywhere_the_same_call_finishes_and_no_reader_sees_half(cache: S
         assert {pin for name in names for pin in lake_pins(lake, name)} == set(lake.pins())
 
 
-def test_whatever_fails_no_pin_stays_that_no_table_names(cache: SstCache) -> None:
+def test_after_any_failure_no_pin_stays_without_a_table(cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
     for target in (False, True):
@@ -272,7 +272,7 @@ def test_whatever_fails_no_pin_stays_that_no_table_names(cache: SstCache) -> Non
         assert point > 5
 
 
-def test_only_some_tables(app: FlightsApp, cache: SstCache) -> None:
+def test_an_export_of_selected_tables(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     assert lake.write("flights", "carriers").keys() == {"carriers"}
     assert {key.partition("/")[0] for key in keys_of(lake.store)} == {"carriers"}
@@ -280,7 +280,7 @@ def test_only_some_tables(app: FlightsApp, cache: SstCache) -> None:
         lake.write("flights", "carrier")
 
 
-def test_a_folder_of_somebody_elses_is_refused(app: FlightsApp, cache: SstCache) -> None:
+def test_a_foreign_table_in_the_target_folder_is_refused(app: FlightsApp, cache: SstCache) -> None:
     lake = Lake(app, cache)
     lake.write()
     other = aging_app("other", store=store_of(app))
@@ -313,7 +313,7 @@ KINDS += ["timestamp[us]", "timestamp[us, tz=UTC]", "decimal128(20, 3)", "list<i
 KINDS += ["struct<a: int8, `b c`: struct<d: timestamp[us, tz=UTC]>>"]
 
 
-def test_every_type_of_a_column_has_one_in_iceberg(cache: SstCache) -> None:
+def test_every_column_type_has_an_iceberg_type(cache: SstCache) -> None:
     store, target = AgingStore(), AgingStore()
     table = Table((Column("k", "string"),), tuple(Column(f"c{n}", kind) for n, kind in enumerate(KINDS)), 1)
     ssts = write_version(store, cache, table, {("a",): (None,) * len(KINDS), ("b",): None}, 1)
@@ -331,7 +331,7 @@ def export(store: AgingStore, target: AgingStore, cache: SstCache, manifest: Man
     return done
 
 
-def test_columns_that_would_be_one_in_iceberg_are_refused(cache: SstCache) -> None:
+def test_columns_whose_names_collide_in_iceberg_are_refused(cache: SstCache) -> None:
     store, target = AgingStore(), AgingStore()
     table = Table((Column("k", "string"),), (Column("a.b", "int64"), Column("a", "struct<b: int64>")), 1)
     ssts = write_version(store, cache, table, {("a",): (1, {"b": 2})}, 1)
@@ -341,7 +341,7 @@ def test_columns_that_would_be_one_in_iceberg_are_refused(cache: SstCache) -> No
     assert not keys_of(target)
 
 
-def test_ssts_from_before_a_migration_are_copied_only_where_iceberg_has_no_words_for_it(cache: SstCache) -> None:
+def test_ssts_from_before_a_migration_are_copied_only_if_iceberg_cannot_express_the_change(cache: SstCache) -> None:
     store, target = AgingStore(), AgingStore()
     born = Table((Column("k", "string"),), (Column("n", "int32"), Column("d", "decimal128(5, 2)")), 1)
     ssts = write_version(store, cache, born, {("a",): (1, None), ("b",): (2, None)}, 1)

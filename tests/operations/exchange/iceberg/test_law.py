@@ -24,7 +24,7 @@ CHANGES = st.dictionaries(st.sampled_from(KEYS), st.booleans(), min_size=1)
 
 @scaled(12, in_ci=500)
 @given(st.data(), st.sampled_from([1, 2]), st.booleans())
-def test_pyiceberg_reads_what_a_query_gives_at_any_version(
+def test_pyiceberg_reads_the_rows_of_a_query_at_any_version(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, partitions: int, expires: bool
 ) -> None:
     store, target = MemoryStore(), MemoryStore()
@@ -54,7 +54,7 @@ def test_pyiceberg_reads_what_a_query_gives_at_any_version(
 
 
 class At(Cut):
-    """A cut that is read by a clock."""
+    """A cut with a given clock."""
 
     def __init__(self, app: str, stages: dict[str, Manifest], clock_ms: int) -> None:
         super().__init__(app, stages)
@@ -76,7 +76,7 @@ def queried(
         st.dictionaries(st.sampled_from("abc"), st.frozensets(st.integers(0, 40), min_size=1)), min_size=1, max_size=12
     )
 )
-def test_delete_files_say_what_is_wanted_and_nothing_else(steps: list[dict[str, frozenset[int]]]) -> None:
+def test_delete_files_mark_exactly_the_wanted_positions(steps: list[dict[str, frozenset[int]]]) -> None:
     files: dict[str, DeleteFile] = {}
     for number, step in enumerate(steps):
         wanted: Deletes = {path: np.array(sorted(each)) for path, each in step.items()}
@@ -92,7 +92,7 @@ def test_delete_files_say_what_is_wanted_and_nothing_else(steps: list[dict[str, 
         assert said == {path: set(each) for path, each in step.items()}
 
 
-def test_hundreds_of_increments_make_few_delete_files_and_write_each_position_a_few_times() -> None:
+def test_hundreds_of_increments_need_few_delete_files_and_rewrite_each_position_rarely() -> None:
     files: dict[str, DeleteFile] = {}
     written = 0
     for number in range(500):

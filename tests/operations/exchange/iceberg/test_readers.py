@@ -1,4 +1,4 @@
-"""Iceberg readers that are independent of slackwater."""
+"""Iceberg readers that are independent of slackwater read the exported tables."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.support.state_rows import manifest_of, write_version
 
 
 @pytest.mark.s3
-def test_pyiceberg_reads_tables_and_ssts_in_a_bucket(s3_url: str, s3_server: str, tmp_path: Path) -> None:
+def test_pyiceberg_reads_tables_and_ssts_from_a_bucket(s3_url: str, s3_server: str, tmp_path: Path) -> None:
     store, lake = open_store(f"{s3_url}/store"), open_store(f"{s3_url}/lake")
     access = {"s3.endpoint": s3_server, "s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
     app = FlightsApp(store, Kafka())
@@ -52,7 +52,7 @@ LEGS = Table(
 
 
 @pytest.mark.ci
-def test_duckdb_reads_what_a_query_gives(tmp_path: Path) -> None:
+def test_duckdb_reads_the_rows_of_a_query(tmp_path: Path) -> None:
     store, lake = open_store(str(tmp_path / "store")), open_store(str(tmp_path / "the lake"))
     with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
         export = IcebergExport(store, cache, lake, "ada@host")

@@ -1,4 +1,4 @@
-"""A table that begins with imported rows has exactly these rows, or does not exist."""
+"""A table that is created from imported rows has exactly these rows, or does not exist."""
 
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ def sound(store: ObjectStore) -> bool:
     return verify(store, "flights", now_ms=1 << 42, deep=True).differences == ()
 
 
-def test_rows_become_version_1_and_a_claim_goes_on_from_it(tmp_path: Path) -> None:
+def test_rows_become_version_1_and_a_claim_continues_from_it(tmp_path: Path) -> None:
     store = MemoryStore()
     done = initialise(store, FIRST, file_of(ROWS, tmp_path))
     assert (done.version, done.rows, done.ssts, done.offsets, done.already) == (1, 500, 4, {"t": (3, 4)}, False)
@@ -89,7 +89,7 @@ VALUES = st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=2)
 
 @given(data=st.data(), partitions=st.integers(1, 9), slots=st.integers(0, 3))
 @scaled(8)
-def test_whatever_the_rows_are_the_table_has_them(
+def test_the_table_has_the_rows_whatever_they_are(
     data: st.DataObject, partitions: int, slots: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     kind, values = data.draw(KEYS)
@@ -151,7 +151,7 @@ REFUSALS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("sql", "said"), REFUSALS, ids=[said for _, said in REFUSALS])
-def test_rows_that_do_not_fit_are_refused_in_a_sentence_and_leave_nothing(sql: str, said: str) -> None:
+def test_rows_that_do_not_fit_are_refused_with_one_sentence_and_leave_nothing(sql: str, said: str) -> None:
     store = MemoryStore()
     with pytest.raises(Refused, match=said) as refused:
         initialise(store, FIRST, RowSource(sql=sql))
@@ -159,7 +159,7 @@ def test_rows_that_do_not_fit_are_refused_in_a_sentence_and_leave_nothing(sql: s
     assert keys_of(store) == set()
 
 
-def test_a_key_twice_is_told_with_examples_and_what_was_put_is_deleted(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_reported_with_examples_and_written_objects_are_deleted(tmp_path: Path) -> None:
     store, twice = AgingStore(), pa.concat_tables([ROWS, ROWS.slice(0, 40)])
     puts: list[str] = []
     store.before = lambda verb, key: puts.append(key) if verb == "put" else None
@@ -169,7 +169,7 @@ def test_a_key_twice_is_told_with_examples_and_what_was_put_is_deleted(tmp_path:
     assert keys_of(store) == set()
 
 
-def test_values_are_taken_where_none_is_lost() -> None:
+def test_values_are_converted_if_nothing_is_lost() -> None:
     store = MemoryStore()
     sql = "SELECT 'A'::VARCHAR AS carrier, 7::HUGEINT AS flights, 1.25::DECIMAL(9, 2) AS delay"
     initialise(store, FIRST, RowSource(sql=sql))
@@ -177,7 +177,7 @@ def test_values_are_taken_where_none_is_lost() -> None:
     assert (row["carrier"], row["flights"], row["delay"]) == ("A", 7, 1.25)
 
 
-def test_statements_before_the_query_are_run_and_csv_is_read(tmp_path: Path) -> None:
+def test_csv_is_read_and_statements_before_the_query_are_run(tmp_path: Path) -> None:
     file = tmp_path / "it's.csv"
     file.write_text("carrier,flights,delay\nA,1,0.5\nB,2,\n", encoding="utf-8")
     by_file, by_sql = MemoryStore(), MemoryStore()
@@ -203,7 +203,7 @@ def test_a_dry_run_checks_everything_and_changes_nothing(tmp_path: Path) -> None
         initialise(store, replace(FIRST, stage="other"), RowSource(sql=REFUSALS[0][0]), dry_run=True)
 
 
-def test_a_stage_that_has_other_versions_is_refused(tmp_path: Path) -> None:
+def test_a_stage_that_already_has_versions_is_refused(tmp_path: Path) -> None:
     store, source = MemoryStore(), file_of(ROWS, tmp_path)
     initialise(store, FIRST, source)
     before = keys_of(store)
@@ -223,7 +223,7 @@ def test_a_stage_that_has_other_versions_is_refused(tmp_path: Path) -> None:
     assert stored(store, "aircraft") == stored(store, "carriers")
 
 
-def test_of_two_at_once_one_wins_and_the_other_leaves_nothing(tmp_path: Path) -> None:
+def test_one_of_two_concurrent_imports_wins_and_the_other_leaves_nothing(tmp_path: Path) -> None:
     store, source = AgingStore(), file_of(ROWS, tmp_path)
     mine = file_of(ROWS.slice(7), tmp_path)
     other = tmp_path / "other.parquet"
@@ -240,7 +240,7 @@ def test_of_two_at_once_one_wins_and_the_other_leaves_nothing(tmp_path: Path) ->
     assert source == mine
 
 
-def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_call_finishes_it(tmp_path: Path) -> None:
+def test_a_killed_import_is_invisible_until_the_same_call_finishes_it(tmp_path: Path) -> None:
     first, source = replace(FIRST, table=replace(TABLE, partitions=24)), file_of(ROWS, tmp_path)
     expected = None
     begun = partial(initialise, first=first, source=source)
@@ -255,7 +255,7 @@ def test_killed_anywhere_nothing_is_readable_before_it_is_whole_and_the_same_cal
         assert sound(store)
 
 
-def test_rows_expire_by_the_tables_ttl_and_its_clock_has_seen_them(tmp_path: Path) -> None:
+def test_imported_rows_expire_by_the_tables_ttl_and_set_its_clock(tmp_path: Path) -> None:
     at = [1_000_000, 2_000_000, 9_000_000]
     rows = pa.table({"k": ["a", "b", "c"], "at": pa.array([ms * 1000 for ms in at], pa.timestamp("us", "UTC"))})
     columns = (Column("at", "timestamp[us, tz=UTC]"),)
@@ -274,7 +274,7 @@ def test_rows_expire_by_the_tables_ttl_and_its_clock_has_seen_them(tmp_path: Pat
     assert initialise(store, replace(FIRST, stage="later", table=by_write), file_of(rows, tmp_path)).already
 
 
-def test_moments_and_histories_begin_with_it(tmp_path: Path) -> None:
+def test_moments_and_histories_begin_with_the_import(tmp_path: Path) -> None:
     store = MemoryStore()
     initialise(store, FIRST, file_of(ROWS, tmp_path))
     cut = resolve(store, "flights@~0", now_ms=1 << 42)
@@ -284,7 +284,7 @@ def test_moments_and_histories_begin_with_it(tmp_path: Path) -> None:
     assert [(change.version, change.kind) for change in found.changes] == [(1, "added")]
 
 
-def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_the_sort_memory_spill_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slackwater.operations.exchange.initialise.SORT_MEMORY", "48 MiB")
     monkeypatch.setattr(loading, "_MAX_WORKERS", 1)
     path = tmp_path / "many.parquet"

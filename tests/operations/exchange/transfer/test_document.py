@@ -1,4 +1,4 @@
-"""The document of an exported folder is described field by field."""
+"""Every field of the document in an exported folder is documented."""
 
 import re
 from pathlib import Path
@@ -18,13 +18,13 @@ INSIDE = {
 
 
 def structs(kind: Any) -> set[type[Struct]]:
-    """Return the structs of a type's first level."""
+    """Return the structs in a type, without those nested in them."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return {kind}
     return {found for each in get_args(kind) for found in structs(each)}
 
 
-def test_every_field_of_the_document_is_in_the_documentation() -> None:
+def test_every_field_of_the_document_is_documented() -> None:
     words = set(re.findall(r"`([\w.]+)`", PAGE))
     for kind in (
         Export,

@@ -1,4 +1,4 @@
-"""An app exported as a folder: complete, and readable without slackwater."""
+"""An app exported as a folder: the folder is complete, and readable without slackwater."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ def leave(
     return export_folder(app.store, cache, cut, ref, path, lambda: reader or app.kafka, **how)  # type: ignore[arg-type]
 
 
-def test_its_files_have_the_rows_of_a_query_and_open_without_us(
+def test_the_files_have_the_rows_of_a_query_and_open_without_slackwater(
     app: FlightsApp, cache: SstCache, tmp_path: Path
 ) -> None:
     reject(app, "carriers", [3, 4], tmp_path / "rejecting")
@@ -83,7 +83,7 @@ def test_its_files_have_the_rows_of_a_query_and_open_without_us(
     assert on_the_way.column_names == ["tail", "carrier", "delay", "_partition", "_offset", "_row"]
 
 
-def test_records_in_flight_that_a_snapshot_keeps_are_not_asked_of_kafka(
+def test_in_flight_records_kept_by_a_snapshot_are_exported_without_kafka(
     app: FlightsApp, cache: SstCache, tmp_path: Path
 ) -> None:
     leave(app, cache, tmp_path / "before")
@@ -112,14 +112,14 @@ def test_a_table_without_rows_is_a_file_without_rows(cache: SstCache, tmp_path: 
     ).fetchall() == [(0, 0)]
 
 
-def test_a_snapshot_that_is_not_complete_is_no_moment(app: FlightsApp) -> None:
+def test_an_incomplete_snapshot_cannot_be_exported(app: FlightsApp) -> None:
     SNAPSHOT_REQUESTS.put(app.store, SnapshotRequest(str(ULID()), "half", 1, "ada@host"), "flights")
     with pytest.raises(NotFound) as missing:
         resolve(app.store, "flights@half", now_ms=NOW_MS)
     assert "'half' was requested and is not complete yet" in missing.value.hint
 
 
-def test_what_cannot_be_written_is_refused_and_leaves_nothing(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_an_impossible_export_is_refused_and_leaves_nothing(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for path, words in (
         (tmp_path / "mine", "already exists"),
@@ -134,7 +134,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(app: FlightsApp, c
     assert not (tmp_path / "store" / "out").exists()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     app: FlightsApp, cache: SstCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, write_table = 0, pq.write_table
@@ -167,7 +167,7 @@ def total(folder: Path, key: str, *places: str) -> dict[str, tuple[int, int]]:
 
 
 def assert_each_record_counts_once(folder: Path, app: FlightsApp) -> None:
-    """Check that each record counts once, in a table or in flight, for aircraft and for carriers."""
+    """Check that each record counts once, in a table or in flight, both by aircraft and by carrier."""
     offsets = json.loads((folder / "export.json").read_text())["stages"]["legs"]["inputs"]["flights"]["offsets"]
     aircraft, carriers = dict[str, tuple[int, int]](), dict[str, tuple[int, int]]()
     for messages, end in zip(app.kafka.topics["flights"], offsets, strict=True):
@@ -187,7 +187,7 @@ def assert_each_record_counts_once(folder: Path, app: FlightsApp) -> None:
     ),
     data=st.data(),
 )
-def test_at_any_moment_of_any_app_the_folder_has_each_record_once(
+def test_the_folder_of_any_moment_has_each_record_once(
     steps: list[tuple[str, int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     app, folder = FlightsApp(MemoryStore(), Kafka()), tmp_path_factory.mktemp("law")
@@ -206,7 +206,7 @@ def test_at_any_moment_of_any_app_the_folder_has_each_record_once(
     assert_each_record_counts_once(folder / "out", app)
 
 
-def test_rows_that_have_expired_stay_behind(cache: SstCache, tmp_path: Path) -> None:
+def test_expired_rows_are_not_exported(cache: SstCache, tmp_path: Path) -> None:
     app = Hourly(cache)
     for rows in ({"a": 1, "b": 1}, {"b": 2}, {"c": 3}):
         app.batch(**rows)
@@ -218,7 +218,7 @@ def test_rows_that_have_expired_stay_behind(cache: SstCache, tmp_path: Path) -> 
         assert "".join(key for (key,) in found) == keys
 
 
-def test_a_folder_says_what_its_document_promises(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_a_folder_has_what_its_document_promises(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     leave(app, cache, folder)
     said = json.loads((folder / "export.json").read_text())
@@ -237,7 +237,7 @@ def test_a_folder_says_what_its_document_promises(app: FlightsApp, cache: SstCac
     assert listed == {file["path"] for file in files} | {"export.json"}
 
 
-def test_the_code_of_the_page_gives_offsets_and_notices_a_file_that_was_changed(
+def test_the_documentations_code_prints_offsets_and_detects_a_changed_file(
     app: FlightsApp, cache: SstCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(app, cache, tmp_path / "flights-before-move")

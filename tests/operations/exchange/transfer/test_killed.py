@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Count file writes as requests in this block; a killed export keeps its files."""
+    """Count file writes as requests in this block; files that a killed export has written stay."""
     write_table, write_bytes = pq.write_table, Path.write_bytes
 
     def told(where: Path, write: Callable[[], T]) -> T:
@@ -37,7 +37,7 @@ def told_of_writes(store: AgingStore, patch: pytest.MonkeyPatch) -> Iterator[Non
         yield
 
 
-def test_an_export_that_is_killed_anywhere_leaves_no_folder_and_the_same_call_writes_it(
+def test_a_killed_export_leaves_no_folder_and_the_same_call_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = count()

@@ -1,4 +1,4 @@
-"""A Spark query becomes a stage: compared with the running query, adopted, and continued at the next record."""
+"""A Spark query becomes a stage: compared while the query runs, adopted, and continued at the next record."""
 
 import json
 import textwrap
@@ -43,7 +43,7 @@ PROGRAM = """
 
 
 class Query:
-    """A plain Spark query over files, and a topic with the same records, whose offsets its checkpoint has."""
+    """A plain Spark query over files, whose checkpoint is given the offsets of a topic with the same records."""
 
     def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
         self.topic = f"orders-{uuid4().hex[:8]}"
@@ -64,7 +64,7 @@ class Query:
         assert producer.flush(30) == 0
 
     def batch(self, *orders: tuple[str, int]) -> None:
-        """Write records for one batch."""
+        """Write the records of one batch."""
         before = len(self.rows)
         self.send(*orders)
         lines = "\n".join(map(json.dumps, self.rows[before:]))
@@ -72,7 +72,7 @@ class Query:
         self._batches += 1
 
     def run(self) -> None:
-        """Run the query over the available files, one per batch."""
+        """Run the query over the available files, one file per batch."""
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         spark = spark.newSession()
         for name, value in {
@@ -103,7 +103,7 @@ class Query:
             (file.parent / f".{number}.crc").unlink(missing_ok=True)
 
     def truth(self, up_to: int) -> dict[str, tuple[int, int]]:
-        """Return orders and cents by country of this many records."""
+        """Return orders and cents by country for this many records."""
         found: dict[str, tuple[int, int]] = {}
         for row in self.rows[:up_to]:
             orders, cents = found.get(str(row["country"]), (0, 0))
@@ -132,7 +132,7 @@ def query(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return Query(kafka, tmp_path)
 
 
-def test_a_query_is_compared_adopted_and_goes_on_at_the_next_record(query: Query, tmp_path: Path) -> None:
+def test_a_query_is_compared_adopted_and_continued_at_the_next_record(query: Query, tmp_path: Path) -> None:
     for number in range(4):
         query.batch(("DE", number), ("FR", 10 * number), (f"c{number}", 7))
     query.run()

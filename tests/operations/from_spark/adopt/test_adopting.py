@@ -1,4 +1,4 @@
-"""The batches from which an adoption begins, and the offsets at which the stage continues."""
+"""Which batches an adoption imports, and the offsets at which the stage continues."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("co
 
 @dataclass(slots=True)
 class DamagedCheckpoint(MemoryCheckpoint):
-    """A checkpoint with unreadable state of some batches."""
+    """A checkpoint in which the state of some batches is unreadable."""
 
     damaged: frozenset[int] = frozenset()
 
@@ -46,14 +46,14 @@ def where(offsets: Mapping[str, tuple[int, ...]], *said: str, of: Stage | None =
     return first_offset_options(of or stage(sw.topic("orders")), ReadableBatch(7, offsets, None, None, 1), query)
 
 
-def test_all_batches_that_can_be_read_become_versions_up_to_one_that_is_said() -> None:
+def test_all_readable_batches_up_to_the_given_one_become_versions() -> None:
     found = checkpoint()
     found.clean_up(before=1)
     assert batches_to_adopt(found, None) == range(1, 5)
     assert batches_to_adopt(found, 3) == range(1, 4)
 
 
-def test_where_the_newest_state_is_damaged_the_newest_that_is_not_is_named() -> None:
+def test_if_the_newest_state_is_damaged_the_newest_readable_batch_is_named() -> None:
     with pytest.raises(Refused, match=r"at batch 4 from memory:checkpoint; the newest readable batch is 2") as no:
         batches_to_adopt(checkpoint(4, 3), None)
     assert no.value.hint == "adopt that batch: --from-batch 2"
@@ -64,12 +64,12 @@ def test_where_the_newest_state_is_damaged_the_newest_that_is_not_is_named() -> 
         batches_to_adopt(MemoryCheckpoint((COUNTRY,)), None)
 
 
-def test_a_stage_goes_on_where_the_query_stood() -> None:
+def test_a_stage_continues_at_the_querys_offsets() -> None:
     assert where({"orders": (7, 9)}) == ['orders={"0": 7, "1": 9}']
     assert where({"source-0": (3,)}, 'orders={"0":5}') == ['orders={"0":5}']
 
 
-def test_other_topics_than_the_query_s_are_refused_by_name() -> None:
+def test_topics_that_the_query_does_not_read_are_refused_by_name() -> None:
     with pytest.raises(Refused, match=r"reads the topic 'orders', but the query's sources are: payments \[7\]"):
         where({"payments": (7,)})
     with pytest.raises(Refused, match="the query also reads 'payments', which stage 'totals' does not"):

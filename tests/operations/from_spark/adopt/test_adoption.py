@@ -1,4 +1,4 @@
-"""A query becomes a stage with the expected rows, one version per batch, completely or not at all."""
+"""A query becomes a stage with the expected rows, one version per batch, entirely or not at all."""
 
 import threading
 from pathlib import Path
@@ -84,7 +84,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Query:
-    """A Spark query over some rows, and the stage's expected rows."""
+    """A Spark query over some rows, and the rows that a stage would have."""
 
     def __init__(self, kind: Aggregates = ORDERS) -> None:
         self.checkpoint = MemoryCheckpoint((TOTALS,))
@@ -167,7 +167,7 @@ def check(store: ObjectStore, cache: SstCache, query: Query, first: int = 0, las
 
 @given(st.lists(st.lists(row, max_size=8), min_size=1, max_size=6))
 @scaled(30)
-def test_a_stage_has_at_each_batch_what_it_would_have_had_itself(
+def test_after_each_batch_the_stage_has_the_rows_that_it_would_have_computed(
     cache_folder: Path, batches: list[list[dict[str, Any]]]
 ) -> None:
     query, store, cache = Query(), MemoryStore(), SstCache(cache_folder, 1 << 30)
@@ -180,7 +180,7 @@ def test_a_stage_has_at_each_batch_what_it_would_have_had_itself(
     assert done.checksum.rows == len(query.stages[-1])
 
 
-def test_history_begins_where_the_checkpoint_can_be_read_and_ends_where_it_is_said(cache: SstCache) -> None:
+def test_history_begins_at_the_first_readable_batch_and_ends_at_the_given_one(cache: SstCache) -> None:
     query, store = filled(6), MemoryStore()
     query.checkpoint.clean_up(before=2)
     done = adoption(store, cache, query.checkpoint, query.table, batches=range(2, 5)).run()
@@ -192,7 +192,7 @@ def test_history_begins_where_the_checkpoint_can_be_read_and_ends_where_it_is_sa
     assert [each.verb for each in list_operations(store, "shop")] == ["adopt"]
 
 
-def test_many_batches_are_merged_in_between(cache: SstCache) -> None:
+def test_a_long_history_is_compacted_during_the_adoption(cache: SstCache) -> None:
     query, store = filled(40), MemoryStore()
     adoption(store, cache, query.checkpoint, query.table).run()
     check_rows = [each for each in versions(store) if each.kind == "compaction"]
@@ -203,7 +203,7 @@ def test_many_batches_are_merged_in_between(cache: SstCache) -> None:
     assert verify(store, "shop", now_ms=START_MS, deep=True).consistent
 
 
-def test_asked_again_it_says_that_it_is_done(cache: SstCache) -> None:
+def test_a_repeated_adoption_reports_done(cache: SstCache) -> None:
     query, store = filled(3), MemoryStore()
     done = adoption(store, cache, query.checkpoint, query.table).run()
     before = set(store.list(""))
@@ -213,7 +213,7 @@ def test_asked_again_it_says_that_it_is_done(cache: SstCache) -> None:
     assert set(store.list("")) == before
 
 
-def test_a_stage_that_has_versions_is_refused(cache: SstCache) -> None:
+def test_a_stage_that_already_has_versions_is_refused(cache: SstCache) -> None:
     query, store = filled(3), MemoryStore()
     adoption(store, cache, query.checkpoint, query.table).run()
     other = filled(2)
@@ -222,7 +222,7 @@ def test_a_stage_that_has_versions_is_refused(cache: SstCache) -> None:
         adoption(store, cache, other.checkpoint, other.table).run()
 
 
-def test_a_second_query_becomes_another_stage_of_the_app(cache: SstCache) -> None:
+def test_a_second_query_becomes_another_stage_of_the_same_app(cache: SstCache) -> None:
     query, other, store = filled(3), filled(2), MemoryStore()
     other.checkpoint.query = "another"
     adoption(store, cache, query.checkpoint, query.table).run()
@@ -231,7 +231,7 @@ def test_a_second_query_becomes_another_stage_of_the_app(cache: SstCache) -> Non
     assert rows_at(store, cache, history.read(store, "shop", "others", 2)) == {"others": other.stages[-1]}
 
 
-def test_a_value_without_a_place_leaves_nothing(cache: SstCache) -> None:
+def test_a_value_without_a_column_aborts_and_leaves_nothing(cache: SstCache) -> None:
     query, store = filled(3), MemoryStore()
     rows = pa.schema([("country", pa.string()), ("cents", pa.int64()), ("weight", pa.float64()), ("at", pa.int8())])
     narrow = declared(ORDERS, rows, ["country"])
@@ -243,7 +243,7 @@ def test_a_value_without_a_place_leaves_nothing(cache: SstCache) -> None:
     assert not list(store.list(""))
 
 
-def test_a_history_that_is_not_that_of_the_last_state_is_refused_as_a_whole(cache: SstCache) -> None:
+def test_changes_that_do_not_lead_to_the_last_state_abort_the_adoption(cache: SstCache) -> None:
     query, store = filled(4), MemoryStore()
     # A change that the last state lacks.
     query.checkpoint._changes[2] = {"": {("DE",): query.checkpoint._states[0][""][("DE",)], ("lost",): (1,) * 10}}
@@ -254,7 +254,7 @@ def test_a_history_that_is_not_that_of_the_last_state_is_refused_as_a_whole(cach
     check(store, cache, query, last=1)
 
 
-def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(cache: SstCache) -> None:
+def test_a_killed_adoption_is_invisible_until_the_same_call_finishes_it(cache: SstCache) -> None:
     query = filled(6)
 
     def work(store: AgingStore) -> None:
@@ -268,7 +268,7 @@ def test_killed_at_any_request_nobody_sees_a_part_and_the_same_call_finishes_it(
         assert verify(store, "shop", now_ms=START_MS).consistent
 
 
-def test_half_an_adoption_can_be_given_up(cache: SstCache) -> None:
+def test_an_interrupted_adoption_can_be_abandoned(cache: SstCache) -> None:
     query, store = filled(20), AgingStore()
     with store.death_after(40), pytest.raises(Killed):
         adoption(store, cache, query.checkpoint, query.table).run()
@@ -285,14 +285,14 @@ def test_half_an_adoption_can_be_given_up(cache: SstCache) -> None:
 
 
 class Span(dict[str, int]):
-    """A window of time as a key value."""
+    """A time window as a key value."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.values()))
 
 
-def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None:
-    """Windows that the query has emitted are not emitted again; the others are."""
+def test_windows_fall_due_from_the_querys_watermark_on(cache: SstCache) -> None:
+    """Windows that the query has emitted are not emitted again; later windows are."""
     window = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
     rows = pa.schema([("window", window), ("country", pa.string())])
     table = declared(FinalKind(sw.aggregate(orders=sw.count())), rows, ["window", "country"])
@@ -317,7 +317,7 @@ def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None
     assert not newest.event_time.has_unemitted_due_rows or newest.event_time.next_due_ms is not None
 
 
-def test_the_history_of_an_attached_app_is_taken_over_with_what_the_checkpoint_has(cache: SstCache) -> None:
+def test_an_attached_apps_history_becomes_the_stages_history(cache: SstCache) -> None:
     query, store = filled(4), MemoryStore()
     following = tail(store, cache, query.checkpoint)
     caught_up(following)
@@ -339,7 +339,7 @@ def test_the_history_of_an_attached_app_is_taken_over_with_what_the_checkpoint_h
     assert AttachedHistory(store, cache, "shop", "totals", query.checkpoint).readable_batches() == range(22, 23)
 
 
-def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Path) -> None:
+def test_an_app_with_a_running_stage_of_that_name_is_refused(cache: SstCache, tmp_path: Path) -> None:
     query, other, store = filled(3), filled(2), LocalStore(tmp_path / "store")
     other.checkpoint.query = "another"
     adoption(store, cache, query.checkpoint, query.table).run()
@@ -349,7 +349,7 @@ def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Pat
     assert history.list_stages(store, "shop") == ("totals",)
 
 
-def test_a_program_is_not_compared_with_a_query_whose_batches_no_topic_has(cache: SstCache) -> None:
+def test_a_query_that_reads_no_topic_cannot_be_compared_with_the_program(cache: SstCache) -> None:
     query, store = Query(), MemoryStore()
     query.batch([{"country": "DE", "cents": 1, "weight": None}])
     of_files = adoption(store, cache, query.checkpoint, query.table, constant_offsets={"orders": (0, 0)})

@@ -23,7 +23,7 @@ def adopts(folder: str) -> None:
 
 
 @pytest.mark.ci  # each request is the last one once in test_adoption.py
-def test_killed_at_any_instant_it_is_finished_by_the_same_call(tmp_path: Path) -> None:
+def test_an_adoption_killed_at_any_time_is_finished_by_the_same_call(tmp_path: Path) -> None:
     query, chance = filled(BATCHES), random.Random(7)
     with Victims("tests.operations.from_spark.adopt.test_killed") as victims:
         whole = victims.run("adopts", str(tmp_path / "whole"))

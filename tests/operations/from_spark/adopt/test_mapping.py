@@ -1,4 +1,4 @@
-"""The mapping from a query's state to a stage's columns, and the messages where it is impossible."""
+"""The mapping from a query's state to a stage's columns, and the error messages where there is none."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -53,13 +53,13 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def rows_of(mapping: RowMapping | GroupedMapping, *states: pa.Table) -> list[dict[str, Any]]:
-    """Map whole states."""
+    """Map whole states, and return the rows."""
     tables = mapping.map_all([state.to_batches() for state in states])
     return [row for each in tables for row in each.to_pylist()]
 
 
 def of_buffer(kind: Aggregates, fields: list[tuple[str, pa.DataType]], *values: object) -> dict[str, Any]:
-    """Return the row of a key with these buffer fields."""
+    """Map a buffer with these fields, and return the row."""
     buffer = pa.schema(fields)
     mapping = map_tables([MemoryTable("", COUNTRY, buffer)], declared(kind, ROWS, ["country"]), "stage s")
     state = pa.table([["DE"], *([value] for value in values)], schema=pa.schema([*COUNTRY, *buffer]))
@@ -77,7 +77,7 @@ INT, DOUBLE, BOOL = pa.int64(), pa.float64(), pa.bool_()
 DECIMAL = pa.decimal128(16, 2)
 
 
-def test_fields_of_a_buffer_are_taken_by_their_place() -> None:
+def test_buffer_fields_are_matched_by_position() -> None:
     kind = sw.aggregate(first=sw.sum("cents"), orders=sw.count(), mean=sw.mean("weight"), second=sw.sum("cents"))
     fields = [("sum", INT), ("count", INT), ("sum_2", DOUBLE), ("count_2", INT), ("sum_3", INT)]
     made = of_buffer(kind, fields, 7, 3, 4.5, 2, 8)
@@ -86,7 +86,7 @@ def test_fields_of_a_buffer_are_taken_by_their_place() -> None:
     }  # fmt: skip
 
 
-def test_of_no_value_there_is_no_sum_and_no_mean() -> None:
+def test_sum_and_mean_of_no_values_are_null() -> None:
     kind = sw.aggregate(price=sw.sum("price"), mean=sw.mean("cents"))
     fields = [("sum", DECIMAL), ("isEmpty", BOOL), ("sum_2", DOUBLE), ("count", INT)]
     nothing = {"country": "DE", "price": None, "mean": None, "_mean_sum": None, "_mean_count": 0}
@@ -95,25 +95,25 @@ def test_of_no_value_there_is_no_sum_and_no_mean() -> None:
     assert of_buffer(kind, fields, Decimal("1.50"), False, 5.0, 2) == some
 
 
-def test_sums_of_short_decimals_are_kept_without_their_scale() -> None:
+def test_sums_of_short_decimals_get_their_scale_back() -> None:
     kind = sw.aggregate(price=sw.sum("price"), mean=sw.mean("price"))
     made = of_buffer(kind, [("sum", INT), ("sum_2", DOUBLE), ("count", INT)], 1_234, 1_234.0, 2)
     assert made["price"] == Decimal("12.34")
     assert (made["_mean_sum"], made["mean"]) == (Decimal("12.34"), 6.17)
 
 
-def test_a_sum_that_spark_had_no_room_for_is_not_taken_for_none() -> None:
+def test_an_overflowed_sum_is_refused_and_not_taken_for_null() -> None:
     kind = sw.aggregate(price=sw.sum("price"))
     with pytest.raises(Refused, match="the sums of 1 keys overflowed Spark's decimals"):
         of_buffer(kind, [("sum", DECIMAL), ("isEmpty", BOOL)], None, False)
 
 
-def test_the_sum_behind_a_mean_of_integers_may_be_larger_than_a_long() -> None:
+def test_the_sum_behind_a_mean_of_integers_may_exceed_a_long() -> None:
     made = of_buffer(sw.aggregate(mean=sw.mean("cents")), [("sum", DOUBLE), ("count", INT)], 3e19, 2)
     assert (made["_mean_sum"], made["mean"]) == (Decimal(3 * 10**19), 1.5e19)
 
 
-def test_first_and_last_go_on_whatever_comes() -> None:
+def test_first_and_last_continue_with_any_order_column() -> None:
     kind = sw.aggregate(
         a=sw.first("cents", by="at"),
         b=sw.last("cents", by="at"),
@@ -143,7 +143,7 @@ def test_first_and_last_go_on_whatever_comes() -> None:
     assert (merged["a"], merged["b"], merged["c"], merged["d"]) == (1, 5, 5, 5)
 
 
-def test_what_does_not_fit_is_named_by_its_place() -> None:
+def test_a_mismatch_is_reported_with_its_position() -> None:
     table = MemoryTable("", COUNTRY, pa.schema([("count", INT), ("max", pa.string())]))
     assert (
         "column 'cents' is sum(cents): expected sum (sum, isEmpty) or sum (sum) at position 2 of the state, found max"
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_named_by_its_place() -> None:
     )
 
 
-def test_keys_are_found_by_name_and_expressions_by_place() -> None:
+def test_keys_are_matched_by_name_and_expressions_by_position() -> None:
     key = pa.schema([("groupingexpression", pa.string()), ("at", TIME)])
     table = declared(sw.aggregate(orders=sw.count()), ROWS, ["at", "country"])
     mapping = map_tables([MemoryTable("", key, pa.schema([("count", INT)]))], table, "stage s")
@@ -172,7 +172,7 @@ def test_keys_are_found_by_name_and_expressions_by_place() -> None:
     assert changes.to_pylist() == [{"at": NOON, "country": "DE", "orders": None, DELETED: True}]
 
 
-def test_a_total_becomes_the_one_row_of_a_key_that_is_0() -> None:
+def test_a_global_aggregate_becomes_one_row_with_key_0() -> None:
     state = MemoryTable("", pa.schema([("row", INT)]), pa.schema([("count", INT), ("sum", INT)]), "total")
     rows = pa.schema([("row", pa.int32()), ("one", pa.int32()), ("cents", INT)])
     kind = sw.aggregate(orders=sw.count(), cents=sw.sum("cents"))
@@ -184,8 +184,8 @@ def test_a_total_becomes_the_one_row_of_a_key_that_is_0() -> None:
         map_tables([state], declared(kind, rows, ["one"]), "stage s")
 
 
-def test_buffers_that_no_aggregate_goes_on_from_are_columns_of_an_update() -> None:
-    """Examples are `approx_count_distinct`, `collect_list` and `stddev`, for functions that know their fields."""
+def test_buffers_without_a_corresponding_aggregate_become_columns_of_an_update() -> None:
+    """Examples are `approx_count_distinct`, `collect_list` and `stddev`, whose fields a function can interpret."""
     deviation = [("n", DOUBLE), ("avg", DOUBLE), ("m2", DOUBLE)]
     buffers = pa.schema([("MS_0", INT), ("MS_1", INT), ("buf", pa.binary()), *deviation])
     columns = tuple(Column(each.name, from_arrow(each.type)) for each in buffers)
@@ -195,7 +195,7 @@ def test_buffers_that_no_aggregate_goes_on_from_are_columns_of_an_update() -> No
     assert rows_of(mapping, pa.Table.from_pylist([row])) == [row]
 
 
-def test_a_key_that_was_seen_is_a_row_of_an_update() -> None:
+def test_a_distinct_key_becomes_a_row_of_an_update() -> None:
     seen = Table((Column("country", "string"),), (Column("seen", "bool"),), 1, Update().stored)
     mapping = map_tables([MemoryTable("", COUNTRY, pa.schema([]), "distinct")], seen, "stage s")
     assert rows_of(mapping, pa.table({"country": ["DE"]})) == [{"country": "DE", "seen": True}]
@@ -206,7 +206,7 @@ def test_a_key_that_was_seen_is_a_row_of_an_update() -> None:
     assert [(row["until"].second, row[DUE]) for row in made] == [(5, 5_001)]
 
 
-def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> None:
+def test_state_of_a_pandas_function_has_its_fields_and_its_timeout() -> None:
     values = pa.schema([("n", INT), ("last", pa.string()), ("has_state", BOOL), ("due_at", TIME)])
     columns = [("n", "int64"), ("last", "string"), ("_defined", "bool"), (DUE, "int64")]
     table = Table(
@@ -237,7 +237,7 @@ def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> 
 
 
 def merged(bound: BoundState, schema: pa.Schema, rows: list[dict[str, Any]], key: list[str]) -> list[dict[str, Any]]:
-    """Return the rows that a stage keeps for one key, visible or not."""
+    """Return the rows that a stage stores for one key, visible or not."""
     table = pa.Table.from_pylist(rows, schema=schema)
     groups = Groups(np.zeros(len(rows), np.int32), np.zeros(1, np.int64))
     keys = table.select(key).slice(0, 1)
@@ -246,7 +246,7 @@ def merged(bound: BoundState, schema: pa.Schema, rows: list[dict[str, Any]], key
     return [one | other for one, other in zip(keys.to_pylist(), values.to_pylist(), strict=True)]
 
 
-def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Path) -> None:
+def test_sessions_of_a_key_become_one_row_as_the_stage_stores_them(tmp_path: Path) -> None:
     session = pa.struct([("start", TIME), ("end", TIME)])
     rows = pa.schema([("country", pa.string()), ("visit", session), ("weight", DOUBLE)])
     kind = Sessions(FinalKind(sw.aggregate(n=sw.count(), mean=sw.mean("weight"))), "visit")
@@ -291,7 +291,7 @@ def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-def test_rows_that_wait_for_a_join_are_lists_as_the_stage_would_keep_them(how: Any) -> None:
+def test_rows_that_wait_for_a_join_become_lists_as_the_stage_stores_them(how: Any) -> None:
     sides = (
         with_input_metadata(pa.schema([("country", pa.string()), ("av", INT), ("at", TIME)]), "orders", "at"),
         with_input_metadata(pa.schema([("country", pa.string()), ("bv", INT), ("bt", TIME)]), "payments", "bt"),
@@ -329,7 +329,7 @@ def test_rows_that_wait_for_a_join_are_lists_as_the_stage_would_keep_them(how: A
     assert arrow_schema(table.values).names == [name for name in row if name not in ("country", DELETED)]
 
 
-def test_several_operators_are_no_one_table() -> None:
+def test_several_operators_do_not_fit_one_table() -> None:
     tables = [
         MemoryTable("", COUNTRY, pa.schema([("count", INT)])),
         MemoryTable("distinct", COUNTRY, pa.schema([]), "distinct"),
@@ -338,7 +338,7 @@ def test_several_operators_are_no_one_table() -> None:
         map_tables(tables, declared(sw.aggregate(n=sw.count()), ROWS, ["country"]), "stage s")
 
 
-def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
+def test_the_state_variables_of_a_processor_become_one_row_per_key() -> None:
     element = pa.struct([("x", pa.int32())])
 
     def init(handle: StatefulProcessorHandle, _made: Scripted) -> None:
@@ -389,7 +389,7 @@ MAPS = st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))
 
 @scaled(25, in_ci=300)
 @given(st.lists(st.tuples(LISTS, MAPS), min_size=1, max_size=6))
-def test_lists_and_maps_of_each_batch_are_rows_of_their_tables(
+def test_lists_and_maps_of_each_batch_become_rows_of_side_tables(
     tmp_path_factory: pytest.TempPathFactory, batches: list[Any]
 ) -> None:
     def init(handle: StatefulProcessorHandle, _made: Scripted) -> None:
@@ -446,7 +446,7 @@ def table_names(table: Table) -> list[str]:
     return [column.name for column in table.columns]
 
 
-def test_nan_is_no_largest_number() -> None:
+def test_nan_is_not_mapped_to_a_maximum() -> None:
     kind = sw.aggregate(least=sw.min("weight"), most=sw.max("weight"))
     fields = [("min", DOUBLE), ("max", DOUBLE)]
     assert of_buffer(kind, fields, float("nan"), 3.0)["least"] is None

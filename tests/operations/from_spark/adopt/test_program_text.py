@@ -1,4 +1,4 @@
-"""The generated program of a query: it loads, and declares the query's state."""
+"""The program that is generated for a query: it loads, and declares the query's state."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def declared(folder: Path, *tables: MemoryTable, topics: tuple[str, ...] = ("ord
     return stage
 
 
-def test_aggregates_are_declared_in_the_order_of_their_buffers(tmp_path: Path) -> None:
+def test_aggregates_are_declared_in_the_order_of_the_buffer_fields(tmp_path: Path) -> None:
     stage = declared(tmp_path, MemoryTable("", COUNTRY, BUFFER), topics=("orders", "refunds"))
     assert str(stage.state) == (
         "aggregate(count_1=count(), sum_2=sum(of_sum_2), mean_3=mean(of_mean_3), min_4=min(of_min_4), "
@@ -46,7 +46,7 @@ def test_aggregates_are_declared_in_the_order_of_their_buffers(tmp_path: Path) -
     assert "`of_sum_2` decimal(10,2)" in (tmp_path / "emitted.py").read_text()
 
 
-def test_windows_and_sessions_are_made_of_a_time_with_a_watermark(tmp_path: Path) -> None:
+def test_windows_and_sessions_are_declared_over_a_time_with_a_watermark(tmp_path: Path) -> None:
     stage = declared(tmp_path, MemoryTable("", WINDOW, pa.schema([("count", INT)]), "window"))
     assert stage.key == ("window", "country")
     key = pa.schema([("country", pa.string()), ("sessionStartTime", TIME)])
@@ -56,7 +56,7 @@ def test_windows_and_sessions_are_made_of_a_time_with_a_watermark(tmp_path: Path
     assert stage.event_time.emits == "final"
 
 
-def test_a_total_is_a_stage_whose_key_is_one_number(tmp_path: Path) -> None:
+def test_a_global_aggregate_becomes_a_stage_with_one_numeric_key(tmp_path: Path) -> None:
     row = pa.schema([("row", INT)])
     stage = declared(tmp_path, MemoryTable("", row, pa.schema([("count", INT), ("sum", INT)]), "total"))
     assert (stage.key, str(stage.state)) == (("row",), "aggregate(count_1=count(), sum_2=sum(of_sum_2))")
@@ -67,7 +67,7 @@ def test_a_total_is_a_stage_whose_key_is_one_number(tmp_path: Path) -> None:
     assert "from_json" not in (tmp_path / "emitted.py").read_text()
 
 
-def test_other_operators_have_their_kinds(tmp_path: Path) -> None:
+def test_each_other_operator_gets_its_kind_of_state(tmp_path: Path) -> None:
     distinct = declared(tmp_path, MemoryTable("", COUNTRY, pa.schema([]), "distinct"))
     within = MemoryTable("", COUNTRY, pa.schema([("expires_at", TIME)]), "distinct-within-watermark")
     pandas = MemoryTable("", COUNTRY, pa.schema([("n", INT), ("due_at", TIME)]), "pandas")
@@ -81,7 +81,7 @@ def test_other_operators_have_their_kinds(tmp_path: Path) -> None:
     assert tags == ["update", "update", "pandas_state", "update", "join"]
 
 
-def test_what_cannot_be_declared_is_named(tmp_path: Path) -> None:
+def test_an_operator_without_a_declaration_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"buf binary \(of an aggregate over all values"):
         declared(tmp_path, MemoryTable("", COUNTRY, pa.schema([("buf", pa.binary())])))
     window = MemoryTable("window", WINDOW, pa.schema([("count", INT)]), "window")

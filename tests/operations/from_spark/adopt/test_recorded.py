@@ -1,4 +1,4 @@
-"""Recorded Spark checkpoints of each operator: the generated program adopts their history."""
+"""Recorded Spark checkpoints of each operator: the generated programs adopt their history."""
 
 import textwrap
 from functools import partial
@@ -56,7 +56,7 @@ def unpacked(name: str, folder: Path) -> str:
         *(pytest.param(each, marks=pytest.mark.ci) for each in ("distinct-in-time-changelog", "transform-format2")),
     ],
 )
-def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str, tmp_path: Path) -> None:
+def test_the_generated_program_fits_and_each_version_has_what_spark_reads(name: str, tmp_path: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
     store, cache, program = (
         MemoryStore(),
@@ -109,7 +109,7 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
         ("two-hdfs", "the query has several stateful operators"),
     ],
 )
-def test_what_no_stage_goes_on_from_is_refused_by_name(name: str, lacks: str, tmp_path: Path) -> None:
+def test_an_operator_that_no_stage_can_continue_is_refused_by_name(name: str, lacks: str, tmp_path: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
     with open_checkpoint(unpacked(name, tmp_path / "checkpoint"), spark) as found, pytest.raises(Refused) as caught:
         program_text(found.tables, ["orders"], "shop", "made", found.location, found.query)

@@ -1,4 +1,4 @@
-"""Checkpoints in memory, their followers, and the content of the versions."""
+"""In-memory checkpoints, their followers, and the content of the resulting versions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ LATEST = MemoryTable(
 
 @dataclass(slots=True)
 class RacingCheckpoint(MemoryCheckpoint):
-    """A checkpoint whose query acts between two reads: each read advances `between`."""
+    """A checkpoint whose query may act between two reads: each read runs the next step of `between`."""
 
     between: Iterator[Callable[[], object]] = field(default_factory=lambda: iter(()))
 

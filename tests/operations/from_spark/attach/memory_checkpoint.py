@@ -1,4 +1,4 @@
-"""A checkpoint in memory that behaves like a query's: it commits, and cleans up at any time."""
+"""An in-memory checkpoint that changes as a query's does: it can commit and clean up at any time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,10 @@ Changes = Mapping[str, Mapping[Row, Row | None]]
 
 @dataclass(slots=True)
 class MemoryCheckpoint:
-    """`FollowedCheckpoint` in memory. Cleaned-up batches are gone; `keeps_changes` turns on Spark's changelog."""
+    """In-memory implementation of `FollowedCheckpoint`.
+
+    Batches that were cleaned up are gone; `keeps_changes` turns on Spark's changelog.
+    """
 
     tables: tuple[MemoryTable, ...]
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
@@ -65,7 +68,7 @@ class MemoryCheckpoint:
         self.first = max(self.first, min(before, len(self.batches) - 1))
 
     def state(self, batch: int) -> dict[str, dict[Row, Row]]:
-        """Return the rows of all tables at the end of a batch, also if cleaned up, as the truth for tests."""
+        """Return the rows of all tables at the end of a batch, even one cleaned up, as the truth for tests."""
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
 
     def committed_batches(self) -> range:
@@ -93,7 +96,7 @@ class MemoryCheckpoint:
     def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterator[pa.Table]:
-        """Return changes as `FollowedCheckpoint` does; of lists whose key stays, only appended elements."""
+        """Return changes as `FollowedCheckpoint` does; for lists of existing keys, only the appended elements."""
         self._check_there(after + 1)
         if not self.keeps_changes:
             raise Gone("the query keeps no changes of its state", hint="it keeps them with its changelog on")
@@ -115,7 +118,7 @@ class MemoryCheckpoint:
 
 
 def _appended(row: Row, before: Mapping[Row, Row]) -> Row:
-    """Return a list's row, `DELETED` last, with the elements appended to the earlier list, and if that is possible."""
+    """Return a changed list row, `DELETED` last, reduced to the appended elements if possible, and whether it was."""
     *key, now, deleted = row
     was = before.get(tuple(key))
     if deleted or was is None or now[: len(was[0])] != was[0]:  # type: ignore[index, arg-type]

@@ -1,4 +1,4 @@
-"""The backlog of a follower can be read while it reads, also during long reads."""
+"""The backlog of a follower is up to date, even during long reads."""
 
 from itertools import repeat
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.operations.from_spark.attach.following import commit, query, tail
 from tests.support.running import eventually
 
 
-def test_batches_that_come_while_a_state_is_read_count_as_behind(tmp_path: Path) -> None:
+def test_batches_committed_during_a_long_read_count_as_backlog(tmp_path: Path) -> None:
     store, checkpoint = MemoryStore(), query()
     for _ in range(3):
         commit(checkpoint, {})

@@ -1,4 +1,4 @@
-"""`slackwater attach` beside a live plain Spark query in its own process."""
+"""`slackwater attach` beside a live Spark query, each in its own process."""
 
 import hashlib
 import signal
@@ -65,7 +65,7 @@ def store_here() -> ObjectStore:
 
 @pytest.mark.usefixtures("one_spark")
 @pytest.mark.parametrize("provider", ["rocksdb", pytest.param("hdfs", marks=pytest.mark.ci)])
-def test_each_batch_of_a_live_query_is_a_version_with_its_state(tmp_path: Path, provider: str) -> None:
+def test_each_batch_of_a_live_query_becomes_a_version_with_its_state(tmp_path: Path, provider: str) -> None:
     from pyspark.sql import SparkSession
 
     store, cache, where = store_here(), SstCache(tmp_path / "sst-cache", 1 << 30), tmp_path / "totals"
@@ -102,7 +102,7 @@ def test_each_batch_of_a_live_query_is_a_version_with_its_state(tmp_path: Path, 
 
 
 @pytest.mark.ci
-def test_killed_while_it_follows_and_started_again_it_goes_on(tmp_path: Path) -> None:
+def test_attach_continues_after_it_was_killed_and_restarted(tmp_path: Path) -> None:
     where, chance = tmp_path / "totals", Random(7)
     words = [*MODULE, "attach", str(where), "--app", "shop", "--every", "200ms"]
     with live_query(where, "--seconds", "3600", "--every", "1 second") as query:

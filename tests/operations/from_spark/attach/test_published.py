@@ -1,4 +1,4 @@
-"""Spark's published examples, attached while they run: each batch equals Spark's own reading."""
+"""Spark's own published examples, attached while they run: each version equals Spark's own reading of the batch."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ class Running(Protocol):
 
 
 def lines(random: Random) -> list[str]:
-    """Return random words for a batch, with many repetitions."""
+    """Return random words for a batch, with many duplicates."""
     words = [f"w{int(random.paretovariate(0.6)) % 3_000}" for _ in range(WORDS_A_BATCH)]
     return [" ".join(words[at : at + 20]) for at in range(0, WORDS_A_BATCH, 20)]
 
@@ -91,7 +91,7 @@ class Words:
 def running(
     spark: SparkSession, name: str, arguments: Sequence[str], other: Sequence[str], checkpoints: Path
 ) -> Iterator[Running]:
-    """Run an example, with one text replaced, as a program in this session."""
+    """Run an example, with one text of it replaced, in this session."""
     failed: list[BaseException] = []
     text = (EXAMPLES / name).read_text()
     text = text.replace(*other) if other else text
@@ -123,7 +123,7 @@ def running(
 
 
 def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Running, send: Callable[[], None]) -> int:
-    """Follow a query until it has run its batches; return the number of versions compared with Spark."""
+    """Follow a query until it has run its batches; return how many versions were compared with Spark."""
     send()
     eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
     (folder,) = checkpoints.iterdir()
@@ -172,7 +172,7 @@ def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Run
         ("structured_sessionization.py", (), ("'update'", "'complete'")),
     ],
 )
-def test_an_example_that_reads_a_socket(
+def test_an_example_that_reads_a_socket_can_be_attached(
     name: str, more: Sequence[str], other: Sequence[str], tmp_path: Path, spark: SparkSession
 ) -> None:
     words, cache = Words(), SstCache(tmp_path / "cache", 1 << 30)
@@ -237,7 +237,7 @@ class OfKafka:
 @pytest.mark.skipif(
     not pyspark.__version__.startswith("4.2."), reason="of Spark's connector to Kafka, Maven has all of 4.2.0 alone"
 )
-def test_the_example_that_reads_kafka(tmp_path: Path, spark: SparkSession, broker: str) -> None:
+def test_the_example_that_reads_kafka_can_be_attached(tmp_path: Path, spark: SparkSession, broker: str) -> None:
     query, cache = OfKafka(broker, tmp_path / "checkpoints"), SstCache(tmp_path / "cache", 1 << 30)
     try:
         assert followed(spark, tmp_path / "checkpoints", cache, query, query.send) >= BATCHES // 2
@@ -245,8 +245,8 @@ def test_the_example_that_reads_kafka(tmp_path: Path, spark: SparkSession, broke
         query.stop()
 
 
-def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: SparkSession) -> None:
-    """An example is `structured_blockchain_admission_control.py`."""
+def test_a_query_without_state_is_refused_with_one_sentence(tmp_path: Path, spark: SparkSession) -> None:
+    """An example of one is `structured_blockchain_admission_control.py`."""
     writer = spark.readStream.format("rate").load().writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
     with pytest.raises(Refused, match="its query is stateless"), open_checkpoint(str(tmp_path / "checkpoint"), spark):

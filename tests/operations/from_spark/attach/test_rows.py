@@ -1,4 +1,4 @@
-"""A whole state compared with the stored one: exactly the differences are written, for any hash ranges."""
+"""Comparison of a whole state with the stored rows: exactly the differences are written, for any hash ranges."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ def batches(table: Table, state: State) -> list[pa.RecordBatch]:
 
 @given(was=STATES, now=STATES, partitions=st.integers(1, 4), slots=st.integers(0, 3))
 @scaled(15)
-def test_the_stored_rows_become_those_of_the_state(
+def test_the_stored_rows_become_the_rows_of_the_state(
     was: State, now: State, partitions: int, slots: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)
@@ -49,7 +49,7 @@ def test_the_stored_rows_become_those_of_the_state(
     assert sum(sst.rows for sst in at.ssts if sst.seq_max == 3) == len(differing)
 
 
-def test_the_same_state_again_writes_nothing(tmp_path: Path) -> None:
+def test_an_unchanged_state_writes_nothing(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path / "cache", 1 << 30)
     table = declare_tables([TOTALS], 2)[""]
     writer = RowWriter(store, cache, "shop", "totals")
@@ -64,7 +64,7 @@ LISTS = st.lists(st.tuples(*(st.none() | st.lists(st.integers(0, 9), max_size=3)
 
 
 @given(LISTS)
-def test_lists_are_joined_row_by_row(rows: list[tuple[list[int] | None, list[int] | None]]) -> None:
+def test_lists_are_concatenated_row_by_row(rows: list[tuple[list[int] | None, list[int] | None]]) -> None:
     before, after = (pa.array([row[side] for row in rows], pa.list_(pa.int64())) for side in (0, 1))
     expected = [None if was is new is None else (was or []) + (new or []) for was, new in rows]
     assert comparing.concat_lists(before, after).to_pylist() == expected

@@ -1,4 +1,4 @@
-"""A query with seven state tables is followed batch by batch with a small backlog; each table equals Spark's."""
+"""A query with seven state tables is followed with a small backlog; each version equals Spark's state."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def process(out: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(40, marks=pytest.mark.ci), pytest.param(600, marks=pytest.mark.soak)])
-def test_seven_tables_are_followed_as_fast_as_batches_come(
+def test_a_query_with_seven_tables_is_followed_without_falling_behind(
     seconds: int, tmp_path: Path, spark: SparkSession, record_property: Callable[[str, object], None]
 ) -> None:
     where, out = tmp_path / "seven", tmp_path / "attach"

@@ -1,4 +1,4 @@
-"""Batches per version: one while the follower keeps up, several once it does not."""
+"""Number of batches per version: one while the follower keeps up, more when it does not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ ROUNDS = 400
 
 
 class Simulated:
-    """A follower in simulated time: a version costs `version_s`, and each of its batches `batch_s`."""
+    """A follower in simulated time: a version takes `version_s`, plus `batch_s` for each of its batches."""
 
     def __init__(self, version_s: float, batch_s: float, missed: int) -> None:
         self.version_s, self.batch_s, self.missed = version_s, batch_s, missed
@@ -24,7 +24,7 @@ class Simulated:
         """Largest number of batches in a version."""
 
     def round(self) -> int:
-        """Run a round; return the number of waiting batches at its begin."""
+        """Run a round; return the number of batches that waited at its start."""
         newest = self.missed + int(self.now_s / PERIOD_S)
         waiting, came = newest + 1 - self.next_batch, newest - self.newest
         self.so_far, self.took, self.newest = (
@@ -50,7 +50,7 @@ class Simulated:
 
 
 @given(version_s=st.floats(0.01, 0.7 * PERIOD_S), missed=st.integers(0, 99))
-def test_where_it_keeps_up_each_batch_is_a_version_whatever_was_missed(version_s: float, missed: int) -> None:
+def test_a_follower_that_keeps_up_makes_one_version_per_batch(version_s: float, missed: int) -> None:
     following = Simulated(version_s, 0.0, missed)
     waiting = [following.round() for _ in range(ROUNDS)]
     assert following.largest == 1
@@ -58,10 +58,8 @@ def test_where_it_keeps_up_each_batch_is_a_version_whatever_was_missed(version_s
 
 
 @given(version_s=st.floats(PERIOD_S, 3 * PERIOD_S), batch_s=st.floats(0, 0.3 * PERIOD_S), missed=st.integers(0, 99))
-def test_where_a_version_takes_longer_than_a_batch_it_takes_several(
-    version_s: float, batch_s: float, missed: int
-) -> None:
-    """The number grows until the backlog is bounded."""
+def test_a_slow_follower_puts_several_batches_into_a_version(version_s: float, batch_s: float, missed: int) -> None:
+    """The number of batches grows until the backlog is bounded."""
     following = Simulated(version_s, batch_s, missed)
     waiting = [following.round() for _ in range(ROUNDS)]
     assert max(waiting[-50:]) <= MAX_BATCHES, waiting
@@ -70,7 +68,7 @@ def test_where_a_version_takes_longer_than_a_batch_it_takes_several(
 
 
 @given(first=st.integers(0, 50), count=st.integers(1, MAX_BATCHES), step=st.integers(1, MAX_BATCHES))
-def test_versions_of_several_batches_have_each_batch_once(first: int, count: int, step: int) -> None:
+def test_versions_of_several_batches_cover_each_batch_once(first: int, count: int, step: int) -> None:
     ends = ReadChanges(range(first, first + count), step).ends
     sizes = [end - before for before, end in zip((first - 1, *ends), ends, strict=False)]
     assert sum(sizes) == count

@@ -1,4 +1,4 @@
-"""Following a query: a version per batch, missed batches reported, despite clean-ups and kills."""
+"""Following a query: one version per batch, missed batches reported, despite clean-ups and kills."""
 
 import datetime
 import threading
@@ -71,7 +71,7 @@ def brought(store: MemoryStore) -> list[str]:
     return [describe_imported_batches(each) for each in versions(store) if each.kind == "batch"]
 
 
-def test_each_batch_is_a_version_and_the_first_has_all_that_came_before(cache: SstCache) -> None:
+def test_each_batch_is_a_version_and_the_first_has_all_earlier_batches(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 6)
     checkpoint.clean_up(before=2)
@@ -86,7 +86,7 @@ def test_each_batch_is_a_version_and_the_first_has_all_that_came_before(cache: S
     assert (done.verb, done.detail) == ("attach", "totals: memory:checkpoint")
 
 
-def test_what_was_cleaned_up_before_it_was_read_is_one_version_that_says_so(cache: SstCache) -> None:
+def test_batches_cleaned_up_before_they_were_read_are_one_version_that_says_so(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 3)
     following = tail(store, cache, checkpoint)
@@ -115,7 +115,7 @@ def test_without_a_changelog_a_version_is_the_difference_of_two_whole_states(cac
     assert sum(sst.rows for sst in changed.ssts if sst.seq_max == changed.version) == 6, "the rows that differ alone"
 
 
-def test_started_again_it_goes_on_and_times_are_those_of_batches(cache: SstCache) -> None:
+def test_a_restarted_follower_continues_and_versions_have_the_times_of_batches(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 2)
     caught_up(tail(store, cache, checkpoint))
@@ -125,7 +125,7 @@ def test_started_again_it_goes_on_and_times_are_those_of_batches(cache: SstCache
     check_never_wrong(store, cache, checkpoint)
 
 
-def test_of_two_the_first_stops(cache: SstCache) -> None:
+def test_the_first_of_two_followers_is_fenced(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 2)
     first, second = tail(store, cache, checkpoint), tail(store, cache, checkpoint)
@@ -138,7 +138,7 @@ def test_of_two_the_first_stops(cache: SstCache) -> None:
     check_never_wrong(store, cache, checkpoint)
 
 
-def test_a_merge_in_between_takes_a_number_and_nothing_else(cache: SstCache) -> None:
+def test_a_concurrent_merge_only_takes_a_version_number(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 12)
     following = tail(store, cache, checkpoint)
@@ -179,7 +179,7 @@ def test_a_query_is_not_followed_in_a_replica(cache: SstCache) -> None:
         tail(store, cache, checkpoint).claim()
 
 
-def test_a_query_that_was_taken_back_is_told(cache: SstCache) -> None:
+def test_a_query_that_was_rolled_back_is_refused(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 5)
     following = tail(store, cache, checkpoint)
@@ -189,7 +189,7 @@ def test_a_query_that_was_taken_back_is_told(cache: SstCache) -> None:
         following.commit_next()
 
 
-def test_a_query_that_was_set_back_and_went_on_is_told_when_it_is_attached_again(cache: SstCache) -> None:
+def test_a_query_that_was_rolled_back_and_continued_is_refused_when_attached_again(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batches(checkpoint, 3)
     caught_up(tail(store, cache, checkpoint))
@@ -199,7 +199,7 @@ def test_a_query_that_was_set_back_and_went_on_is_told_when_it_is_attached_again
         tail(store, cache, checkpoint).claim()
 
 
-def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -> None:
+def test_a_table_that_the_query_added_begins_with_all_of_its_rows(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query(TOTALS)
     batches(checkpoint, 3)
     caught_up(tail(store, cache, checkpoint))
@@ -214,8 +214,8 @@ def test_a_table_that_is_new_begins_with_all_rows_that_it_has(cache: SstCache) -
         tail(store, cache, checkpoint).claim()
 
 
-def test_killed_at_any_request_it_is_finished_by_the_next_one(cache: SstCache) -> None:
-    """Every request of a claim, a base, batches, and missed batches is once the last one."""
+def test_a_killed_follower_is_continued_by_the_next_one(cache: SstCache) -> None:
+    """Kills at every request of a claim, of a first version, of batches, and of missed batches."""
 
     def fresh() -> tuple[AgingStore, RacingCheckpoint]:
         store, checkpoint = AgingStore(), query()
@@ -253,8 +253,8 @@ DOES = st.one_of(
 
 
 @given(st.lists(DOES, max_size=25))
-def test_whatever_happens_no_version_is_wrong(cache_folder: Path, does: list[tuple[str, object]]) -> None:
-    """The query commits and cleans up, also between two reads; the follower is killed and restarted."""
+def test_no_version_is_ever_wrong(cache_folder: Path, does: list[tuple[str, object]]) -> None:
+    """The query commits and cleans up, even between two reads; the follower is killed and restarted."""
     store, checkpoint, cache = AgingStore(), query(), SstCache(cache_folder / "cache", 1 << 30)
     following = tail(store, cache, checkpoint)
 

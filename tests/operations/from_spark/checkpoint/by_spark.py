@@ -34,7 +34,7 @@ class Variant:
 
 
 def by_spark(spark: SparkSession, folder: Path, checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
-    """Read a table at the end of a batch, by key, from the query's folder without the code under test."""
+    """Read a table at the end of a batch with Spark's own reader, without the code under test; return rows by key."""
     session = spark.newSession()
     read_format = {"spark.sql.streaming.stateStore.checkpointFormatVersion": checkpoint.files.format_of(batch)}
     for name, value in (UNCOMPILED | read_format).items():
@@ -93,7 +93,7 @@ def _from_json(text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a Spark value as a hashable one. A struct is a tuple, a map a tuple of pairs."""
+    """Return a Spark value in hashable form: a struct as a tuple, a map as a tuple of pairs."""
     if isinstance(value, VariantVal):
         return Variant(_from_json(value.toJson()))
     if isinstance(value, Row | list | tuple):
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_arrow(value: Any) -> Any:
-    """Return an Arrow value in the same form; Arrow's structs are dictionaries, its maps lists of pairs."""
+    """Return an Arrow value in the same hashable form; Arrow has structs as dictionaries, maps as lists of pairs."""
     if isinstance(value, Mapping):
         return tuple(map(plain_arrow, value.values()))
     return tuple(map(plain_arrow, value)) if isinstance(value, list | tuple) else _leaf(value)

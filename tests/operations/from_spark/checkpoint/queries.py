@@ -1,8 +1,8 @@
 """Checkpoints of plain Spark queries, one per stateful operator.
 
-Small ones lie beside the tests that read them (`tests/operations/from_spark/checkpoint/recorded`); `python -m
-tests.operations.from_spark.checkpoint.queries FOLDER` makes them anew, with whatever Spark is installed. Those that
-end in `-spark3` are of 3.5.8, which has no `StatefulProcessor`.
+Small recorded checkpoints are in `tests/operations/from_spark/checkpoint/recorded`; `python -m
+tests.operations.from_spark.checkpoint.queries FOLDER` records them again with the installed Spark. Names that end in
+`-spark3` are checkpoints of Spark 3.5.8, which has no `StatefulProcessor`.
 """
 
 import json
@@ -130,7 +130,7 @@ def _pandas(rows: DataFrame) -> DataFrame:
 
 
 class Everything(StatefulProcessor):
-    """A processor with every kind of variable, with and without time to live, and timers."""
+    """A processor with every kind of state variable, with and without time to live, and timers."""
 
     def init(self, handle: Any) -> None:
         ttl_ms = 3_600_000
@@ -192,7 +192,7 @@ def _windows_of_pairs(rows: DataFrame) -> DataFrame:
 
 
 class LastSeen(StatefulProcessor):
-    """A processor that reports a key as idle, repeatedly while it stays idle."""
+    """A processor that reports a key as idle, again and again while it stays idle."""
 
     def init(self, handle: Any) -> None:
         self._handle = handle

@@ -1,6 +1,6 @@
 """Streaming queries with random types of keys and values, and many stateful operators per query.
 
-Spark allows one aggregation in update mode; it runs any number without its check of what it supports.
+Spark allows only one aggregation in update mode, but runs several if its check for unsupported operations is off.
 """
 
 import os
@@ -122,7 +122,7 @@ def _struct(inside: Sequence[DataType], random: Random) -> StructType:
 
 
 def _value(random: Random, kind: DataType) -> Any:
-    """Return a value of a type, often null, and for structs often a struct of nulls; a variant is JSON text."""
+    """Return a random value of a type: often null, for a struct often one of nulls; a variant is JSON text."""
     if random.random() < 0.2:
         return None
     match kind:
@@ -203,7 +203,7 @@ def write_input(
 
 
 def _without_sign(value: Any) -> Any:
-    """Return a key value with 0.0 in place of -0.0."""
+    """Return a key value with -0.0 replaced by 0.0."""
     if isinstance(value, tuple):
         return tuple(map(_without_sign, value))
     return value + 0.0 if isinstance(value, float) else value
@@ -219,12 +219,12 @@ def _rows(source: DataFrame, number: int, shape: Shape, side: str = "") -> DataF
 
 
 def _all(rows: DataFrame) -> DataFrame:
-    """Combine all columns into one, so that Spark keeps all in the state."""
+    """Combine all columns into one, so that Spark cannot prune any from the state."""
     return rows.select(F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns))).alias("all"))
 
 
 def aggregated(rows: DataFrame, shape: Shape) -> DataFrame:
-    """Aggregate the first and the last of each value, by key."""
+    """Aggregate the first and the last of each value by key."""
     of = [
         made.alias(f"v{n}{at}")
         for n, (name, _) in enumerate(shape.values)

@@ -1,4 +1,4 @@
-"""RocksDB changelogs as Spark writes them, and invalid files."""
+"""RocksDB changelogs as Spark writes them, and damaged ones."""
 
 import struct
 from contextlib import suppress
@@ -36,7 +36,7 @@ def _text(text: str) -> bytes:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["v2", "v4"]), st.lists(RECORD, max_size=6)), min_size=1, max_size=3))
-def test_records_are_those_that_were_written(files: list[tuple[str, list[Record]]]) -> None:
+def test_reading_a_changelog_returns_the_written_records(files: list[tuple[str, list[Record]]]) -> None:
     names = {"default": 0, "a": 1, "b": 2, "c": 3}
     known = {"c": 0}
     read = concat_changelogs(
@@ -58,10 +58,10 @@ def test_records_are_those_that_were_written(files: list[tuple[str, list[Record]
 
 
 @given(records=st.lists(RECORD, max_size=4), version=st.sampled_from(["v2", "v4"]), data=st.data())
-def test_what_is_cut_or_damaged_is_no_changelog_or_another(
+def test_a_truncated_or_damaged_changelog_is_refused_or_reads_as_another(
     records: list[Record], version: str, data: st.DataObject
 ) -> None:
-    """No other error may be raised, for any bytes."""
+    """Damaged bytes may also happen to be valid; no other error may be raised."""
     whole = changelog(records, version)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(UnknownLayout):
@@ -73,13 +73,13 @@ def test_what_is_cut_or_damaged_is_no_changelog_or_another(
 
 
 @pytest.mark.parametrize("version", ["v1", "v3", "v5"])
-def test_another_version_is_left_to_spark(version: str) -> None:
+def test_an_unknown_changelog_version_is_left_to_spark(version: str) -> None:
     with pytest.raises(UnknownLayout):
         parse_changelog(changelog([(PUT, 0, b"k", b"v")], version))
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=5), max_size=4), min_size=1, max_size=4), st.booleans())
-def test_elements_of_lists_are_those_that_were_written(lists: list[list[bytes]], delimited: bool) -> None:
+def test_reading_list_elements_returns_the_written_ones(lists: list[list[bytes]], delimited: bool) -> None:
     delimiter = b"," if delimited else b""
     values = [delimiter.join(struct.pack("<i", len(each)) + each for each in some) for some in lists]
     read = parse_changelog(changelog([(MERGE, 1, bytes([number]), value) for number, value in enumerate(values)]))

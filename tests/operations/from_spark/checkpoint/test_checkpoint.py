@@ -1,4 +1,4 @@
-"""Checkpoints are read as Spark's own reader reads them, at every batch, without a change to them."""
+"""Checkpoints are read as by Spark's own reader, at every batch, without being changed."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def spark() -> SparkSession:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_tables_are_those_that_sparks_own_reader_gives(
+def test_recorded_checkpoints_are_read_as_by_sparks_own_reader(
     name: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
     _hold_to_spark(recorded(name), spark)
@@ -60,7 +60,9 @@ def test_tables_are_those_that_sparks_own_reader_gives(
 @pytest.mark.ci
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("query", QUERIES)
-def test_whatever_keeps_the_state(query: str, provider: str, tmp_path: Path, spark: SparkSession) -> None:
+def test_each_state_store_provider_is_read_as_by_sparks_own_reader(
+    query: str, provider: str, tmp_path: Path, spark: SparkSession
+) -> None:
     if query in OF_CLASSES and provider == "hdfs":
         pytest.skip("Spark has none")
     write_input(tmp_path / "input")
@@ -70,12 +72,12 @@ def test_whatever_keeps_the_state(query: str, provider: str, tmp_path: Path, spa
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("query", "provider"), [("session", "changelog"), ("join", "hdfs"), ("two", "hdfs")])
-def test_a_checkpoint_of_spark_3_has_what_this_spark_keeps(
+def test_a_checkpoint_of_spark_3_equals_that_of_this_spark(
     query: str, provider: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
 ) -> None:
-    """The same query ran over the same files. Spark's own reader reads no sessions there.
+    """Both ran the same query over the same files. Spark's own reader cannot read sessions of Spark 3.
 
-    Not of a deviation, which depends on the order in which a task's rows come.
+    Not for standard deviations, which depend on the order of rows in a task.
     """
     write_input(tmp_path / "input")
     run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "now")
@@ -95,7 +97,7 @@ def test_a_checkpoint_of_spark_3_has_what_this_spark_keeps(
 
 
 @pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-changelog", "aggregate-format2"])
-def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
+def test_spark_itself_reads_no_state_with_a_needed_file_missing(
     name: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
 ) -> None:
     files = CheckpointFiles(LocalStore(recorded(name)))
@@ -114,7 +116,7 @@ def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
     ("name", "victim"),
     [("aggregate-hdfs", "3.delta"), ("aggregate-changelog", "3.changelog"), ("aggregate-rocksdb", "4.zip")],
 )
-def test_a_file_that_is_damaged_is_named_with_its_batch(
+def test_a_damaged_file_is_named_with_its_batch(
     name: str, victim: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
     """Covers files without checksums, and reads of several batches at once."""
@@ -132,7 +134,7 @@ def test_a_file_that_is_damaged_is_named_with_its_batch(
             list(checkpoint.read_changes(table, 0, 4))
 
 
-def test_an_app_is_not_left_empty_where_a_file_of_the_state_is_missing(
+def test_a_missing_state_file_leaves_no_empty_app(
     recorded: Callable[[str], Path], cache: SstCache, spark: SparkSession
 ) -> None:
     folder, store = recorded("aggregate-changelog"), MemoryStore()
@@ -149,7 +151,9 @@ def test_an_app_is_not_left_empty_where_a_file_of_the_state_is_missing(
 
 
 @pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-rocksdb"])
-def test_what_was_cleaned_up_is_gone(name: str, recorded: Callable[[str], Path], spark: SparkSession) -> None:
+def test_batches_that_were_cleaned_up_are_reported_as_gone(
+    name: str, recorded: Callable[[str], Path], spark: SparkSession
+) -> None:
     folder = recorded(name)
     with open_checkpoint(str(folder), spark) as checkpoint:
         (table,) = checkpoint.tables
@@ -161,7 +165,9 @@ def test_what_was_cleaned_up_is_gone(name: str, recorded: Callable[[str], Path],
             list(checkpoint.read_rows(table, 1))
 
 
-def test_another_file_system_is_read_by_sparks_own_client(recorded: Callable[[str], Path], spark: SparkSession) -> None:
+def test_other_file_systems_are_read_through_sparks_hadoop_client(
+    recorded: Callable[[str], Path], spark: SparkSession
+) -> None:
     folder = recorded("aggregate-hdfs")
     ours, theirs = open_store(str(folder)), HadoopFiles(f"file:{folder}", spark)
     keys = {info.key: info.size_bytes for info in ours.list("")}
@@ -187,7 +193,7 @@ def test_a_checkpoint_on_s3_is_read_without_hadoop(
 
 
 def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
-    """Compare with Spark's reader the first state and the last one; profiles that search compare each between too."""
+    """Compare the first and last states with Spark's reader; the profiles `ci` and `nightly` also compare changes."""
     before = _listing(folder)
     with open_checkpoint(str(folder), spark) as checkpoint:
         batches = checkpoint.readable_batches()[-4 if SEARCHES else -3 :]

@@ -30,7 +30,7 @@ RECORDINGS = ("aggregate-hdfs", "aggregate-rocksdb", "join-hdfs", "join-changelo
 
 
 class CleanedUp(StoreWrapper):
-    """A checkpoint that loses all files of batches before one, at a given request."""
+    """A checkpoint that loses all files of old batches at a given request."""
 
     def __init__(self, inner: ObjectStore, at: int, up_to: int) -> None:
         super().__init__(inner)
@@ -49,7 +49,7 @@ class CleanedUp(StoreWrapper):
 
 
 def clean_up(store: ObjectStore, up_to: int) -> None:
-    """Remove the logs of batches before this one, and the files of their state."""
+    """Remove the logs and state files of batches before this one."""
     for info in [*store.list("")]:
         folder, _, name = info.key.rpartition("/")
         file = parse_state_file(info.key)
@@ -90,7 +90,7 @@ CASES = [(each, _whole) for each in RECORDINGS] + [(each, _changes) for each in 
 
 
 @pytest.mark.parametrize(("recording", "bring"), CASES)
-def test_what_is_cleaned_up_meanwhile_is_gone_and_never_half_of_it(
+def test_files_cleaned_up_during_a_copy_are_gone_and_never_half_copied(
     recording: str, bring: Callable[[CheckpointFiles, Path], None]
 ) -> None:
     counted = CleanedUp(in_memory(recording), 0, 0)
@@ -113,7 +113,7 @@ def test_what_is_cleaned_up_meanwhile_is_gone_and_never_half_of_it(
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_the_oldest_batch_is_the_first_of_which_all_is_there(recording: str) -> None:
+def test_the_oldest_readable_batch_is_the_first_with_all_its_files(recording: str) -> None:
     store = in_memory(recording)
     files = CheckpointFiles(store)
     newest = files.committed_batches()[-1]
@@ -125,7 +125,7 @@ def test_the_oldest_batch_is_the_first_of_which_all_is_there(recording: str) -> 
     )
 
 
-def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_local_folder_is_read_like_a_store(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     folder = recorded("aggregate-hdfs")
     before = {each: (each.stat().st_mtime_ns, each.stat().st_ctime_ns) for each in folder.rglob("*")}
     assert _copies(LocalStore(folder), _whole) == _copies(in_memory("aggregate-hdfs"), _whole)
@@ -144,7 +144,7 @@ def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: P
     assert not after.keys() - before.keys()
 
 
-def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
+def test_a_batch_has_each_sources_offsets_and_its_time() -> None:
     files = CheckpointFiles(in_memory("join-hdfs"))
     batch = files.read_batch(3)
     assert batch.offsets == {"source-0": (4,), "source-1": (4,)}
@@ -154,7 +154,7 @@ def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
         files.read_batch(99)
 
 
-def test_a_batch_that_lays_the_state_out_anew_has_no_feed(tmp_path: Path) -> None:
+def test_a_batch_that_changes_the_number_of_state_partitions_has_no_change_feed(tmp_path: Path) -> None:
     store = in_memory("aggregate-hdfs")
     assert CheckpointFiles(store).has_change_feed(3)
     said = store.get("offsets/3").decode()
@@ -165,14 +165,14 @@ def test_a_batch_that_lays_the_state_out_anew_has_no_feed(tmp_path: Path) -> Non
         files.copy_whole_state(files.stores(), 3, tmp_path)
 
 
-def test_an_operator_has_as_many_partitions_as_folders() -> None:
+def test_an_operator_has_as_many_partitions_as_it_has_folders() -> None:
     store = in_memory("aggregate-hdfs")
     for info in [*store.list("state/0/1/")]:
         store.delete(info.key)
     assert len(CheckpointFiles(store).stores()) == 1
 
 
-def test_a_query_that_was_set_back_is_not_followed() -> None:
+def test_a_rolled_back_query_is_not_followed() -> None:
     store = in_memory("aggregate-hdfs")
     files = CheckpointFiles(store)
     newest = files.committed_batches()[-1]
@@ -188,7 +188,7 @@ def test_a_query_that_was_set_back_is_not_followed() -> None:
         files.committed_batches()
 
 
-def test_variables_come_in_an_order_of_their_own() -> None:
+def test_state_variables_are_listed_in_a_fixed_order() -> None:
     (operator,) = CheckpointFiles(in_memory("transform-changelog")).operators
     assert [each.name for each in operator.tables] == [
         *("total", "total_ttl", "by_o", "by_o_ttl", "seen", "seen_ttl", "timers")
@@ -196,7 +196,7 @@ def test_variables_come_in_an_order_of_their_own() -> None:
     assert [each.name for each in operator.tables if not each.has_change_feed] == ["seen", "seen_ttl", "timers"]
 
 
-def test_a_query_that_goes_on_with_other_variables_is_not_followed() -> None:
+def test_a_query_that_continues_with_other_variables_is_not_followed() -> None:
     store = in_memory("transform-changelog")
     files = CheckpointFiles(store)
     said = store.get("state/0/_metadata/v2/0")
@@ -213,12 +213,12 @@ def test_a_query_that_goes_on_with_other_variables_is_not_followed() -> None:
         files.check_variables()
 
 
-def test_operators_of_one_query_are_all_there() -> None:
+def test_all_operators_of_a_query_are_listed() -> None:
     kinds = [each.kind for each in CheckpointFiles(in_memory("two-hdfs")).operators]
     assert kinds == ["aggregate", "distinct"]
 
 
-def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
+def test_schema_paths_in_metadata_are_resolved_to_the_copies(tmp_path: Path) -> None:
     store = in_memory("aggregate-changelog")
     operator = {"operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"}}
     schema = "s3a://bucket/jobs/state/x/state/0/_stateSchema/default/0_a"
@@ -235,7 +235,7 @@ def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
     assert Path(path.removeprefix("file:")).read_bytes() == b"schema"
 
 
-def test_what_is_no_checkpoint_is_not_found() -> None:
+def test_a_folder_without_a_checkpoint_is_not_found() -> None:
     with pytest.raises(NotFound, match=r"no checkpoint of a Spark query named .*; there is no file 'metadata' in it"):
         CheckpointFiles(MemoryStore())
 
@@ -255,7 +255,7 @@ def test_a_query_without_state_is_refused() -> None:
         *("distinct-in-time-changelog", "limit-hdfs", "map-groups-bean", "pandas-changelog", "two-hdfs"),
     ],
 )
-def test_operators_of_a_spark_before_4_are_told_by_their_schemas(recording: str) -> None:
+def test_operators_of_spark_before_4_are_recognised_by_their_schemas(recording: str) -> None:
     store = in_memory(recording)
     said = CheckpointFiles(store).operators
     for operator in said:
@@ -278,7 +278,7 @@ def test_a_schema_that_is_damaged_is_corrupt() -> None:
             CheckpointFiles(store)
 
 
-def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
+def test_an_unknown_operator_is_refused_by_name() -> None:
     store = in_memory("aggregate-hdfs")
     said = store.get("state/0/_metadata/metadata").replace(b"stateStoreSave", b"somethingNew")
     store.put("state/0/_metadata/metadata", said)
@@ -286,7 +286,7 @@ def test_an_operator_that_nobody_knows_is_refused_by_name() -> None:
         CheckpointFiles(store)
 
 
-def test_a_joins_state_in_an_unknown_format_is_refused_by_its_number() -> None:
+def test_a_join_state_in_an_unknown_format_is_refused_with_its_number() -> None:
     store = in_memory("join-changelog")
     for info in [*store.list("offsets/")]:
         said = store.get(info.key).replace(b'join.stateFormatVersion":"2"', b'join.stateFormatVersion":"4"')
@@ -304,7 +304,7 @@ def test_a_joins_state_in_an_unknown_format_is_refused_by_its_number() -> None:
         ("aggregate-rocksdb", "state/0/1/5.zip"),
     ],
 )
-def test_a_state_file_that_is_missing_is_named(recording: str, missing: str, tmp_path: Path) -> None:
+def test_a_missing_state_file_is_named(recording: str, missing: str, tmp_path: Path) -> None:
     store = in_memory(recording)
     for info in [*store.list(missing)]:
         store.delete(info.key)
@@ -318,7 +318,7 @@ def test_a_state_file_that_is_missing_is_named(recording: str, missing: str, tmp
     assert gone.value.__cause__.key.startswith(missing)  # type: ignore[union-attr]
 
 
-def test_a_file_with_another_sum_than_hadoop_wrote_beside_it_is_damaged(
+def test_a_file_whose_hadoop_checksum_does_not_match_is_damaged(
     recorded: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = recorded("aggregate-changelog")
@@ -337,9 +337,7 @@ def test_a_file_with_another_sum_than_hadoop_wrote_beside_it_is_damaged(
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), unique=True), st.integers(0, 6))
-def test_the_version_that_lacks_is_the_one_with_which_all_are_there(
-    there: list[tuple[int, bool]], version: int
-) -> None:
+def test_the_missing_version_named_is_enough_to_complete_the_state(there: list[tuple[int, bool]], version: int) -> None:
     found = [StateFile(f"{n}.{'snapshot' if whole else 'delta'}", n, "", whole) for n, whole in there]
     _, lacks = find_needed_files(version, found, {})
     if lacks:

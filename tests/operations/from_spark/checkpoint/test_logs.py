@@ -1,4 +1,4 @@
-"""Spark's logs in a checkpoint."""
+"""Spark's offset and commit logs in a checkpoint."""
 
 import json
 
@@ -20,7 +20,7 @@ def _log(version: str, *lines: object) -> bytes:
     return "\n".join([version, *(each if isinstance(each, str) else json.dumps(each) for each in lines)]).encode()
 
 
-def test_kafkas_offsets_are_by_partition_and_others_are_text() -> None:
+def test_kafka_offsets_are_by_partition_and_other_offsets_are_text() -> None:
     said = parse_offset_log(_log("v1", SAID, KAFKA, {"logOffset": 3}, "-", {"pinned": {"0": 1, "2": 5}}), "offsets/3")
     assert said.sources == (
         SourceOffsets("0", {"orders": (12, 30), "late": (4,)}, json.dumps(KAFKA)),
@@ -32,7 +32,7 @@ def test_kafkas_offsets_are_by_partition_and_others_are_text() -> None:
     assert said.conf == {"spark.sql.shuffle.partitions": "2"}
 
 
-def test_sources_that_the_query_names_have_their_names() -> None:
+def test_named_sources_keep_their_names() -> None:
     head = SAID | {"batchWatermarkMs": 7, "controlBatchInfo": {"operationType": "REPARTITION"}}
     said = parse_offset_log(_log("v2", head, f"shop:{json.dumps(KAFKA)}", "rates:41", "new:-"), "offsets/3")
     assert [(each.source, each.text) for each in said.sources] == [
@@ -43,7 +43,7 @@ def test_sources_that_the_query_names_have_their_names() -> None:
     assert (said.watermark_ms, said.operation) == (7, "REPARTITION")
 
 
-def test_ids_of_state_are_those_of_the_second_format() -> None:
+def test_state_store_ids_are_read_from_format_2_of_the_commit_log() -> None:
     assert parse_commit_log(_log("v1", {"nextBatchWatermarkMs": 0}), "commits/0") == CommitLog(None, {})
     assert parse_commit_log(b"v1\n{}", "commits/0") == CommitLog(None, {})
     both = {"0": [["a"], ["b"]], "1": [["c", "d"], ["e", "f"]]}
@@ -67,7 +67,7 @@ def test_a_log_of_a_newer_spark_is_refused() -> None:
         parse_commit_log(b"v9\n{}", "commits/7")
 
 
-def test_a_file_without_an_id_is_no_querys() -> None:
+def test_metadata_without_a_query_id_is_corrupt() -> None:
     assert query_id(b'{"id": "x"}') == "x"
     with pytest.raises(Corruption, match="metadata of the checkpoint"):
         query_id(b"{}")

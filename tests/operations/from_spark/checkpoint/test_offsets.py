@@ -27,5 +27,5 @@ def log(*sources: str) -> dict[str, tuple[int, ...]]:
         (['"a text"', "no json"], {}),
     ],
 )
-def test_offsets_are_by_topic_or_by_source(sources: list[str], found: dict[str, tuple[int, ...]]) -> None:
+def test_offsets_are_returned_by_topic_or_by_source(sources: list[str], found: dict[str, tuple[int, ...]]) -> None:
     assert log(*sources) == found

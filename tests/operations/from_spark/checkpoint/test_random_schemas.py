@@ -1,4 +1,4 @@
-"""Random key and value types: an attached app has the rows of Spark's own reader."""
+"""Random types of keys and values: an attached app has the rows that Spark's own reader returns."""
 
 from pathlib import Path
 from random import Random
@@ -32,7 +32,7 @@ DEFAULT = [("join-3" if "join-3" in KINDS else "join-2", "changelog", 1)]
 
 
 def _many() -> list[object]:
-    """Return 500 schemas, for each kind of operator and each state store provider that it supports."""
+    """Return 500 schemas for each kind of operator and each state store provider that supports it."""
     providers = [provider for provider in PROVIDERS if READ_SINCE.get(provider, SPARK) <= SPARK]
     ways = [(kind, provider) for kind in KINDS for provider in providers if kind != "join-3" or "hdfs" not in provider]
     return [pytest.param(*ways[n % len(ways)], n, marks=pytest.mark.ci) for n in range(50) if n != 1]
@@ -85,7 +85,7 @@ def test_an_attached_app_has_the_rows_of_sparks_own_reader(
 
 
 @pytest.mark.skipif(SPARK >= (4, 2), reason="dropDuplicates takes -0.0 for 0.0 since Spark 4.2")
-def test_a_state_that_keeps_negative_zero_apart_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_state_that_distinguishes_negative_zero_is_refused(tmp_path: Path, spark: SparkSession) -> None:
     spark.createDataFrame([(0.0,), (-0.0,)], "price double").coalesce(1).write.parquet(str(tmp_path / "input"))
     rows = spark.readStream.schema("price double").parquet(str(tmp_path / "input")).dropDuplicates()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))

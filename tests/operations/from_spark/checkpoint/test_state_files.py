@@ -1,4 +1,4 @@
-"""The files of a state store's version."""
+"""The files that make up a version of a state store."""
 
 import io
 import json
@@ -29,31 +29,31 @@ def _names(found: tuple[Sequence[StateFile], int]) -> list[str]:
     return sorted(each.key for each in needed)
 
 
-def test_a_store_has_a_folder_unless_it_is_the_operators_own() -> None:
+def test_a_named_store_has_its_own_subfolder() -> None:
     assert StoreFolder(1, 3, "default").path == "state/1/3/"
     assert StoreFolder(0, 2, "left-keyToNumValues").path == "state/0/2/left-keyToNumValues/"
 
 
 @pytest.mark.parametrize("name", ["1.delta.crc", ".1.delta.crc", "1.tmp", "x.delta", "SSTs/000008-1.sst", "schema"])
-def test_other_files_are_no_versions(name: str) -> None:
+def test_other_file_names_are_no_versions(name: str) -> None:
     assert parse_state_file(f"state/0/0/{name}") is None
 
 
-def test_a_version_is_the_newest_whole_state_and_what_changed_since() -> None:
+def test_a_version_is_the_newest_snapshot_and_the_changes_after_it() -> None:
     files = _files("1.delta", "2.delta", "2.snapshot", "3.delta", "4.delta", "5.delta")
     assert _names(find_needed_files(4, files, {})) == ["2.snapshot", "3.delta", "4.delta"]
     assert _names(find_needed_files(2, files, {})) == ["2.snapshot"]
     assert _names(find_needed_files(1, files, {})) == ["1.delta"]
 
 
-def test_a_version_of_which_a_change_is_gone_is_not_there() -> None:
+def test_a_version_with_a_missing_change_is_incomplete() -> None:
     files = _files("2.delta", "4.changelog", "5.zip", "6.changelog")
     assert find_needed_files(4, files, {})[1] == 3
     assert find_needed_files(2, files, {})[1] == 1
     assert _names(find_needed_files(6, files, {})) == ["5.zip", "6.changelog"]
 
 
-def test_what_a_task_left_that_did_not_count_is_no_part_of_a_version() -> None:
+def test_files_of_failed_task_attempts_are_ignored() -> None:
     files = _files("1_a.changelog", "1_x.changelog", "2_b.zip", "2_b.changelog", "2_x.zip", "3_c.changelog")
     ids = {1: "a", 2: "b", 3: "c"}
     assert _names(find_needed_files(3, files, ids)) == ["2_b.zip", "3_c.changelog"]
@@ -61,7 +61,7 @@ def test_what_a_task_left_that_did_not_count_is_no_part_of_a_version() -> None:
     assert find_needed_files(3, files, {3: "y"})[1] == 3
 
 
-def test_where_nobody_knows_which_task_counted_all_are_taken() -> None:
+def test_if_the_successful_attempt_is_unknown_all_files_are_used() -> None:
     files = _files("1_a.zip", "2_b.zip", "2_x.zip", "2_b.changelog", "3_c.changelog")
     assert _names(find_needed_files(3, files, {3: "c"})) == [
         "1_a.zip",
@@ -79,7 +79,7 @@ def test_where_nobody_knows_which_task_counted_all_are_taken() -> None:
     ),
     st.dictionaries(st.integers(1, 8), st.sampled_from(["", "a", "b"])),
 )
-def test_the_versions_that_are_there_are_those_that_have_files(
+def test_complete_versions_are_those_whose_files_all_exist(
     names: list[tuple[int, str, str]], ids: dict[int, str]
 ) -> None:
     files = _files(*(f"{version}{f'_{each}' if each else ''}.{kind}" for version, each, kind in names))
@@ -94,7 +94,7 @@ def _snapshot(said: str) -> bytes:
     return data.getvalue()
 
 
-def test_a_snapshot_of_rocksdb_names_the_files_beside_it() -> None:
+def test_a_rocksdb_snapshot_names_the_files_beside_it() -> None:
     said = {"sstFiles": [{"localFileName": "1.sst", "dfsSstFileName": "1-x.sst"}], "numKeys": 6}
     assert referenced_files(_snapshot("v1\n" + json.dumps(said)), "6.zip") == ("SSTs/1-x.sst",)
     assert referenced_files(_snapshot("v1\n" + json.dumps({"sstFiles": [], "logFiles": None})), "6.zip") == ()

@@ -1,4 +1,4 @@
-"""Flat columns from the rows of Spark's state reader."""
+"""Spark's state rows as tables with flat columns."""
 
 import pyarrow as pa
 import pytest
@@ -39,7 +39,7 @@ def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     return list(zip(schema.names, schema.types, strict=True))
 
 
-def test_buffers_of_one_name_are_told_apart_by_numbers() -> None:
+def test_buffer_fields_of_the_same_name_are_numbered() -> None:
     buffers = _struct(("sum", LongType()), ("count", LongType()), ("Sum", LongType()), ("MS[0]", LongType()))
     table = _table("aggregate", key=_struct(("sum", StringType())), value=buffers)
     assert _columns(table.key) == [("sum", pa.string())]
@@ -48,19 +48,19 @@ def test_buffers_of_one_name_are_told_apart_by_numbers() -> None:
     assert table.kind == "aggregate"
 
 
-def test_a_window_in_the_key_is_a_struct_whatever_it_is_called() -> None:
+def test_a_window_in_the_key_is_a_struct_under_any_name() -> None:
     table = _table("aggregate", key=_struct(("hop", WINDOW), ("k", StringType())), value=_struct(("count", LongType())))
     assert _columns(table.key) == [("hop", pa.struct([("start", INSTANT), ("end", INSTANT)])), ("k", pa.string())]
     assert table.kind == "window"
 
 
-def test_a_sessions_key_is_there_once() -> None:
+def test_the_key_of_a_session_is_not_repeated_in_the_values() -> None:
     key = _struct(("k", StringType()), ("sessionStartTime", TimestampType()))
     value = _struct(("session_window", WINDOW), ("k", StringType()), ("count", LongType()))
     assert _table("session", key=key, value=value).values.names == ["session_window", "count"]
 
 
-def test_a_total_has_a_key_and_a_distinct_row_no_values() -> None:
+def test_a_global_aggregate_gets_a_key_and_a_distinct_row_has_no_values() -> None:
     total = _table("aggregate", key=_struct(), value=_struct(("count", LongType())))
     assert (_columns(total.key), total.kind) == ([("row", pa.int64())], "total")
     table = _table("distinct", key=_struct(("k", StringType())), value=_struct(("__dummy__", NullType())))
@@ -68,7 +68,7 @@ def test_a_total_has_a_key_and_a_distinct_row_no_values() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pandas", "map-groups"])
-def test_a_users_state_has_its_own_names_and_its_timeout_is_a_time(kind: str) -> None:
+def test_user_state_keeps_its_field_names_and_its_timeout_becomes_a_time(kind: str) -> None:
     key, inside = _struct(("k", StringType())), _struct(("n", LongType()))
     table = _table(kind, key=key, value=_struct(("groupState", inside), ("timeoutTimestamp", LongType())))
     # A state whose fields are all null is none that is not there.
@@ -77,20 +77,20 @@ def test_a_users_state_has_its_own_names_and_its_timeout_is_a_time(kind: str) ->
     assert not has_timeout(_table(kind, key=key, value=_struct(("groupState", inside))).values)
 
 
-def test_structs_within_keep_their_fields_under_names_that_differ() -> None:
+def test_nested_structs_get_distinct_field_names() -> None:
     inside = _struct(("a", LongType()), ("A", StringType()), ("x.y", ArrayType(_struct(("b c", VariantType())))))
     table = _table("aggregate", key=_struct(("n", inside)), value=_struct(("first", inside), ("n", NullType())))
     kept = pa.struct([("a", pa.int64()), ("A_2", pa.string()), ("x_y", pa.list_(pa.struct([("b_c", pa.string())])))])
     assert _columns(table.schema) == [("n", kept), ("first", kept)]
 
 
-def test_a_users_struct_that_is_called_as_sparks_own_stays_one() -> None:
+def test_a_user_struct_named_like_sparks_own_is_kept() -> None:
     of = _struct(("value", _struct(("n", LongType()))), ("other", LongType()))
     table = _table("transform", key=_struct(("k", StringType())), value=of)
     assert _columns(table.values) == [("value", pa.struct([("n", pa.int64())])), ("other", pa.int64())]
 
 
-def test_variables_are_tables_of_their_own_keys() -> None:
+def test_state_variables_are_tables_with_their_own_keys() -> None:
     key, inside = _struct(("k", StringType())), _struct(("n", LongType()))
     ttl = _struct(("value", inside), ("ttlExpirationMs", LongType()))
     assert _columns(_table("transform", key=key, value=ttl).values) == [("n", pa.int64()), ("expires_at", INSTANT)]
@@ -102,13 +102,13 @@ def test_variables_are_tables_of_their_own_keys() -> None:
     assert (_columns(timers.key), len(timers.values)) == ([("k", pa.string()), ("due_at", INSTANT)], 0)
 
 
-def test_a_type_that_no_table_can_have_is_refused_by_its_column() -> None:
+def test_a_type_without_a_table_type_is_refused_with_its_column() -> None:
     value = _struct(("a", _struct(("b", CalendarIntervalType()))))
     with pytest.raises(Refused, match=r"column value\.a\.b of state 'aggregate' has Spark's type 'interval'"):
         _table("aggregate", key=_struct(("k", StringType())), value=value)
 
 
-def test_a_key_that_only_its_zeros_sign_tells_from_another_is_refused() -> None:
+def test_a_key_that_distinguishes_the_sign_of_zero_is_refused() -> None:
     table = _table("distinct", key=_struct(("price", DoubleType()), ("k", StringType())))
     table.check_keys(pa.table({"price": [0.0, None], "k": ["a", "b"]}))
     with pytest.raises(Refused, match=r"the state 'distinct' has a key with -0\.0 in 'price'") as refused:

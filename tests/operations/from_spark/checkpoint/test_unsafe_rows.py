@@ -1,4 +1,4 @@
-"""Spark's rows in memory layout are read with the values that Spark reports."""
+"""Spark's UnsafeRow format is read with the values that Spark reports."""
 
 import datetime
 import decimal
@@ -116,7 +116,7 @@ def test_rows_are_read_as_spark_reads_them(of: tuple[StructType, list[Any]]) -> 
     assert repr(found.to_pylist()) == repr(frame.toArrow().to_pylist())
 
 
-def test_a_row_that_is_cut_short_is_no_row() -> None:
+def test_a_truncated_row_is_refused() -> None:
     kind = StructType([StructField("a", StringType()), StructField("b", LongType())])
     row = np.array([0, (24 << 32) | 3, 5, int.from_bytes(b"abc", "little")], np.int64).view(np.uint8)
     assert decode_rows(row, np.array([0]), kind).to_pylist() == [{"a": "abc", "b": 5}]
@@ -125,7 +125,7 @@ def test_a_row_that_is_cut_short_is_no_row() -> None:
             decode_rows(row[:size], np.array([0]), kind)
 
 
-def test_a_type_without_values_here_is_left_to_spark() -> None:
+def test_an_unsupported_type_is_left_to_spark() -> None:
     for kind in ("interval", "variant", "array<struct<a: variant>>", "map<string, interval>"):
         assert not is_readable(DataType.fromDDL(kind)), kind
     assert pa.types.is_struct(decode_rows(np.zeros(8, np.uint8), np.array([0]), StructType([])).type)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 @pytest.mark.parametrize("name", ["transform-changelog", pytest.param("transform-format2", marks=pytest.mark.ci)])
-def test_changelogs_say_what_sparks_own_reader_says(
+def test_changelogs_have_the_changes_that_sparks_own_reader_returns(
     name: str, recorded: Callable[[str], Path], spark: SparkSession
 ) -> None:
     """Covers all kinds of variables, with and without time to live, and timers; one or several batches at once."""
@@ -45,7 +45,7 @@ def test_changelogs_say_what_sparks_own_reader_says(
 
 
 def _jobs(spark: SparkSession) -> int:
-    """Return the number of jobs so far."""
+    """Return the number of Spark jobs so far."""
     return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
 
 

@@ -86,7 +86,9 @@ statements = st.one_of(
 
 @scaled(14, in_ci=30)
 @given(some=st.lists(st.one_of(statements, st.none()), min_size=1, max_size=6))
-def test_the_table_is_what_sql_makes_of_it_between_compactions(some: list[str | None], cache: SstCache) -> None:
+def test_edits_between_compactions_have_the_same_effect_as_sql_in_duckdb(
+    some: list[str | None], cache: SstCache
+) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
     aircraft = len(rows(app, "aircraft"))
@@ -110,7 +112,7 @@ def test_the_table_is_what_sql_makes_of_it_between_compactions(some: list[str | 
     assert not EDITS.all(app.store, app.name)
 
 
-def test_it_is_told_of_in_history_and_log_with_its_reason(app: FlightsApp, cache: SstCache) -> None:
+def test_history_and_log_show_the_edit_with_its_reason(app: FlightsApp, cache: SstCache) -> None:
     carrier = min(rows(app))
     with because("ticket 4711"):
         done = edited(app, cache, f"UPDATE carriers SET delay = -5 WHERE carrier = '{carrier}'")
@@ -172,7 +174,7 @@ def test_a_dry_run_writes_nothing(app: FlightsApp, cache: SstCache) -> None:
         ("", Usage, "an edit needs either an SQL statement or rows"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_nothing_is_left(
+def test_an_invalid_edit_is_refused_and_leaves_nothing(
     app: FlightsApp, cache: SstCache, sql: str, kind: type[SlackwaterError], said: str
 ) -> None:
     before = sorted(info.key for info in app.store.list(""))
@@ -182,7 +184,7 @@ def test_what_cannot_be_meant_is_refused_and_nothing_is_left(
     assert sorted(info.key for info in app.store.list("")) == before
 
 
-def test_rows_from_a_file_are_there_afterwards(app: FlightsApp, cache: SstCache, tmp_path: Any) -> None:
+def test_rows_of_a_file_can_be_inserted(app: FlightsApp, cache: SstCache, tmp_path: Any) -> None:
     before, file = rows(app), tmp_path / "rows.parquet"
     mended = {"UA": (1, 2, 4), "new": (5, 6, 7)}
     names = ("carrier", "flights", "delay", "_squares")
@@ -225,7 +227,7 @@ def shown(store: ObjectStore, cache: SstCache) -> list[dict[str, Any]]:
     return [row for row in rows.to_pylist() if not row["_op"]]
 
 
-def test_a_mean_is_changed_with_what_it_goes_on_from(cache: SstCache) -> None:
+def test_a_mean_can_only_be_edited_together_with_its_sum_and_count(cache: SstCache) -> None:
     schema = pa.schema([("k", pa.string()), ("x", pa.int64())])
     store = stored(aggregate(m=mean("x")), schema, {("a",): (2.0, 4, 2), ("b",): (5.0, 5, 1)})
 
@@ -247,7 +249,7 @@ def test_a_mean_is_changed_with_what_it_goes_on_from(cache: SstCache) -> None:
     }
 
 
-def test_the_row_whose_key_is_null_can_be_changed_where_there_is_one(cache: SstCache) -> None:
+def test_a_row_with_a_null_key_can_be_edited(cache: SstCache) -> None:
     schema = pa.schema([("k", pa.string()), ("x", pa.int64())])
     store = stored(aggregate(n=largest("x")), schema, {("a",): (1,), (None,): (2,)})
     sql = "UPDATE stage SET n = 3 WHERE k IS NULL"
@@ -255,7 +257,7 @@ def test_the_row_whose_key_is_null_can_be_changed_where_there_is_one(cache: SstC
     assert {row["k"]: row["n"] for row in shown(store, cache)} == {"a": 1, None: 3}
 
 
-def test_edited_rows_fall_due_as_those_that_the_program_writes(cache: SstCache) -> None:
+def test_edited_rows_fall_due_like_rows_of_the_program(cache: SstCache) -> None:
     at = datetime(2026, 3, 1, 12, tzinfo=UTC)
     code = UpdateCode(
         lambda rows, state: state, lambda: pa.schema([("n", pa.int64()), ("until", pa.timestamp("us", "UTC"))])
@@ -274,7 +276,7 @@ def test_edited_rows_fall_due_as_those_that_the_program_writes(cache: SstCache) 
     assert found.event_time.next_due_ms == noon + 3_600_000
 
 
-def test_a_batch_that_comes_first_is_followed(cache: SstCache) -> None:
+def test_an_edit_is_applied_after_a_batch_that_commits_first(cache: SstCache) -> None:
     store = AgingStore()
     app = aging_app(store=store)
     app.run(flights(30))
@@ -290,7 +292,9 @@ def test_a_batch_that_comes_first_is_followed(cache: SstCache) -> None:
     assert rows(app) == by_duckdb(rows_of(store, app.heads["carriers"]), MORE), "of the rows that the batch left"
 
 
-def test_a_runner_that_does_not_come_to_it_is_told_of(app: FlightsApp, cache: SstCache) -> None:
+def test_an_edit_that_the_runner_does_not_apply_in_time_is_reported_and_withdrawn(
+    app: FlightsApp, cache: SstCache
+) -> None:
     beat = Heartbeat(str(ULID()), "host:1", {"carriers": head(app).epoch})
     HEARTBEATS.put(app.store, beat, app.name)
     with pytest.raises(Refused, match="runner host:1 did not apply the edit of flights/carriers within 0 s"):

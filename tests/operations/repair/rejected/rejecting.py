@@ -15,13 +15,13 @@ from tests.support.histories import FlightsApp
 
 
 def letter(offset: int, error: str = "ValueError") -> DeadLetter:
-    """Return the result for one record."""
+    """Return a rejected record."""
     headers = (("from", b"test"), ("empty", None))
     return DeadLetter("flights", 0, offset, b"N001", b"no json", headers, error, f"bad: {offset}", "Traceback: here")
 
 
 def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
-    """Commit a batch of the stage that read nothing and rejected the records at these offsets."""
+    """Commit a batch of the stage that read nothing but rejected the records at these offsets."""
     head, now_ms = app.heads[stage], app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
     name = next(iter(head.inputs))
@@ -33,7 +33,7 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
 
 
 def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
-    """Commit a batch that accepted these rejected records."""
+    """Commit a batch that has accepted these rejected records in a retry."""
     head = app.heads[stage]
     now_ms = app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)

@@ -1,4 +1,4 @@
-"""The table of rejected records works like any table in queries, diffs, clones and garbage collection."""
+"""The table of rejected records behaves like any table in queries, diffs, clones and garbage collection."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def asked(app: FlightsApp, cache: SstCache, sql: str, ref: str = "flights") -> l
     return [tuple(row.values()) for row in found.to_pylist()]
 
 
-def test_queries_see_it_beside_the_stages_own_table_at_any_moment(app: FlightsApp, cache: SstCache) -> None:
+def test_queries_can_read_the_rejected_table_at_any_moment(app: FlightsApp, cache: SstCache) -> None:
     assert asked(app, cache, f'SELECT "offset", retried IS NULL FROM {TABLE} ORDER BY 1') == [
         (3, True),
         (4, False),
@@ -67,7 +67,7 @@ def test_queries_see_it_beside_the_stages_own_table_at_any_moment(app: FlightsAp
     assert row["error"].to_pylist() == ["ValueError"]
 
 
-def test_diff_history_and_bisect_know_it(app: FlightsApp, cache: SstCache) -> None:
+def test_diff_history_and_bisect_work_on_the_rejected_table(app: FlightsApp, cache: SstCache) -> None:
     before, after = (resolve(app.store, f"flights/aircraft@v{number}", now_ms=0) for number in (4, 7))
     (found,) = diff(cache, StoredCut(app.store, before), StoredCut(app.store, after), table=TABLE)
     assert (found.added, found.removed, found.changed) == (3, 0, 1 if app.heads["aircraft"].version == 7 else 0)
@@ -80,7 +80,7 @@ def test_diff_history_and_bisect_know_it(app: FlightsApp, cache: SstCache) -> No
     assert [flip.ref for flip in verdict.flips.flips] == ["flights/aircraft@v5"]
 
 
-def test_verify_looks_at_every_byte_of_it(app: FlightsApp) -> None:
+def test_verify_checks_every_byte_of_the_rejected_table(app: FlightsApp) -> None:
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
     sst = app.heads["aircraft"].side_tables["rejected"].ssts[0]
     app.store.put(sst.object, app.store.get(sst.object)[:-1])
@@ -89,7 +89,9 @@ def test_verify_looks_at_every_byte_of_it(app: FlightsApp) -> None:
         assert any(sst.object in str(each) for each in found)
 
 
-def test_a_clone_has_it_and_its_source_keeps_it(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+def test_a_clone_has_the_rejected_table_and_its_source_keeps_it(
+    app: FlightsApp, cache: SstCache, tmp_path: Path
+) -> None:
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada", now_ms=app.clock.now_ms)
     staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
     assert rejected_counts(staging.heads["aircraft"]) == (0, 5, 4)
@@ -99,7 +101,7 @@ def test_a_clone_has_it_and_its_source_keeps_it(app: FlightsApp, cache: SstCache
     assert verify(app.store, "staging", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-def test_compactions_rescales_and_claims_carry_it_on(app: FlightsApp, cache: SstCache) -> None:
+def test_compactions_rescales_and_claims_keep_the_rejected_table(app: FlightsApp, cache: SstCache) -> None:
     app.compact("aircraft")
     rescale(app.store, "flights", "aircraft", 5, by="ada", now_ms=app.clock.tick("aircraft"))
     app.claim("aircraft")
@@ -110,7 +112,7 @@ def test_compactions_rescales_and_claims_carry_it_on(app: FlightsApp, cache: Sst
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-def test_garbage_collection_takes_what_no_version_names_and_nothing_else(tmp_path: Path, cache: SstCache) -> None:
+def test_gc_deletes_only_unreferenced_rejected_records(tmp_path: Path, cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
     for offset in range(16):
@@ -128,7 +130,7 @@ def test_garbage_collection_takes_what_no_version_names_and_nothing_else(tmp_pat
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-def test_what_waits_is_listed_newest_first_with_all_that_is_known(app: FlightsApp, cache: SstCache) -> None:
+def test_waiting_records_are_listed_newest_first_with_all_details(app: FlightsApp, cache: SstCache) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
     found = list_rejected(app.store, cache, cut)
     assert (dict(found.total), dict(found.waiting)) == ({"aircraft": 5}, {"aircraft": 4})
@@ -141,7 +143,7 @@ def test_what_waits_is_listed_newest_first_with_all_that_is_known(app: FlightsAp
         list_rejected(app.store, cache, cut, stage="no-such")
 
 
-def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsApp) -> None:
+def test_a_retry_is_requested_once_and_only_if_records_wait(app: FlightsApp) -> None:
     assert stages.count_retriable_records(app.store, "flights") == {"aircraft": 4}
     first = stages.request_retry(app.store, "flights", "aircraft", by="ada", now_ms=1)
     assert stages.request_retry(app.store, "flights", "aircraft", by="bob", now_ms=2) == first
@@ -154,7 +156,7 @@ def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsAp
         stages.count_retriable_records(app.store, "flights", "no-such")
 
 
-def test_a_stage_that_bears_the_name_owns_it() -> None:
+def test_a_stage_named_like_a_rejected_table_owns_the_name() -> None:
     plain = Manifest("shop", "legs", 1, 1, "w", 1, "claim")
     with_rejects = replace(plain, side_tables={REJECTED: SideTable(REJECTED_RECORDS)})
     assert find_owner("legs_rejected", {"legs": with_rejects}) == "legs"

@@ -55,7 +55,7 @@ def started(app: FlightsApp, name: str = "staging", store: ObjectStore | None = 
     return FlightsApp(store or app.store, app.kafka, name, clock=app.clock)
 
 
-def test_a_clone_goes_on_as_its_source_does(app: FlightsApp) -> None:
+def test_a_clone_continues_as_its_source_does(app: FlightsApp) -> None:
     make(app)
     staging = started(app)
     app.send(*flights(8))
@@ -65,7 +65,7 @@ def test_a_clone_goes_on_as_its_source_does(app: FlightsApp) -> None:
     assert staging.state["carriers"] == rows_of(app.store, staging.heads["carriers"])
 
 
-def test_stages_without_a_version_begin_in_a_clone_where_init_had_the_app_begin() -> None:
+def test_stages_without_a_version_start_in_a_clone_at_the_offsets_given_to_init() -> None:
     store = MemoryStore()
     apps.create_app(store, AppInfo("flights", 1, starts={"flights": (3, 4)}, initialised="legs"))
     make(FlightsApp(store, Kafka(), start=["legs"]))
@@ -73,7 +73,7 @@ def test_stages_without_a_version_begin_in_a_clone_where_init_had_the_app_begin(
     assert (staging.starts, staging.initialised) == ({"flights": (3, 4)}, "")
 
 
-def test_a_clone_of_an_earlier_moment_catches_up_from_there(app: FlightsApp) -> None:
+def test_a_clone_of_an_earlier_moment_catches_up_from_that_moment(app: FlightsApp) -> None:
     make(app, "flights/aircraft@v3")
     staging = started(app)
     assert sum(number for number, _, _ in staging.state["aircraft"].values()) == 20
@@ -82,8 +82,8 @@ def test_a_clone_of_an_earlier_moment_catches_up_from_there(app: FlightsApp) -> 
     assert staging.state == app.state
 
 
-def test_a_clone_reads_other_topics_where_it_is_told_to(app: FlightsApp) -> None:
-    """Production failed after `good`; staging replays corrected events from there."""
+def test_a_clone_can_read_other_topics(app: FlightsApp) -> None:
+    """Production failed after `good`; staging replays corrected events from that moment."""
     app.step_all()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "good")
     app.kafka.topics["corrected"] = [list(messages) for messages in app.kafka.topics["flights"]]
@@ -99,7 +99,7 @@ def test_a_clone_reads_other_topics_where_it_is_told_to(app: FlightsApp) -> None
     assert {delay // number for number, delay, _ in app.state["carriers"].values()} != {5}
 
 
-def test_a_clone_shares_every_sst_and_copies_only_what_is_in_flight(app: FlightsApp) -> None:
+def test_a_clone_shares_every_sst_and_copies_only_in_flight_records(app: FlightsApp) -> None:
     plan = make(app)
     for stage in STAGES:
         source, first = (
@@ -121,7 +121,7 @@ def test_a_clone_shares_every_sst_and_copies_only_what_is_in_flight(app: Flights
     )
 
 
-def test_a_clone_knows_nothing_of_snapshots_under_way_in_its_source(app: FlightsApp) -> None:
+def test_a_clone_does_not_take_part_in_running_snapshots_of_its_source(app: FlightsApp) -> None:
     head = app.step("aircraft")
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=head.time_ms + 1)
     under_way = {"recorded": {"id": 3}, "awaited": {"id": ("x",)}, "captured": {"id": {"x": VersionSpan(1, 2)}}}
@@ -138,7 +138,7 @@ def test_a_clone_never_writes_to_its_sources_topics(app: FlightsApp) -> None:
     assert {topic: app.kafka.ends(topic) for topic in before} == before
 
 
-def test_the_source_is_pinned_while_the_clone_lives(app: FlightsApp) -> None:
+def test_the_clones_moment_stays_pinned_in_the_source(app: FlightsApp) -> None:
     plan = make(app)
     snapshot = read_snapshot(app.store, "flights", "clone-staging")
     assert (snapshot.kind, snapshot.clone, snapshot.stages) == ("clone", "staging", plan.source.versions)
@@ -146,7 +146,7 @@ def test_the_source_is_pinned_while_the_clone_lives(app: FlightsApp) -> None:
         delete_snapshot(app.store, "flights", "clone-staging")
 
 
-def test_versions_go_on_from_the_sources_so_that_newer_rows_win(app: FlightsApp) -> None:
+def test_version_numbers_continue_from_the_sources_so_that_newer_rows_win(app: FlightsApp) -> None:
     plan = make(app)
     assert read_line(app.store, "staging").beginning().versions == plan.source.versions
     staging = started(app)
@@ -170,7 +170,7 @@ def test_a_clone_can_be_cloned(app: FlightsApp) -> None:
     assert second.state == staging.state
 
 
-def test_a_clone_under_another_root_points_back_at_its_source(tmp_path: Path) -> None:
+def test_a_clone_under_another_root_refers_to_its_source(tmp_path: Path) -> None:
     app = running(LocalStore(tmp_path / "production"))
     other = LocalStore(tmp_path / "staging")
     plan = make(app, target_store=other)
@@ -189,7 +189,7 @@ def test_a_clone_under_another_root_points_back_at_its_source(tmp_path: Path) ->
     assert started(app, "back").state == staging.state
 
 
-def test_receivers_of_one_channel_each_go_on_from_where_they_were() -> None:
+def test_each_reader_of_a_channel_continues_from_its_own_position() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     app.send(*flights(4))
     app.step("legs")
@@ -214,7 +214,7 @@ def test_receivers_of_one_channel_each_go_on_from_where_they_were() -> None:
     assert found == {"aircraft": 2, "second": 5}
 
 
-def test_a_clone_has_the_watermarks_of_its_source_and_reads_those_that_were_in_flight() -> None:
+def test_a_clone_has_its_sources_watermarks_including_those_in_flight() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(4))
 
@@ -243,7 +243,7 @@ def test_a_clone_has_the_watermarks_of_its_source_and_reads_those_that_were_in_f
     assert aircraft.inputs["by-aircraft"].version == legs.version - 1, "the watermark of legs is still to be read"
 
 
-def test_a_stage_that_had_not_started_finds_everything_it_has_to_read() -> None:
+def test_a_stage_that_had_not_started_finds_all_its_input_in_the_clone() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
     for _ in range(2):
         app.send(*flights(4))
@@ -255,7 +255,7 @@ def test_a_stage_that_had_not_started_finds_everything_it_has_to_read() -> None:
     assert sum(number for number, _, _ in staging.state["carriers"].values()) == 8
 
 
-def test_lineage_in_a_clone_reaches_back_to_its_beginning(app: FlightsApp) -> None:
+def test_lineage_in_a_clone_ends_at_the_clones_beginning(app: FlightsApp) -> None:
     make(app)
     staging = started(app)
     staging.send(*flights(4))
@@ -267,7 +267,7 @@ def test_lineage_in_a_clone_reaches_back_to_its_beginning(app: FlightsApp) -> No
     assert sum(window.end - window.start for window in found.sources) == 4
 
 
-def test_a_plan_changes_nothing(app: FlightsApp) -> None:
+def test_planning_a_clone_changes_nothing(app: FlightsApp) -> None:
     keys = [info.key for info in app.store.list("")]
     topics = set(app.kafka.topics)
     plan = make(app, "flights@~2", dry_run=True)
@@ -291,7 +291,7 @@ def test_a_plan_changes_nothing(app: FlightsApp) -> None:
         ("flights", "taken", {}, Refused, "topic 'taken-by-carrier-repartition' exists already in Kafka"),
     ],
 )
-def test_what_cannot_be_cloned_is_refused_before_anything_changes(
+def test_an_impossible_clone_is_refused_before_anything_changes(
     app: FlightsApp, source: str, name: str, more: dict[str, object], error: type[SlackwaterError], words: str
 ) -> None:
     FlightsApp(app.store, Kafka(), "other")
@@ -304,7 +304,7 @@ def test_what_cannot_be_cloned_is_refused_before_anything_changes(
     assert [info.key for info in app.store.list("")] == keys
 
 
-def test_a_clone_whose_records_in_flight_are_gone_is_refused_before_anything_changes(app: FlightsApp) -> None:
+def test_a_clone_whose_in_flight_records_are_deleted_is_refused_before_anything_changes(app: FlightsApp) -> None:
     plan = make(app, dry_run=True)
     app.kafka.earliest["flights-by-aircraft-repartition"] = plan.in_flight[0].ends
     keys = [info.key for info in app.store.list("")]
@@ -313,7 +313,7 @@ def test_a_clone_whose_records_in_flight_are_gone_is_refused_before_anything_cha
     assert [info.key for info in app.store.list("")] == keys
 
 
-def test_a_finished_clone_is_not_made_again(app: FlightsApp) -> None:
+def test_a_finished_clone_is_not_created_again(app: FlightsApp) -> None:
     made = make(app)
     again = make(app)
     assert (made.done, again.done, again.info) == (False, True, made.info)
@@ -324,16 +324,14 @@ def test_a_finished_clone_is_not_made_again(app: FlightsApp) -> None:
     ("source", "more"),
     [("flights@~2", {}), ("flights/legs@v2", {}), ("flights", {"topics": {"flights": "corrected"}})],
 )
-def test_another_clone_of_a_name_that_is_taken_is_refused(
-    app: FlightsApp, source: str, more: dict[str, object]
-) -> None:
+def test_another_clone_under_an_existing_name_is_refused(app: FlightsApp, source: str, more: dict[str, object]) -> None:
     app.kafka.topics["corrected"] = [list(messages) for messages in app.kafka.topics["flights"]]
     make(app)
     with pytest.raises(Refused, match=r"exists already under .*, a clone of flights@clone-staging"):
         make(app, source, **more)
 
 
-def test_a_clone_that_runs_is_not_taken_for_one_of_the_present(app: FlightsApp) -> None:
+def test_a_repeated_clone_call_is_refused_once_the_clone_has_run(app: FlightsApp) -> None:
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "good")
     make(app)
     make(app, "flights@good", "fixed")
@@ -345,11 +343,11 @@ def test_a_clone_that_runs_is_not_taken_for_one_of_the_present(app: FlightsApp) 
 
 
 class Crash(BaseException):
-    """Crash of the machine."""
+    """Simulated crash of the machine."""
 
 
 class CrashingStore(CountingStore):
-    """A store whose user dies at a given write."""
+    """A store that raises `Crash` after a given number of writes."""
 
     def __init__(self, inner: ObjectStore, writes_left: int) -> None:
         super().__init__(inner)
@@ -363,7 +361,7 @@ class CrashingStore(CountingStore):
 
 
 class CrashingKafka(Kafka):
-    """A Kafka whose user dies after some copies were written."""
+    """An in-memory Kafka that raises `Crash` after a given number of copied records."""
 
     copies_left = 0
 
@@ -378,7 +376,7 @@ class CrashingKafka(Kafka):
 
 
 def finished_after(app: FlightsApp, crash: object) -> FlightsApp:
-    """Repeat the call after a crash; return the clone."""
+    """Repeat the call after a crash, and return the clone."""
     source, topics = app.store, app.kafka
     try:
         app.store, app.kafka = (crash, topics) if isinstance(crash, CrashingStore) else (source, crash)
@@ -413,7 +411,7 @@ def is_whole(store: ObjectStore, name: str = "staging") -> bool:
 
 
 def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
-    """Leave a clone that crashed before its last stage."""
+    """Create a clone that crashes before its last stage."""
     store = app.store
     app.store = CrashingStore(store, 6)
     with pytest.raises(Crash):
@@ -424,7 +422,7 @@ def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
     assert apps.list_apps(store) == ("flights",)
 
 
-def test_an_unfinished_clone_keeps_its_moment_though_now_has_moved_on(app: FlightsApp) -> None:
+def test_an_unfinished_clone_keeps_its_moment_even_if_the_app_has_moved_on(app: FlightsApp) -> None:
     begun(app, "flights@now")
     versions = resolve(app.store, "flights", now_ms=0).versions
     app.run(flights(20))
@@ -434,7 +432,7 @@ def test_an_unfinished_clone_keeps_its_moment_though_now_has_moved_on(app: Fligh
     assert read_line(app.store, "staging").beginning().versions == versions
 
 
-def test_an_unfinished_clone_asks_for_the_offsets_that_it_reads_from_though_now_has_moved_on(app: FlightsApp) -> None:
+def test_resuming_an_unfinished_clone_checks_the_offsets_of_its_own_moment(app: FlightsApp) -> None:
     app.kafka.topics["frozen"] = [list(messages) for messages in app.kafka.topics["flights"]]
     begun(app, "flights@now", topics={"flights": "frozen"})
     app.run(flights(20))
@@ -445,7 +443,7 @@ def test_an_unfinished_clone_asks_for_the_offsets_that_it_reads_from_though_now_
     assert make(app, "flights@now", topics={"flights": "frozen"}).resumed
 
 
-def test_an_unfinished_clone_is_refused_where_its_offsets_are_gone(app: FlightsApp) -> None:
+def test_an_unfinished_clone_is_refused_if_its_offsets_are_deleted(app: FlightsApp) -> None:
     begun(app, "flights@now")
     app.run(flights(20))
     ends = app.kafka.ends("flights")
@@ -455,7 +453,7 @@ def test_an_unfinished_clone_is_refused_where_its_offsets_are_gone(app: FlightsA
         make(app, "flights@now")
 
 
-def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) -> None:
+def test_an_unfinished_clone_cannot_be_resumed_with_other_arguments(app: FlightsApp) -> None:
     pin_cut(app.store, resolve(app.store, "flights@~3", now_ms=0), "other")
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]
     begun(app)
@@ -465,7 +463,7 @@ def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) 
     assert make(app).resumed
 
 
-def test_a_pin_left_by_a_clone_that_never_was_is_not_taken_over(app: FlightsApp) -> None:
+def test_the_pin_of_a_clone_that_was_never_created_is_not_reused(app: FlightsApp) -> None:
     store = app.store
     app.store = CrashingStore(store, 1)
     with pytest.raises(Crash):
@@ -480,7 +478,7 @@ def test_a_pin_left_by_a_clone_that_never_was_is_not_taken_over(app: FlightsApp)
 
 @scaled(17, in_ci=150)
 @given(seed=st.integers(0, 2**32))
-def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> None:
+def test_a_clone_through_an_unreliable_store_is_complete_in_the_end(seed: int) -> None:
     app = running(MemoryStore())
     faulty = FaultyStore(app.store, seed, refused=0.03, lost=0.03, late=0.0, echoed=0.03)
     for _ in range(200):
@@ -503,7 +501,9 @@ def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> N
     steps=st.lists(st.tuples(st.sampled_from(["send", "compact", "rescale", *STAGES]), st.integers(1, 3)), max_size=25),
     data=st.data(),
 )
-def test_a_clone_of_any_moment_ends_where_its_source_ends(steps: list[tuple[str, int]], data: st.DataObject) -> None:
+def test_a_clone_of_any_moment_ends_in_the_same_state_as_its_source(
+    steps: list[tuple[str, int]], data: st.DataObject
+) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms={"aircraft": 2_500, "carriers": -2_500}))
     for number, (verb, count) in enumerate(steps):
         if verb == "send":
@@ -538,14 +538,14 @@ def requests_of_a_clone(num_keys: int) -> tuple[dict[str, int], int]:
     return counting.counts, counting.bytes_read + counting.bytes_written
 
 
-def test_a_clone_takes_the_same_requests_at_any_size_of_the_state() -> None:
+def test_a_clone_takes_the_same_number_of_requests_for_any_size_of_state() -> None:
     small, small_bytes = requests_of_a_clone(10_000)
     large, large_bytes = requests_of_a_clone(200_000)
     assert small == large
     assert large_bytes < small_bytes + 100  # longer numbers in the manifests; no byte of an SST
 
 
-def test_a_clone_asks_the_store_six_times_a_stage_at_most(app: FlightsApp) -> None:
+def test_a_clone_takes_at_most_six_store_requests_per_stage(app: FlightsApp) -> None:
     """Not counted: requests per app, and the reads of versions with records in flight."""
     app.step_all()
     app.store = counting = Recording(app.store)
@@ -567,7 +567,7 @@ class Recording(CountingStore):
         return super()._forward(method, key, request, sent)
 
 
-def test_a_clone_publishes_what_it_is_told_and_begins_it_anew(app: FlightsApp) -> None:
+def test_a_clone_publishes_only_the_given_sinks_and_from_the_start(app: FlightsApp) -> None:
     head = app.heads["legs"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
     sinks = {

@@ -1,4 +1,4 @@
-"""Deep clones: the source may be deleted, and nothing names it."""
+"""Deep clones: they do not refer to their source, which may be deleted."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def deep(app: FlightsApp, target: ObjectStore, **more: object) -> ClonePlan:
     return clone(app.store, "flights", "copy", target_store=target, **arguments | more)  # type: ignore[arg-type]
 
 
-def test_the_source_may_vanish_and_nothing_names_it(tmp_path: Path) -> None:
+def test_a_deep_clone_works_without_its_source_and_does_not_refer_to_it(tmp_path: Path) -> None:
     app = source_app(LocalStore(tmp_path / "production"))
     other = LocalStore(tmp_path / "elsewhere")
     plan = deep(app, other)
@@ -63,7 +63,7 @@ def test_the_source_may_vanish_and_nothing_names_it(tmp_path: Path) -> None:
     assert rows_of(other, staging.heads["carriers"]) == undisturbed.state["carriers"]
 
 
-def test_typed_again_it_is_done_already_and_another_one_is_refused() -> None:
+def test_a_repeated_deep_clone_reports_done_and_a_different_one_is_refused() -> None:
     app, other = source_app(MemoryStore()), MemoryStore()
     deep(app, other)
     assert deep(app, other).done
@@ -71,7 +71,7 @@ def test_typed_again_it_is_done_already_and_another_one_is_refused() -> None:
         deep(app, other, terms=CloneTerms())
 
 
-def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_before() -> None:
+def test_a_killed_deep_clone_is_invisible_and_continues_with_the_copies_made() -> None:
     def build() -> tuple[FlightsApp, AgingStore]:
         return source_app(AgingStore()), AgingStore()
 
@@ -108,7 +108,7 @@ def app_cut(store: ObjectStore) -> dict[str, int]:
     return origin.cut
 
 
-def test_a_copy_that_is_damaged_is_written_again_and_a_damaged_source_is_refused() -> None:
+def test_a_damaged_copy_is_rewritten_and_a_damaged_source_is_refused() -> None:
     app, other = source_app(AgingStore()), AgingStore()
     other.once("put_if_absent", "/channels.json", lambda: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
@@ -126,8 +126,8 @@ def test_a_copy_that_is_damaged_is_written_again_and_a_damaged_source_is_refused
     assert apps.list_apps(nowhere) == ()
 
 
-def test_an_app_of_the_sources_name_in_the_other_root_may_be_collected() -> None:
-    """Copies are under the clone's name, whoever has the source's name."""
+def test_an_app_with_the_sources_name_in_the_target_root_can_be_collected() -> None:
+    """Copies are stored under the clone's name, so another app may have the source's name."""
     app, other = source_app(AgingStore()), AgingStore()
     namesake = FlightsApp(other, Kafka(), clock=app.clock)
     namesake.run(flights(10))
@@ -142,7 +142,7 @@ def test_an_app_of_the_sources_name_in_the_other_root_may_be_collected() -> None
 
 
 class ReadOnly(StoreWrapper):
-    """A store whose user may only read."""
+    """A store that allows only reads."""
 
     def put(self, key: str, data: bytes) -> None:
         raise Forbidden(f"no right to put {key}")
@@ -154,7 +154,7 @@ class ReadOnly(StoreWrapper):
         raise Forbidden(f"no right to delete {key}")
 
 
-def test_who_may_only_read_the_source_is_offered_a_deep_clone_and_can_make_one() -> None:
+def test_without_write_access_to_the_source_a_deep_clone_is_suggested_and_works() -> None:
     app, other = source_app(MemoryStore()), MemoryStore()
     before = keys_of(app.store)  # type: ignore[arg-type]
     app.store = ReadOnly(app.store)

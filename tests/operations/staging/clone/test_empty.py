@@ -1,4 +1,4 @@
-"""A clone without state reads its topics from the beginning, and keeps nothing of its source."""
+"""A clone without state: it reads its topics from the beginning, and shares nothing with its source."""
 
 import pytest
 from slackwater.errors import Refused, Usage
@@ -33,7 +33,7 @@ def make(app: FlightsApp, source: str = "flights", **more: object) -> ClonePlan:
     return clone(app.store, source, "next", **arguments)  # type: ignore[arg-type]
 
 
-def test_it_makes_of_all_input_what_its_source_made_of_it(app: FlightsApp) -> None:
+def test_an_empty_clone_computes_the_same_tables_as_its_source(app: FlightsApp) -> None:
     assert make(app).initial_cut.stages == {}
     assert history.list_stages(app.store, "next") == ()
     again = FlightsApp(app.store, app.kafka, "next", clock=app.clock)
@@ -44,7 +44,7 @@ def test_it_makes_of_all_input_what_its_source_made_of_it(app: FlightsApp) -> No
     assert {again.heads[stage].version for stage in STAGES} == {2}, "one claim, and one batch of all that there was"
 
 
-def test_it_publishes_nothing_and_pins_nothing(app: FlightsApp) -> None:
+def test_an_empty_clone_publishes_nothing_and_pins_nothing(app: FlightsApp) -> None:
     make(app)
     assert apps.published_sinks(app.store, apps.read_app(app.store, "next"), None) == {}
     assert list_snapshots(app.store, "flights") == ()
@@ -53,7 +53,7 @@ def test_it_publishes_nothing_and_pins_nothing(app: FlightsApp) -> None:
     assert "flights" in apps.iter_clone_sources(app.store, "next"), "it may be promoted over its source"
 
 
-def test_typed_again_it_is_there_and_made_anew_it_is_empty_again(app: FlightsApp) -> None:
+def test_a_repeated_call_reports_done_and_a_refresh_empties_the_clone_again(app: FlightsApp) -> None:
     make(app)
     assert make(app).done
     FlightsApp(app.store, app.kafka, "next", clock=app.clock).step_all()
@@ -65,13 +65,13 @@ def test_typed_again_it_is_there_and_made_anew_it_is_empty_again(app: FlightsApp
     assert history.list_stages(app.store, "next") == ()
 
 
-def test_with_state_and_without_are_two_clones(app: FlightsApp) -> None:
+def test_a_clone_with_state_cannot_replace_an_empty_clone_of_the_same_name(app: FlightsApp) -> None:
     make(app)
     with pytest.raises(Refused, match="exists already"):
         make(app, terms=CloneTerms(owner="ada@host"))
 
 
-def test_whoever_forgets_a_key_is_told_of_it(app: FlightsApp) -> None:
+def test_forget_lists_an_empty_clone_as_out_of_reach(app: FlightsApp) -> None:
     make(app)
     told = list_out_of_reach((Member(app.store, "flights", app.heads),), None)
     assert [each.name for each in told if each.what == "deep clone"] == ["next"]
@@ -81,12 +81,12 @@ def test_whoever_forgets_a_key_is_told_of_it(app: FlightsApp) -> None:
     ("source", "terms"),
     [("flights@~1", EMPTY), ("flights", CloneTerms(empty=True, masks={"aircraft.flights": "null"}))],
 )
-def test_what_needs_state_does_not_go_with_it(app: FlightsApp, source: str, terms: CloneTerms) -> None:
+def test_options_that_need_state_are_refused_with_empty(app: FlightsApp, source: str, terms: CloneTerms) -> None:
     with pytest.raises(Usage, match="--empty takes no state"):
         make(app, source, terms=terms)
 
 
-def test_rows_from_elsewhere_are_in_no_topic() -> None:
+def test_an_app_with_imported_rows_cannot_be_cloned_empty() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=())
     commit(app.store, Manifest("flights", "carriers", 1, 1, "w", 1, "init"))
     with pytest.raises(Refused, match="carriers of flights began with imported rows"):

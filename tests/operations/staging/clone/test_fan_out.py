@@ -26,7 +26,7 @@ NONE = (0,) * PARTITIONS
 
 
 class FanOut:
-    """`sender` writes the channel `out`; three stages read it. Each record has a unique number."""
+    """`sender` writes the channel `out`, which three stages read. Each record has a unique number."""
 
     def __init__(self) -> None:
         self.store, self.kafka, self.name, self.sent = MemoryStore(), Kafka(), "app", 0
@@ -87,7 +87,7 @@ class FanOut:
             del self.unread[stage][: len(later)]
 
     def clone(self, source: str) -> None:
-        """Continue as a clone of this moment. Records in flight count as one version there."""
+        """Continue as a clone of this moment. There, all in-flight records count as one version."""
         name = f"app{self.name.removeprefix('app')}x"
         clone(self.store, source, name, topics={}, channels=self.kafka, by="test", now_ms=START_MS)
         self.name = name
@@ -97,7 +97,7 @@ class FanOut:
         return [(reader, [part for part in parts if part]) for reader, parts in self.unread.items()]
 
     def check(self) -> None:
-        """Check that each reader finds its records in Kafka once, also if a snapshot keeps them."""
+        """Check that each reader finds each of its in-flight records once, in Kafka or in the snapshot."""
         expected = {reader: sorted(set().union(*parts)) for reader, parts in self.due() if parts}
         cut = resolve(self.store, self.name, now_ms=START_MS)
         found = {
@@ -136,7 +136,7 @@ BEHIND = [("send", 2), ("a", 2), ("send", 3), ("b", 3), ("send", 1), *[("clone",
 @given(steps=STEPS)
 @example(steps=BEHIND)
 @example(steps=[({"a": "c", "b": "a"}.get(verb, verb), count) for verb, count in BEHIND])
-def test_clones_of_clones_give_each_reader_what_it_had_to_read_and_nothing_twice(steps: list[tuple[str, int]]) -> None:
+def test_in_clones_of_clones_each_reader_gets_its_unread_records_exactly_once(steps: list[tuple[str, int]]) -> None:
     app = FanOut()
     for verb, count in steps:
         match verb:

@@ -18,7 +18,7 @@ LATER_MS = 2_000_000_000_000
 
 
 def source_app() -> FlightsApp:
-    """Return an app with rows in flight, at the same time on each call."""
+    """Return an app with rows in flight; every call uses the same times."""
     app = aging_app()
     app.run(flights(20))
     app.send(*flights(6))
@@ -47,9 +47,9 @@ def all_points() -> int:
 
 
 def seen(app: FlightsApp, born: int = 0) -> str:
-    """Return how others see the clone whose stage `legs` begins with this version: missing or complete.
+    """Return whether others see the clone as missing or complete; its stage `legs` begins with version `born`.
 
-    Anything else fails.
+    Fails for anything in between.
     """
     store = fresh(app.store)
     whole = "staging" in apps.list_apps(store)
@@ -70,7 +70,7 @@ def seen(app: FlightsApp, born: int = 0) -> str:
     return "whole" if whole else "nothing"
 
 
-def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinned() -> None:
+def test_a_killed_clone_is_complete_or_invisible_and_leaves_one_pin_when_finished() -> None:
     met = set()
     for app, _ in killed_at_each_call("clone", source_app, make, store_of):
         met.add(seen(app))
@@ -90,7 +90,7 @@ def test_killed_at_any_request_it_is_whole_or_not_there_and_nothing_is_left_pinn
     assert met == {"nothing", "whole"}
 
 
-def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free() -> None:
+def test_abandoning_an_unfinished_clone_removes_its_pin_and_frees_its_name() -> None:
     for app, _ in killed_at_each_call("clone", source_app, make, store_of):
         try:
             drop(app)
@@ -104,8 +104,8 @@ def test_half_a_clone_that_is_given_up_leaves_nothing_pinned_and_its_name_free()
         assert seen(app) == "whole"
 
 
-def test_a_runner_and_a_clone_that_take_one_name_at_the_same_moment_never_both_have_it() -> None:
-    """The later check sees the other: one of the two has the name, or neither, and the next call succeeds."""
+def test_a_runner_and_a_clone_that_take_the_same_name_at_once_never_both_get_it() -> None:
+    """The later one sees the other: one of them gets the name, or neither, and then the next call succeeds."""
     points, ended = all_points(), set()
     for point in crash_points(points - 1):
         app, other = source_app(), None
@@ -141,7 +141,7 @@ def test_a_runner_and_a_clone_that_take_one_name_at_the_same_moment_never_both_h
     assert ended == {"run", "clone"}
 
 
-def test_of_two_clones_of_a_name_one_is_made_and_the_other_hears_of_it() -> None:
+def test_one_of_two_concurrent_clones_of_a_name_is_created_and_the_other_call_reports_it() -> None:
     app = source_app()
     store_of(app).once("put_if_absent", "_cloning", lambda: make(app))
     with pytest.raises(Refused, match=r"is being created by another process|exists already"):

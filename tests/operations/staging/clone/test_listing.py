@@ -36,7 +36,7 @@ def only(store: ObjectStore, source: str = "") -> KnownClone:
     return found
 
 
-def test_a_clone_says_who_has_it_why_and_until_when() -> None:
+def test_a_clone_has_an_owner_a_reason_and_an_expiry() -> None:
     app = source_app(MemoryStore())
     make(app)
     found, now_ms = only(app.store), app.clock.now_ms
@@ -50,20 +50,20 @@ def test_a_clone_says_who_has_it_why_and_until_when() -> None:
     assert only(app.store).has_run
 
 
-def test_one_that_says_nothing_is_never_over() -> None:
+def test_a_clone_without_a_time_to_live_never_expires() -> None:
     app = source_app(MemoryStore())
     make(app, terms=CloneTerms())
     assert (only(app.store).expires_ms, only(app.store).is_expired(10**15)) == (0, False)
 
 
-def test_who_types_a_clone_again_does_not_become_its_owner() -> None:
+def test_repeating_the_call_does_not_change_the_owner() -> None:
     app = source_app(MemoryStore())
     make(app)
     make(app, terms=CloneTerms(owner="eve@host", reason="mine", ttl_ms=1))
     assert (only(app.store).owner, only(app.store).reason) == ("ada@host", "try the new program")
 
 
-def test_what_a_clone_alone_keeps_grows_as_its_source_merges_what_they_share() -> None:
+def test_bytes_kept_only_for_a_clone_grow_as_its_source_merges_shared_ssts() -> None:
     app = source_app(MemoryStore())
     make(app)
     shared = sum(sst.bytes for head in app.heads.values() for sst in head.ssts)
@@ -75,7 +75,7 @@ def test_what_a_clone_alone_keeps_grows_as_its_source_merges_what_they_share() -
     assert [found.kept_bytes for found in list_clones(app.store)] == [0, 0], "each would be kept by the other"
 
 
-def test_clones_of_one_app_alone() -> None:
+def test_clones_of_one_app_can_be_listed_alone() -> None:
     app = source_app(MemoryStore())
     make(app)
     make(app, "second", "staging")
@@ -86,7 +86,7 @@ def test_clones_of_one_app_alone() -> None:
         list_clones(app.store, "flihgts")
 
 
-def test_one_under_another_root_is_known_on_both_sides(tmp_path: Path) -> None:
+def test_a_clone_under_another_root_is_listed_in_both_roots(tmp_path: Path) -> None:
     app, other = source_app(LocalStore(tmp_path / "home")), LocalStore(tmp_path / "there")
     make(app, target_store=other)
     for store in (app.store, other):
@@ -95,7 +95,7 @@ def test_one_under_another_root_is_known_on_both_sides(tmp_path: Path) -> None:
         assert found.shared_bytes > 0
 
 
-def test_a_deep_one_keeps_nothing(tmp_path: Path) -> None:
+def test_a_deep_clone_keeps_no_bytes_of_its_source(tmp_path: Path) -> None:
     app, other = source_app(LocalStore(tmp_path / "home")), LocalStore(tmp_path / "there")
     make(app, terms=CloneTerms(deep=True), target_store=other)
     found = only(other)
@@ -103,7 +103,7 @@ def test_a_deep_one_keeps_nothing(tmp_path: Path) -> None:
     assert list_clones(app.store) == ()
 
 
-def test_a_pin_whose_clone_is_gone_and_half_a_clone_are_told() -> None:
+def test_a_pin_without_a_clone_and_an_unfinished_clone_are_listed_as_such() -> None:
     app = source_app(MemoryStore())
     make(app)
     app.store.delete(keys.app_info("staging"))

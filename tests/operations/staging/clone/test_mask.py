@@ -1,4 +1,4 @@
-"""Masked clones: all columns except the masked ones equal the source's."""
+"""Masked clones: every column that is not masked equals the source's."""
 
 import re
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ ROWS = st.tuples(
         st.sampled_from(["name", "phone", "seal"]), st.sampled_from(["hash", "null"]), min_size=1, max_size=3
     ),
 )
-def test_everything_but_the_masked_columns_is_equal_and_equal_values_stay_equal(
+def test_unmasked_columns_are_equal_and_equal_values_get_equal_hashes(
     batches: list[list[Row]], hidden: dict[str, str], cache: SstCache
 ) -> None:
     store = MemoryStore()
@@ -132,7 +132,7 @@ def values(store: ObjectStore, app: str, column: str) -> dict[int, Any]:
     return {row["id"]: row[column] for rows in rows_in(store, app) for row in rows}
 
 
-def test_a_text_with_a_place_for_the_hash(cache: SstCache) -> None:
+def test_a_mask_can_be_a_text_that_contains_the_hash(cache: SstCache) -> None:
     store, _ = two(cache)
     plan = masked(store, cache, {"people.name": "person-{}@example.org"})
     found = values(store, "test", "name")
@@ -141,7 +141,7 @@ def test_a_text_with_a_place_for_the_hash(cache: SstCache) -> None:
     assert plan.copies == {"people": sum(sst.bytes for sst in plan.source.stages["people"].ssts)}
 
 
-def test_each_clone_hides_by_a_salt_of_its_own_that_nobody_keeps(cache: SstCache) -> None:
+def test_each_clone_hashes_with_its_own_salt_which_is_not_stored(cache: SstCache) -> None:
     store, _ = two(cache)
     for name in ("one", "other"):
         masked(store, cache, {"people.name": "hash"}, name)
@@ -150,14 +150,14 @@ def test_each_clone_hides_by_a_salt_of_its_own_that_nobody_keeps(cache: SstCache
     assert notes == []
 
 
-def test_a_masked_clone_shares_the_tables_in_which_nothing_is_hidden(cache: SstCache) -> None:
+def test_tables_without_masked_columns_are_shared(cache: SstCache) -> None:
     store, _ = two(cache)
     before = {info.key for info in store.list("")}
     masked(store, cache, {})
     assert [key for key in {info.key for info in store.list("")} - before if "/sst/" in key] == []
 
 
-def test_a_dry_run_says_how_many_bytes_and_changes_nothing(cache: SstCache) -> None:
+def test_a_dry_run_reports_the_bytes_to_write_and_changes_nothing(cache: SstCache) -> None:
     store, _ = two(cache)
     before = {info.key: store.get(info.key) for info in store.list("")}
     plan = masked(store, cache, {"people.phone": "null"}, dry_run=True)
@@ -177,7 +177,7 @@ def test_a_dry_run_says_how_many_bytes_and_changes_nothing(cache: SstCache) -> N
         ("people.phone", "tel {}", Refused, "people.phone is int32, but 'tel {}' masks only text"),
     ],
 )
-def test_what_cannot_be_hidden_is_refused_by_name_and_nothing_is_left(
+def test_a_column_that_cannot_be_masked_is_refused_by_name_and_nothing_is_left(
     place: str, how: str, error: type[SlackwaterError], words: str, cache: SstCache
 ) -> None:
     store, _ = two(cache)
@@ -200,7 +200,9 @@ def test_what_cannot_be_hidden_is_refused_by_name_and_nothing_is_left(
         ({"kind": "of-the-program"}, "name", ""),
     ],
 )
-def test_what_later_records_need_is_not_hidden(state: Declaration, column: str, why: str, cache: SstCache) -> None:
+def test_a_column_that_later_batches_need_cannot_be_masked(
+    state: Declaration, column: str, why: str, cache: SstCache
+) -> None:
     store = MemoryStore()
     people(store, [[(1, "ada", 7, b"x", 1, PUT)]], replace(PEOPLE, state=state))
     if why:
@@ -211,7 +213,7 @@ def test_what_later_records_need_is_not_hidden(state: Declaration, column: str, 
         assert values(store, "test", column) == {1: None}
 
 
-def test_rows_on_the_way_that_have_the_column_are_not_copied(cache: SstCache) -> None:
+def test_in_flight_rows_with_a_masked_column_prevent_the_clone(cache: SstCache) -> None:
     from tests.operations.staging.clone.test_deep import source_app
 
     app = source_app(MemoryStore())
@@ -227,7 +229,7 @@ def app_states(store: ObjectStore) -> Any:
     return in_flight(store, resolve(store, "flights", now_ms=0))
 
 
-def test_a_hash_needs_the_salt() -> None:
+def test_hashing_requires_a_salt() -> None:
     column = pa.chunked_array([["ada", None, "ada"]])
     mask = ColumnMask("people", "name", "hash")
     one, other = (mask.apply(column, salt).to_pylist() for salt in (b"1" * 16, b"2" * 16))
@@ -236,7 +238,7 @@ def test_a_hash_needs_the_salt() -> None:
     assert mask.apply(column, b"1" * 16).to_pylist() == one
 
 
-def test_where_else_hidden_values_stand_is_said() -> None:
+def test_other_places_of_masked_values_are_listed() -> None:
     reads = {"in": Input("t", (0,), upstream="people", consumed=(0,))}
     text = Column("k", "string")
 

@@ -1,4 +1,4 @@
-"""Concurrent clone and removal of its snapshot."""
+"""Concurrent cloning of a snapshot and removal of it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.support.histories import FlightsApp, Kafka, flights
 
 
 class Racing(AgingStore):
-    """Two concurrent verbs. Each waits once, for a given time, before a given one of its requests for snapshots."""
+    """A store that interleaves two verbs: each pauses once, before a chosen one of its requests for snapshots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Racing(AgingStore):
     def race(
         self, verbs: dict[str, Callable[[], object]], waits: dict[str, tuple[int, float]]
     ) -> dict[str, SlackwaterError | None]:
-        """Return the error of each verb, if any."""
+        """Run the verbs concurrently, and return the error of each, or None."""
         ended: dict[str, SlackwaterError | None] = {}
         running = ""
 
@@ -78,7 +78,7 @@ def make(app: FlightsApp, source: str = "flights@good") -> None:
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-def test_whatever_comes_first_no_snapshot_names_records_that_are_gone(number: int) -> None:
+def test_in_any_order_no_snapshot_refers_to_deleted_records(number: int) -> None:
     clones = removals = 0
     for other in range(1, 9):
         app, store = with_kept_records()
@@ -106,7 +106,7 @@ def test_whatever_comes_first_no_snapshot_names_records_that_are_gone(number: in
     assert clones + removals == 8
 
 
-def test_a_pin_that_keeps_less_than_the_snapshot_does_is_not_taken_over() -> None:
+def test_a_pin_with_fewer_records_than_the_snapshot_is_not_reused() -> None:
     app, store = with_kept_records()
     # An earlier call for the same versions, without the snapshot's name, ended behind its pin.
     bare = pin_cut(store, resolve(store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")

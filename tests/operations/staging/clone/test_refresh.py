@@ -1,4 +1,4 @@
-"""Refreshing a clone: the newest state, with the clone's old terms."""
+"""Refreshing a clone: it gets the newest state, and keeps its owner, expiry and other terms."""
 
 from itertools import count
 
@@ -42,7 +42,7 @@ def publish(app: FlightsApp) -> None:
 
 
 def cloned_app() -> FlightsApp:
-    """Return an app with a clone; both have continued."""
+    """Return an app with a clone; both have committed since the clone was made."""
     app = aging_app()
     app.run(flights(20))
     publish(app)
@@ -78,7 +78,7 @@ def check_anew(app: FlightsApp) -> None:
     assert staging.state == app.state
 
 
-def test_it_has_the_newest_state_and_the_terms_that_it_had() -> None:
+def test_a_refreshed_clone_has_the_newest_state_and_its_old_terms() -> None:
     app = cloned_app()
     before = apps.read_app(app.store, "staging")
     groups: list[Removal] = []
@@ -99,7 +99,7 @@ def test_a_dry_run_checks_all_and_changes_nothing() -> None:
     assert {key: app.store.get(key) for key in keys_of(store_of(app))} == before
 
 
-def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> None:
+def test_a_killed_refresh_is_continued_by_the_same_call_and_leaves_no_other_pin() -> None:
     for app, _ in killed_at_each_call("clone refresh", cloned_app, fresh_state, store_of):
         # Whoever looks finds the old one, the new one, or none.
         if (found := apps.find_app(app.store, "staging")) is not None:
@@ -118,7 +118,7 @@ def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> N
         ("offsets", "topic 'corrected' holds"),
     ],
 )
-def test_what_cannot_be_made_anew_stays_as_it_is(spoil: str, words: str) -> None:
+def test_a_clone_that_cannot_be_refreshed_is_unchanged(spoil: str, words: str) -> None:
     app, now_ms = cloned_app(), next(_LATER_MS)
     match spoil:
         case "no clone":
@@ -143,7 +143,7 @@ def test_what_cannot_be_made_anew_stays_as_it_is(spoil: str, words: str) -> None
     assert {key: app.store.get(key) for key in keys_of(store_of(app)) if "gc.json" not in key} == before
 
 
-def test_it_is_made_from_what_the_name_of_its_source_means_now_and_a_begun_one_from_what_it_meant_then() -> None:
+def test_a_refresh_uses_the_app_that_has_the_sources_name_when_the_refresh_starts() -> None:
     app = cloned_app()
     clone(app.store, "flights", "next", channels=app.kafka, by="t")
     following = FlightsApp(app.store, app.kafka, "next", clock=app.clock)
@@ -178,6 +178,6 @@ def test_it_is_made_from_what_the_name_of_its_source_means_now_and_a_begun_one_f
     assert fresh_state(app, dry_run=True).source.app == "flights"
 
 
-def test_of_an_app_that_is_not_there_that_is_said() -> None:
+def test_refreshing_an_unknown_app_is_an_error() -> None:
     with pytest.raises(SlackwaterError, match="no app named 'staging'"):
         fresh_state(aging_app())

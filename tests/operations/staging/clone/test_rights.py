@@ -1,4 +1,4 @@
-"""A clone cannot write to production: with the documented rights, S3 refuses all else."""
+"""A clone cannot write to production: with the documented S3 policy, all other requests are refused."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PINS = (["s3:PutObject", "s3:DeleteObject"], "/state/*/snapshots/clone-*")
 
 
 class Buckets:
-    """Production's bucket, in which the user of staging has the rights of a policy, and staging's bucket."""
+    """The bucket of staging, and the bucket of production, in which staging's user has only the rights of a policy."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -78,7 +78,7 @@ def buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buckets]:
         yield made
 
 
-def test_who_may_only_read_production_is_told_so_and_can_have_a_deep_clone(
+def test_with_read_access_to_production_only_a_deep_clone_is_suggested_and_works(
     buckets: Buckets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))
@@ -98,7 +98,7 @@ def test_who_may_only_read_production_is_told_so_and_can_have_a_deep_clone(
 
 
 @pytest.mark.ci  # who removes a clone waits until nobody writes to it any more
-def test_a_clone_writes_nothing_to_production_but_the_snapshot_that_keeps_what_it_shares(
+def test_cloning_writes_only_the_pinning_snapshot_to_production(
     buckets: Buckets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))

@@ -1,8 +1,8 @@
-"""Simulated runners of apps with sinks, without Spark, which claim, commit and publish step by step.
+"""Simulated runners of apps with sinks, without Spark; they claim, commit and publish step by step.
 
-An app has two stages: `numbers` passes the records of a topic on, through a channel, and `alerts` gives them to a sink,
-each as `FOLDER:NUMBER`. A step may be followed by any other one's, and by the end of the runner. With `timed`, `alerts`
-keeps each until it falls due by the clock (`due_ms`).
+An app has two stages: `numbers` passes the records of a topic on through a channel, and `alerts` sends each to a sink
+as `FOLDER:NUMBER`. Steps of several runners can be interleaved, and a runner can be killed after any step. With
+`timed`, `alerts` holds each record until it is due (`due_ms`).
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ class _Published:
 
 @dataclass
 class Runner:
-    """One runner of an app. Its methods raise the errors that end a runner."""
+    """A simulated runner of an app. Its methods raise the errors that would stop a real runner."""
 
     store: ObjectStore
     kafka: Kafka
@@ -89,7 +89,7 @@ class Runner:
     _files: Path | None = None
 
     def start(self) -> Iterator[None]:
-        """Claim the app's stages one by one; other steps may happen in between."""
+        """Claim the app's stages one by one; a generator, so that steps of others may run between the claims."""
         store, name = self.store, self.declared.name
         self.folder = apps.folder_of(store, name)
         declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
@@ -108,25 +108,25 @@ class Runner:
             self.committers[stage.name] = committer
             yield
         notify_runners(store, self.folder)
-        self.give_sign_of_life()
+        self.write_heartbeat()
         self._files = Path(tempfile.mkdtemp())
         self._planners = PlannerFiles(self._files)
         self._watch = RequestWatch(store, self.folder, self._planners, clock=self.clock)
         self._info = info
 
-    def give_sign_of_life(self) -> None:
-        """Write a heartbeat. A killed runner leaves it behind."""
+    def write_heartbeat(self) -> None:
+        """Write a heartbeat. It remains if the runner is killed."""
         heads = {stage: each.head for stage, each in self.committers.items()}
         writer, epochs = heads["numbers"].writer, {stage: head.epoch for stage, head in heads.items()}
         HEARTBEATS.put(self.store, Heartbeat(writer, f"runner:{self.folder}", epochs), self.folder)
 
     def stop(self) -> None:
-        """End in order."""
+        """Stop cleanly."""
         HEARTBEATS.remove(self.store, self.committers["numbers"].head.writer, self.folder)
         self.close()
 
     def close(self) -> None:
-        """Stop everything."""
+        """Release all resources."""
         for committer in self.committers.values():
             committer.close()
         if self._files is not None:
@@ -134,11 +134,11 @@ class Runner:
 
     @property
     def held(self) -> bool:
-        """True if the app is held at offsets."""
+        """True if a promotion holds the app at certain offsets."""
         return self._watch.is_held
 
     def look(self) -> None:
-        """Poll for requests and other writers' commits; a stage that cannot commit ends the runner."""
+        """Poll for requests and for commits of others; raises the error if a stage can no longer commit."""
         if self._failures:
             raise self._failures[0]
         if self._watch.poll(busy=True):
@@ -146,7 +146,7 @@ class Runner:
                 committer.adopt_newest()
 
     def begin(self, stage: str, most: int = 1_000) -> None:
-        """Compute a batch on the current state, unless one is computed."""
+        """Compute a batch on the current state, unless one is already computed."""
         if stage in self._pending:
             return
         base = self.committers[stage].tip
@@ -174,7 +174,7 @@ class Runner:
                 self.committers[stage].adopt_newest()
 
     def publish(self) -> bool:
-        """Run one publisher step if the sink may be published; return True if it did anything."""
+        """Run one publisher step if the app may publish to the sink; return True if anything was done."""
         head = self.committers["alerts"].head
         for name, sink in head.sinks.items():
             one = self._published.get((name, sink.since)) or self._publisher(head, name)
@@ -199,7 +199,7 @@ class Runner:
         return False
 
     def step(self) -> None:
-        """Run any step of a runner."""
+        """Run a random step."""
         what = self.chance.choice(("look", "begin", "end", "publish", "publish"))
         if what in ("begin", "end"):
             stage = self.chance.choice(STAGES)
@@ -267,7 +267,7 @@ class Runner:
         return replace(draft, inputs=read, sinks=sinks, event_time=event_time)
 
     def _waiting(self, head: Manifest) -> dict[bytes, int]:
-        """Return the rows of `alerts` that are not due yet with their due times; at a clone none is waiting."""
+        """Return the rows of `alerts` that are not due yet, with their due times; a new clone has none."""
         kept: dict[bytes, int] = {}
         first = history.first_version(self.store, head.app, "alerts")
         at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
@@ -283,7 +283,7 @@ class Runner:
         return kept
 
     def _passed(self, app: str, at: Input, ends: tuple[int, ...]) -> list[bytes]:
-        """Return what `numbers` has sent up to these offsets since the position of `alerts`."""
+        """Return the rows that `numbers` has sent after the position of `alerts`, up to these offsets."""
         new = history.iter_after(self.store, app, "numbers", at.version)
         attempts = frozenset(one for each in new for one in each.outputs["passed"].attempts)
         parts = (part for _, part in self._read(at.topic, at.offsets[0], ends[0], attempts))
@@ -307,7 +307,7 @@ class Runner:
 
 
 def due_ms(row: bytes) -> int:
-    """Return the due time of a row; for some rows it has passed at arrival."""
+    """Return the due time of a row; some rows are overdue when they arrive."""
     return 700 * int(row) % 20_000
 
 
@@ -332,7 +332,7 @@ def until_idle(runner: Runner, steps: int = 10_000) -> None:
 
 
 def started(runner: Runner) -> Runner:
-    """Start a runner without steps of others in between."""
+    """Start a runner, without steps of others in between."""
     for _ in runner.start():
         pass
     return runner

@@ -1,4 +1,4 @@
-"""Promotions on a real broker while records arrive: runners and verb are killed, and each row is published once."""
+"""Promotions on a real broker under load: runners and the verb are killed, and each row is published once."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Pair:
         self.folders = [self.name, f"{self.name}-staging"]
 
     def start(self, folder: str) -> None:
-        """Run an app under its current name until `kill` or a takeover ends it."""
+        """Run an app under its current name until it is killed or taken over."""
         store = open_store(str(self.store))
         called = next(name for name in (folder, f"{folder}~1") if apps.folder_of(store, name) == folder)
         command = [sys.executable, str(PROGRAM), str(self.store), self.broker.bootstrap, called, self.topic, self.out]
@@ -80,7 +80,7 @@ class Pair:
 
     @contextmanager
     def fed(self) -> Iterator[None]:
-        """Send this many records per second."""
+        """Send this many records per second while the block runs."""
         over = threading.Event()
 
         def feed() -> None:
@@ -102,7 +102,7 @@ class Pair:
             thread.join()
 
     def check(self) -> float:
-        """Check that each record is in the sink once; return the longest pause between records of different apps."""
+        """Check that each record is in the sink once. Returns the longest pause when the publishing app changed."""
         found = list(committed(self.kafka, self.out))
         counted = Counter(int((message.value() or b"").partition(b":")[2]) for message in found)
         missing = [number for number in range(self.sent) if number not in counted]
@@ -130,7 +130,7 @@ def pair(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Pair]:
 
 
 def finish(pair: Pair, staging: str) -> dict[str, object]:
-    """Promote until it is done, whichever process dies."""
+    """Repeat the promotion until it succeeds, restarting any process that dies."""
     for _ in range(5):
         process = pair.promote(staging)
         while process.poll() is None:
@@ -141,7 +141,7 @@ def finish(pair: Pair, staging: str) -> dict[str, object]:
     raise AssertionError(errors)
 
 
-def test_production_is_promoted_over_at_five_thousand_records_a_second(pair: Pair) -> None:
+def test_a_promotion_at_five_thousand_records_a_second_publishes_each_row_once(pair: Pair) -> None:
     _, new = pair.folders
     with pair.fed():
         time.sleep(1)  # records come
@@ -156,7 +156,7 @@ def test_production_is_promoted_over_at_five_thousand_records_a_second(pair: Pai
 
 @pytest.mark.soak
 @pytest.mark.timeout(7_200)
-def test_fifty_promotions_back_and_forth_with_kills_of_either_side_and_of_the_verb(pair: Pair) -> None:
+def test_fifty_promotions_back_and_forth_survive_kills_of_both_runners_and_the_verb(pair: Pair) -> None:
     chance, held = random.Random(int(os.environ.get("SEED", "1"))), []
     times = int(os.environ.get("TIMES", "50"))
     with pair.fed():

@@ -1,4 +1,4 @@
-"""One app over another: after any kill, each row is in the sink once, and the same command finishes."""
+"""Promoting one app over another: after any kill, each row is in the sink once, and the same command finishes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,7 +46,7 @@ def world() -> Iterator[World]:
 
 @scaled(40)
 @given(st.integers(0, 1 << 32), st.integers(1, 3), st.sampled_from((0, 0, 1, 4)), st.booleans())
-def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int, ahead: int, timed: bool) -> None:
+def test_each_row_is_in_the_sink_once_after_any_kills(seed: int, times: int, ahead: int, timed: bool) -> None:
     # The table of rows that fall due is made of versions, as these are committed.
     world = World(Random(seed), ahead=0 if timed else ahead, timed=timed)
     # One that never ran is not promoted; from here on it is killed and started as chance has it.
@@ -77,7 +77,7 @@ def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int, 
     assert turns == ["p", "s", "p", "s"][: len(turns)]
 
 
-def test_killed_at_each_call_the_same_call_promotes_and_each_row_is_in_the_sink_once() -> None:
+def test_a_promotion_killed_at_any_call_is_finished_by_the_same_command() -> None:
     def build() -> World:
         world = World(Random(1), AgingStore())
         world.start("s")
@@ -98,7 +98,7 @@ def test_killed_at_each_call_the_same_call_promotes_and_each_row_is_in_the_sink_
         assert sorted(number for _, number in world.published()) == list(range(world.sent))
 
 
-def test_without_anything_in_between_it_is_done_at_once_and_done_again_it_says_so(world: World) -> None:
+def test_an_undisturbed_promotion_is_immediate_and_a_repeated_one_reports_done(world: World) -> None:
     world.start("s")
     world.send(10)
     until_idle(world.runners["p"])
@@ -118,7 +118,7 @@ def test_without_anything_in_between_it_is_done_at_once_and_done_again_it_says_s
         apps.folder_of(world.store, "p~2")
 
 
-def test_the_old_app_is_fenced_and_runs_on_silent_and_the_new_one_needs_no_restart(world: World) -> None:
+def test_the_old_app_is_fenced_runs_on_without_publishing_and_the_new_one_needs_no_restart(world: World) -> None:
     world.start("s")
     old, new = world.runners["p"], world.runners["s"]
     promote_with(world, pause=lambda: idle(old, new))
@@ -133,7 +133,7 @@ def test_the_old_app_is_fenced_and_runs_on_silent_and_the_new_one_needs_no_resta
     assert sorted(number for _, number in world.published()) == list(range(7))
 
 
-def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_again(world: World) -> None:
+def test_an_undecided_promotion_is_withdrawn_by_a_restarted_runner_of_the_old_app(world: World) -> None:
     world.start("s")
     world.calmly()
     found, old, new = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
@@ -153,7 +153,7 @@ def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_ag
     assert apps.PROMOTION_OUTCOMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
 
 
-def test_a_new_app_that_is_started_half_prepared_gets_no_sinks(world: World) -> None:
+def test_a_new_app_that_is_restarted_in_a_prepared_promotion_gets_no_sinks(world: World) -> None:
     world.start("s")
     world.calmly()
     found, _, new = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
@@ -174,7 +174,7 @@ def test_a_new_app_that_is_started_half_prepared_gets_no_sinks(world: World) -> 
     assert sorted(number for _, number in world.published()) == list(range(9))
 
 
-def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -> None:
+def test_a_new_app_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -> None:
     store = AgingStore()
     world = World(Random(1), store)
     world.start("s")
@@ -198,7 +198,7 @@ def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -
     world.close()
 
 
-def test_one_that_nobody_ran_since_it_was_cloned_is_refused_and_a_migration_is_no_run(world: World) -> None:
+def test_a_clone_that_never_ran_is_refused_and_a_migration_does_not_count_as_a_run(world: World) -> None:
     for change in (None, Amendment("migration", lambda draft: draft), Amendment("compaction", lambda draft: draft)):
         for stage in STAGES if change is not None else ():
             amend(world.store, ("s", stage), change, writer=str(ULID()), by="ada@host", now_ms=1)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def test_one_that_nobody_ran_since_it_was_cloned_is_refused_and_a_migration_is_n
     assert world.promote("p", "s", calm=True).plan.to == "s"
 
 
-def test_one_that_nobody_runs_is_refused_while_the_other_runs(world: World) -> None:
+def test_a_stopped_new_app_is_refused_while_the_old_app_runs(world: World) -> None:
     world.start("s")
     world.stop("s")
     before = {app: heads_of(world.store, app, STAGES) for app in "ps"}
@@ -231,12 +231,12 @@ def test_a_runner_that_has_just_claimed_its_stages_is_waited_for(world: World) -
 
     def pause() -> None:
         tick(world)
-        world.runners["s"].give_sign_of_life()
+        world.runners["s"].write_heartbeat()
 
     assert not promote_with(world, pause=pause, dry_run=True).idle
 
 
-def test_where_nobody_runs_either_it_goes_on_and_says_so(world: World) -> None:
+def test_if_neither_app_runs_the_promotion_proceeds_and_says_so(world: World) -> None:
     world.start("s")
     until_idle(world.runners["s"])
     for folder in "ps":
@@ -246,7 +246,7 @@ def test_where_nobody_runs_either_it_goes_on_and_says_so(world: World) -> None:
     assert apps.folder_of(world.store, "p") == "s"
 
 
-def test_one_that_was_begun_is_finished_though_nobody_runs_the_new_app_any_more(world: World) -> None:
+def test_a_prepared_promotion_is_finished_even_if_the_new_app_has_stopped(world: World) -> None:
     world.start("s")
     world.calmly()
     found, *heads = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
@@ -259,7 +259,7 @@ def test_one_that_was_begun_is_finished_though_nobody_runs_the_new_app_any_more(
     assert promote_with(world, pause=lambda: tick(world)).plan.done
 
 
-def test_they_go_on_where_one_of_them_does_not_come_to_the_same_offsets(world: World) -> None:
+def test_both_apps_continue_if_one_does_not_reach_the_common_offsets(world: World) -> None:
     world.start("s")
     world.end("s")
     world.send(5)
@@ -271,7 +271,7 @@ def test_they_go_on_where_one_of_them_does_not_come_to_the_same_offsets(world: W
     assert len(world.published()) == 13
 
 
-def test_a_run_that_was_starting_meanwhile_says_whose_the_name_is_by_now(world: World) -> None:
+def test_a_run_that_was_starting_during_the_promotion_reports_the_new_owner_of_the_name(world: World) -> None:
     world.start("s")
     world.calmly()
 
@@ -288,7 +288,7 @@ def test_a_run_that_was_starting_meanwhile_says_whose_the_name_is_by_now(world: 
     meanwhile("p", "", "'p' its name back")
 
 
-def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
+def test_the_second_of_two_concurrent_promotions_is_refused(world: World) -> None:
     world.start("s")
     said = []
 
@@ -304,7 +304,7 @@ def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
         promote_with(world, pause=pause)
 
 
-def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
+def test_an_impossible_promotion_is_explained_in_one_sentence(world: World) -> None:
     def refused(staging: str, why: str, name: str = "p") -> None:
         with pytest.raises(SlackwaterError) as caught:
             make_plan(world.store, name, staging, KafkaChannels(world.kafka))
@@ -337,7 +337,7 @@ def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
         apps.create_app(world.store, AppInfo("p~1", 1))
 
 
-def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_app_over(tmp_path: Path) -> None:
+def test_after_a_promotion_the_old_program_cannot_take_over_the_new_app_by_name(tmp_path: Path) -> None:
     files = {folder: tmp_path / f"{folder}.py" for folder in "ps"}
     for folder, file in files.items():
         file.write_text(f"# the program of {folder}")
@@ -390,7 +390,7 @@ def test_an_app_that_is_being_removed_is_not_promoted(world: World) -> None:
     assert apps.promotions(world.store, "p") == ()
 
 
-def test_the_runner_of_the_old_app_ends_with_what_to_type(world: World) -> None:
+def test_the_error_that_stops_the_old_apps_runner_has_the_commands_to_continue(world: World) -> None:
     world.start("s")
     old, new = world.runners["p"], world.runners["s"]
     promote_with(world, pause=lambda: idle(old, new))

@@ -1,4 +1,4 @@
-"""A promotion of apps with long batches: the hold lasts as long as they need, within the timeout."""
+"""Promotion of apps with long batches: the apps are held as long as the batches need, up to the timeout."""
 
 from random import Random
 
@@ -55,7 +55,7 @@ def test_a_hold_lasts_as_long_as_slow_batches_need() -> None:
     world.close()
 
 
-def test_where_batches_take_longer_than_the_timeout_it_ends_in_time_and_says_what_to_turn() -> None:
+def test_with_batches_longer_than_the_timeout_the_error_suggests_a_longer_timeout() -> None:
     world = slow_world(25)
     began = world.now_s
     with pytest.raises(Refused, match="within 15 s") as refused:

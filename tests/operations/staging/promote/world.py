@@ -1,4 +1,4 @@
-"""Runners, a promoter and Kafka, whose steps come in any order, with kills between any two requests."""
+"""Simulated runners, a promoter and Kafka whose steps are interleaved at random, with kills at any request."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ TOPIC, OUT = "in", "out"
 
 
 class Interrupted(StoreWrapper):
-    """The promoter's store: before and after each request other steps may run, or the process may end."""
+    """The promoter's store: before and after each request, other steps may run or the promoter may be killed."""
 
     def __init__(self, inner: ObjectStore, happens: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -86,17 +86,17 @@ class World:
         self.runners[folder] = started(self.runner(folder))
 
     def end(self, folder: str) -> None:
-        """End a runner as `kill -9` does."""
+        """Kill a runner, as `kill -9` does."""
         self.starting.pop(folder, None)
         if (runner := self.runners.pop(folder, None)) is not None:
             runner.close()
 
     def stop(self, folder: str) -> None:
-        """End a runner as SIGTERM does."""
+        """Stop a runner, as SIGTERM does."""
         self.runners.pop(folder).stop()
 
     def happens(self) -> None:
-        """Run random steps at a request of the promoter."""
+        """Run random steps during a request of the promoter, or kill the promoter."""
         if self.chance.random() < 0.4:
             self.step()
         if self.chance.random() < 0.01:
@@ -110,7 +110,7 @@ class World:
             raise Killed
 
     def step(self) -> None:
-        """Let a runner continue, die or start; send records; let time pass."""
+        """Advance the clock, and let a random runner start, step or be killed, or send records."""
         self.now_s += self.chance.choice((0, 0.1, 0.3))
         folder, what = self.chance.choice("ps"), self.chance.random()
         if what < 0.1:

@@ -1,4 +1,4 @@
-"""A trial that is killed at any request: its clones are invisible or complete, and the same call removes them."""
+"""A trial that is killed at any request: its clones are invisible or complete, and the next call removes them."""
 
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -18,7 +18,7 @@ from tests.support.histories import FlightsApp, flights
 
 
 def began_app() -> tuple[FlightsApp, Cut]:
-    """Return an app that has read on since a moment with rows in flight, at the same times on each call."""
+    """Return an app that has read further since a moment with rows in flight; every call uses the same times."""
     app = source_app()
     start = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     app.run(flights(10))
@@ -49,7 +49,7 @@ def trial(began: tuple[FlightsApp, Cut]) -> None:
         assert made[0].state == made[1].state == app.state
 
 
-def test_killed_at_any_request_no_half_made_app_is_there_and_the_next_call_leaves_nothing() -> None:
+def test_a_killed_trial_leaves_no_partial_app_and_the_next_call_removes_its_clones() -> None:
     def store(began: tuple[FlightsApp, Cut]) -> AgingStore:
         return store_of(began[0])
 

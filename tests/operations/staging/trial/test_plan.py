@@ -1,4 +1,4 @@
-"""Errors of a trial that are found before Spark starts, and the amount of its input."""
+"""Errors of a trial that are detected before Spark starts, and the amount of its input."""
 
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,16 @@ def planned(app: FlightsApp, folder: Path, aircraft: str = "aircraft", **more: A
     return make_plan(app.store, Release(**release))
 
 
-def test_a_plan_has_what_runs_and_where_it_ends(app: FlightsApp, tmp_path: Path) -> None:
+def test_a_plan_has_the_stages_to_run_and_the_end_offsets(app: FlightsApp, tmp_path: Path) -> None:
     plan = planned(app, tmp_path, allow=("FROM carriers WHERE after_delay = 0", "FROM late"))
     assert plan.ends == {"flights": (8, 12)}
     assert (plan.new_stages, plan.old) == (("legs", "aircraft", "carriers", "late"), None)
     assert planned(app, tmp_path, only=("aircraft",)).new_stages == ("legs", "aircraft")
 
 
-def test_where_stages_stand_apart_the_furthest_of_each_partition_is_the_end(app: FlightsApp, tmp_path: Path) -> None:
+def test_if_stages_differ_in_progress_the_input_ends_at_the_furthest_offset_of_each_partition(
+    app: FlightsApp, tmp_path: Path
+) -> None:
     head = app.heads["legs"]
     mine = replace(head.inputs["flights"], offsets=(9, 11))
     app.commit(replace(head, version=head.version + 1, inputs={"flights": mine, "again": head.inputs["flights"]}))
@@ -77,7 +79,7 @@ def test_where_stages_stand_apart_the_furthest_of_each_partition_is_the_end(app:
         ({"end": "flights/aircraft@v2"}, Usage, "is not after"),
     ],
 )
-def test_what_is_wrong_is_told_by_the_names_of_the_app(
+def test_errors_use_the_names_of_the_app_and_not_of_its_clones(
     app: FlightsApp, tmp_path: Path, more: dict[str, Any], error: type[SlackwaterError], words: str
 ) -> None:
     clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
@@ -85,7 +87,7 @@ def test_what_is_wrong_is_told_by_the_names_of_the_app(
         planned(app, tmp_path, **more)
 
 
-def test_names_that_a_release_gives_are_known_to_its_queries(app: FlightsApp, tmp_path: Path) -> None:
+def test_queries_for_expected_differences_use_the_releases_new_names(app: FlightsApp, tmp_path: Path) -> None:
     more = {"aircraft": "planes", "stages": {"aircraft": "planes"}}
     planned(app, tmp_path, **more, allow=("FROM planes WHERE before_delay > 0",))
     with pytest.raises(NotFound, match="no column named 'before_minutes'"):
@@ -93,7 +95,7 @@ def test_names_that_a_release_gives_are_known_to_its_queries(app: FlightsApp, tm
     planned(app, tmp_path, **more, renames={"delay": "minutes"}, allow=("FROM planes WHERE before_minutes > 0",))
 
 
-def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app: FlightsApp) -> None:
+def test_records_to_read_are_counted_and_unread_ones_at_the_end_are_an_error(app: FlightsApp) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
     assert count_unread(cut, {"legs"}, {"flights": (10, 12, 3)}) == 5
     assert count_unread(cut, {"legs"}, {"others": (9,)}) is None
@@ -105,7 +107,7 @@ def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app
         check_reached(cut, app.heads, {"flights": (9, 12)}, "the program")
 
 
-def test_a_query_that_could_not_say_is_told_beside_the_result(app: FlightsApp) -> None:
+def test_a_failed_query_for_expected_differences_is_reported_and_fails_the_trial(app: FlightsApp) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
     found = TrialResult(
         "flights", cut, cut, (), (), (), 20, 1.0, False, (), not_allowed=("no column named 'x' (FROM legs)",)
@@ -118,7 +120,7 @@ def test_a_query_that_could_not_say_is_told_beside_the_result(app: FlightsApp) -
     assert "no column named" in render(trials.trial_page(found, "new.py", Mask(False)))
 
 
-def test_a_table_that_only_the_changed_program_has_is_told_and_is_no_difference(app: FlightsApp) -> None:
+def test_a_table_that_only_the_new_program_has_is_reported_and_is_no_difference(app: FlightsApp) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
     found = TrialResult("flights", cut, cut, (), (), (), 20, 1.0, False, (), new_tables={"routes": 7})
     shown = trials.trial_result(found, "new.py", show_values=False)
@@ -132,7 +134,7 @@ def test_a_table_that_only_the_changed_program_has_is_told_and_is_no_difference(
     assert new_tables(cut, older) == {}
 
 
-def test_a_clone_that_goes_again_leaves_no_word_with_its_source(app: FlightsApp) -> None:
+def test_a_temporary_clone_is_not_logged_in_its_source(app: FlightsApp) -> None:
     clone(app.store, "flights", "t", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms, is_logged=False)
     assert audit_log.list_operations(app.store, "flights") == ()
     assert [each.verb for each in audit_log.list_operations(app.store, "t")] == ["clone"]

@@ -1,4 +1,4 @@
-"""A release tried on an app's input: exact differences, and an unchanged app."""
+"""A release tried on an app's input: it reports exactly the differences, and the app is unchanged."""
 
 import json
 import os
@@ -43,7 +43,10 @@ def accounts(raw):
 
 @dataclass(frozen=True)
 class Till:
-    """An app that has read on since its snapshot `monday`, its program, and one that doubles two accounts' payments."""
+    """An app, its program and a changed program. The app has read further since its snapshot `monday`.
+
+    The changed program doubles the payments of two accounts.
+    """
 
     ledger: Ledger
     sink: str
@@ -82,7 +85,7 @@ def till(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return Till(ledger, sink, old, new)
 
 
-def test_it_names_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
+def test_a_trial_reports_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
     ledger, old, new = till.ledger, till.old, till.new
     before, topics = till.objects(), ledger.kafka.partition_counts()
 
@@ -122,7 +125,7 @@ def test_it_names_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
     assert ledger.kafka.partition_counts() == topics
 
 
-def test_records_on_the_way_ask_for_the_program_of_before(
+def test_a_trial_from_a_moment_with_in_flight_records_requires_the_old_program(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
@@ -138,7 +141,7 @@ def test_records_on_the_way_ask_for_the_program_of_before(
 
 
 @pytest.mark.ci  # two more trials, each with two runs
-def test_the_same_program_gives_the_same_and_a_share_of_keys_what_differs_of_them(till: Till) -> None:
+def test_the_same_program_gives_no_differences_and_a_share_of_keys_gives_a_subset(till: Till) -> None:
     assert till.tried(till.old, "--before", str(till.old))[0] == 0
     _, data = till.tried(till.new, "--keys", "50%", "--before", str(till.old))
     assert {row["key"]["account"] for row in data["tables"][0]["rows"]} <= {"a1", "a2"}
@@ -146,7 +149,7 @@ def test_the_same_program_gives_the_same_and_a_share_of_keys_what_differs_of_the
 
 @pytest.mark.ci  # each kill is a JVM; what is left of one is dropped by the call of before each trial above
 @pytest.mark.parametrize("at", ["claiming", "starting stage", "read 1,000 of 1,000 records", "comparing"])
-def test_killed_it_begins_anew_and_nothing_stays_pinned(till: Till, at: str) -> None:
+def test_a_trial_restarts_after_a_kill_and_no_pin_stays(till: Till, at: str) -> None:
     before, environment = till.objects(), till.ledger.environment()
     command = [str(SLACKWATER), *till.words(till.new)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
@@ -163,7 +166,7 @@ def test_killed_it_begins_anew_and_nothing_stays_pinned(till: Till, at: str) -> 
     assert apps.list_apps(store) == ("till",)
 
 
-def test_a_share_of_keys_is_refused_where_a_stage_mixes_them(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_share_of_keys_is_refused_if_a_stage_combines_keys(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     spark = SparkSession.getActiveSession()
     assert spark is not None

@@ -31,7 +31,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), m
         ),
     ],
 )
-def test_each_clause_becomes_the_name_of_a_view(sql: str, clauses: list[Clause], rewritten: str) -> None:
+def test_each_at_or_versions_clause_becomes_the_name_of_a_view(sql: str, clauses: list[Clause], rewritten: str) -> None:
     found = parse_statement(sql)
     assert (list(found.clauses), found.sql) == (clauses, rewritten)
 
@@ -47,13 +47,13 @@ def test_each_clause_becomes_the_name_of_a_view(sql: str, clauses: list[Clause],
         "SELECT versions.a FROM (SELECT 1 AS a) AS versions",
     ],
 )
-def test_no_statement_that_duckdb_takes_is_changed(sql: str) -> None:
+def test_duckdbs_own_statements_are_unchanged(sql: str) -> None:
     duckdb.sql(sql)
     assert (parse_statement(sql).sql, parse_statement(sql).clauses) == (sql, ())
 
 
 @given(NAMES, NAMES)
-def test_a_view_is_found_by_its_name_whatever_that_is(table: str, moment: str) -> None:
+def test_a_view_is_found_for_any_name_and_moment(table: str, moment: str) -> None:
     name, text = table.replace('"', '""'), moment.replace("'", "''")
     found = parse_statement(f"FROM \"{name}\" AT '{text}'")
     assert found.clauses == (TableAtClause(table.lower(), moment),)
@@ -78,7 +78,7 @@ def test_a_view_is_found_by_its_name_whatever_that_is(table: str, moment: str) -
         "FROM versions('r'",
     ],
 )
-def test_a_clause_that_is_written_otherwise_is_refused_with_how_to_write_it(sql: str) -> None:
+def test_a_malformed_clause_is_refused_with_the_right_form(sql: str) -> None:
     with pytest.raises(Usage) as caught:
         parse_statement(sql)
     assert "write " in caught.value.hint
@@ -97,7 +97,7 @@ INSIDE = (
 
 
 @given(st.sampled_from(INSIDE), ENDS, ENDS, st.sampled_from(("", "-- last", "; -- last ;", "/* last */;")))
-def test_a_statement_can_be_put_inside_another_whatever_stands_around_it(
+def test_a_statement_without_its_comments_and_semicolons_can_be_a_subquery(
     sql: str, before: list[str], behind: list[str], last: str
 ) -> None:
     around = "".join(part for part in before if part != ";")
@@ -108,5 +108,5 @@ def test_a_statement_can_be_put_inside_another_whatever_stands_around_it(
 
 
 @pytest.mark.parametrize("sql", ["", ";", " -- c", "/* ; */ ;;"])
-def test_of_comments_alone_nothing_is_left(sql: str) -> None:
+def test_nothing_remains_of_comments_alone(sql: str) -> None:
     assert strip_comments(sql) == ""

@@ -1,4 +1,4 @@
-"""`input('orders')`: the records that an app had read at a moment, as rows."""
+"""`input('orders')` in SQL: the records that an app had read at a moment, as rows."""
 
 import pytest
 from slackwater.errors import Corruption, NotFound, Usage
@@ -18,7 +18,7 @@ APP = "flights"
 
 @pytest.fixture
 def app() -> FlightsApp:
-    """Return an app whose first stage has read 30 records, archived from the fourth on."""
+    """Return an app whose first stage has read 30 records; the archive begins with the fourth record."""
     app = app_of(30)
     for partition, end in enumerate(ends(app)):
         if end > 3:
@@ -37,7 +37,7 @@ def ask(app: FlightsApp, sql: str, cache: SstCache, ref: str = APP) -> list[dict
     return run_statement(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms).to_pylist()
 
 
-def test_it_has_what_the_app_had_read_by_then_and_nothing_that_came_later(app: FlightsApp, cache: SstCache) -> None:
+def test_input_has_exactly_the_records_read_by_the_moment(app: FlightsApp, cache: SstCache) -> None:
     for ref in (APP, f"{APP}@~5"):
         expected = [(p, at) for p, end in enumerate(ends(app, ref)) for at in range(3, end)]
         rows = ask(app, "SELECT partition, \"offset\" o FROM input('flights') ORDER BY ALL", cache, ref)
@@ -45,7 +45,7 @@ def test_it_has_what_the_app_had_read_by_then_and_nothing_that_came_later(app: F
     assert ends(app) != ends(app, f"{APP}@~5")
 
 
-def test_it_is_a_table_like_any_other(app: FlightsApp, cache: SstCache) -> None:
+def test_input_can_be_selected_from_and_joined_like_a_table(app: FlightsApp, cache: SstCache) -> None:
     first = ask(app, "FROM input('flights') ORDER BY partition, \"offset\" LIMIT 1", cache)[0]
     assert (first["topic"], first["offset"], first["value"], first["headers"]) == (
         "flights",
@@ -65,7 +65,9 @@ def test_it_is_a_table_like_any_other(app: FlightsApp, cache: SstCache) -> None:
     assert twice == ask(app, "SELECT count(*) n FROM input('flights')", cache)
 
 
-def test_only_what_is_asked_for_is_read(app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_columns_and_ranges_are_read(
+    app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", 0)
     rows = ask(app, "SELECT count(value) n FROM input('flights') WHERE \"offset\" BETWEEN 4 AND 6", cache)
     assert rows[0]["n"] == sum(min(end, 7) - 4 for end in ends(app) if end > 4)
@@ -84,7 +86,7 @@ def test_a_topic_that_is_not_read_or_not_archived_is_named(app: FlightsApp, cach
 
 
 @pytest.mark.parametrize("whole", [0, 1 << 20])
-def test_an_object_that_is_damaged_is_named_and_no_row_is_given(
+def test_a_damaged_object_is_named_and_no_row_is_returned(
     app: FlightsApp, cache: SstCache, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", whole)
@@ -100,7 +102,9 @@ def test_an_object_that_is_damaged_is_named_and_no_row_is_given(
         ask(app, "FROM input('flights')", cache)
 
 
-def test_a_moment_before_a_topic_was_made_anew_has_the_records_of_then(app: FlightsApp, cache: SstCache) -> None:
+def test_a_moment_before_a_topic_was_recreated_has_the_records_of_the_former_topic(
+    app: FlightsApp, cache: SstCache
+) -> None:
     index.change(
         app.store,
         index.empty_index(APP, "flights", 2),
@@ -111,7 +115,7 @@ def test_a_moment_before_a_topic_was_made_anew_has_the_records_of_then(app: Flig
     assert ask(app, "SELECT count(*) n FROM input('flights')", cache)[0]["n"]
 
 
-def test_it_is_understood_where_it_stands_alone() -> None:
+def test_input_is_recognised_only_as_a_table_function() -> None:
     assert parse_statement("FROM input('a') WHERE x = 'input(''b'')'").clauses == (InputClause("a"),)
     assert parse_statement("SELECT input(a), input FROM t").clauses == ()
     with pytest.raises(Usage, match="takes one string"):

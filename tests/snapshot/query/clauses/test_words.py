@@ -1,4 +1,4 @@
-"""Quotes and comments that hide a word or a `;`, compared with DuckDB's tokenizer."""
+"""Quotes and comments, which may contain keywords and `;`, are recognised as DuckDB's tokenizer does."""
 
 import duckdb
 import pytest
@@ -17,14 +17,14 @@ TEXTS = st.lists(PIECES, max_size=12).map(" ".join)
 
 
 @given(TEXTS)
-def test_names_and_strings_begin_where_duckdb_says(text: str) -> None:
+def test_names_and_strings_begin_where_duckdbs_tokenizer_says(text: str) -> None:
     kinds = (duckdb.token_type.identifier, duckdb.token_type.keyword, duckdb.token_type.string_const)
     starts = {start for start, kind in duckdb.tokenize(text) if kind in kinds}
     assert {word.start for word in tokenize(text) if word.kind not in ("sign", "number")} == starts
 
 
 @given(st.text(st.sampled_from("at '\"$/*-\n;eE\\x")))
-def test_any_text_has_words_that_follow_each_other_up_to_its_end(text: str) -> None:
+def test_the_words_of_any_text_are_contiguous_up_to_its_end(text: str) -> None:
     found = tokenize(text)
     ends = [0, *(word.end for word in found)]
     assert all(before <= word.start < word.end <= len(text) for before, word in zip(ends, found, strict=False))
@@ -34,11 +34,11 @@ def test_any_text_has_words_that_follow_each_other_up_to_its_end(text: str) -> N
 @pytest.mark.parametrize(
     "text", ["'abc", "'abc''", '"abc', "E'abc\\'", "/* abc", "/* /* */", "$$abc", "$a$ $$", "E'", "$$"]
 )
-def test_what_is_not_closed_hides_all_that_follows(text: str) -> None:
+def test_an_unclosed_quote_or_comment_extends_to_the_end(text: str) -> None:
     assert [word.kind for word in tokenize(f"{text};")] == ["open"]
 
 
-def test_names_and_strings_have_their_values_without_quotes() -> None:
+def test_the_values_of_names_and_strings_lack_the_quotes() -> None:
     found = tokenize("""At 'it''s' "a""b" E'x'""")
     assert [(word.kind, word.value) for word in found[:3]] == [("name", "At"), ("string", "it's"), ("quoted", 'a"b')]
     assert found[0].is_keyword("at")

@@ -1,4 +1,4 @@
-"""Access to S3, handed to another process without settings, as to tasks on other machines."""
+"""Access to S3 is passed to processes without AWS settings, such as tasks on other machines."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def signs_with(store: object) -> tuple[str | None, ...]:
 
 
 @pytest.mark.s3
-def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
+def test_a_process_without_settings_gets_the_access_of_the_driver(
     aws_environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = tmp_path / "credentials"
@@ -103,7 +103,7 @@ def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
             assert store.get("from-a-task") == b"here"
 
 
-def test_what_is_handed_over_shows_no_secret_and_has_all_the_rest() -> None:
+def test_the_passed_access_hides_its_secrets_in_text_and_can_be_pickled() -> None:
     found = access(token=TOKEN)
     for secret in (ACCESS_KEY, SECRET_KEY, TOKEN, "password"):
         assert secret not in repr(found) + str(found)
@@ -114,7 +114,7 @@ def test_what_is_handed_over_shows_no_secret_and_has_all_the_rest() -> None:
     assert place.settings == S3Settings(sse="AES256")
 
 
-def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_the_host() -> None:
+def test_for_aws_only_the_region_is_passed_and_buckets_are_part_of_the_host_name() -> None:
     with environment(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_REGION="eu-west-1"):
         found = s3_access_for_others(S3Store("a-bucket"))
     assert found is not None
@@ -128,7 +128,7 @@ def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_
     assert s3.meta.region_name == "eu-west-1"
 
 
-def test_new_credentials_are_taken_by_the_clients_that_are_there_and_none_is_added() -> None:
+def test_new_credentials_are_used_by_existing_clients_and_no_client_is_added() -> None:
     first = access()
     store = open_store(f"s3://{BUCKET}", client_config=use_s3_access(first))
     assert signs_with(store) == (ACCESS_KEY, SECRET_KEY, None)
@@ -140,7 +140,7 @@ def test_new_credentials_are_taken_by_the_clients_that_are_there_and_none_is_add
     assert len(s3_client._connections) == before
 
 
-def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> None:
+def test_a_driver_passes_its_current_credentials(tmp_path: Path) -> None:
     # AWS's own way to temporary credentials that renew themselves: a program that tells them.
     told, program, config = tmp_path / "told", tmp_path / "tell.py", tmp_path / "config"
     program.write_text(f"print(open({str(told)!r}).read())")
@@ -162,7 +162,7 @@ def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> No
             assert found.credentials == S3Credentials("second", "s", "second")
 
 
-def test_a_file_of_certificates_that_a_worker_has_not_is_named(tmp_path: Path) -> None:
+def test_a_certificate_file_that_a_worker_lacks_is_named(tmp_path: Path) -> None:
     found = access()
     absent = replace(found, client_config=replace(found.client_config, ca_bundle=str(tmp_path / "company.pem")))
     with pytest.raises(Refused, match=r"has no file .*company\.pem, which AWS_CA_BUNDLE names") as refused:
@@ -170,7 +170,7 @@ def test_a_file_of_certificates_that_a_worker_has_not_is_named(tmp_path: Path) -
     assert "each machine" in refused.value.hint
 
 
-def test_nothing_is_handed_over_where_the_root_is_enough_or_there_is_nothing(tmp_path: Path) -> None:
+def test_nothing_is_passed_for_other_stores_or_without_credentials(tmp_path: Path) -> None:
     assert s3_access_for_others(open_store(str(tmp_path))) is None
     assert s3_access_for_others(MemoryStore()) is None
     nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
@@ -179,7 +179,7 @@ def test_nothing_is_handed_over_where_the_root_is_enough_or_there_is_nothing(tmp
     assert use_s3_access(None) is None
 
 
-def test_a_store_of_a_place_is_pickled_without_what_it_signs_with() -> None:
+def test_a_store_is_pickled_without_its_credentials() -> None:
     store = open_store(f"s3://{BUCKET}/a", client_config=use_s3_access(access()))
     data = pickle.dumps(store)
     assert SECRET_KEY.encode() not in data

@@ -1,4 +1,4 @@
-"""Encryption at rest is requested for every put, and verified."""
+"""Encryption at rest is requested with every put, and its use is verified."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ WRITES: dict[str, Callable[[S3Store], None]] = {
 
 
 def encryption(url: str) -> set[tuple[str | None, str | None]]:
-    """Return the encryption and key of all objects under a root, as the server reports them."""
+    """Return how all objects under a root are encrypted and with which key, as reported by the server."""
     place, s3 = urlsplit(url), boto3.client("s3")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=place.netloc, Prefix=place.path.strip("/"))
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]
@@ -45,7 +45,7 @@ def stored(url: str, settings: S3Settings) -> S3Store:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("write", WRITES)
-def test_every_way_to_write_asks_for_encryption(s3_url: str, write: str) -> None:
+def test_every_way_of_writing_requests_encryption(s3_url: str, write: str) -> None:
     WRITES[write](stored(s3_url, S3Settings(sse="AES256", multipart_bytes=PART, part_bytes=PART)))
     assert encryption(s3_url) == {("AES256", None)}
     by_kms = S3Settings(sse="aws:kms", sse_kms_key_id=KEY, sse_bucket_key=True, multipart_bytes=PART, part_bytes=PART)
@@ -78,7 +78,7 @@ def test_a_server_that_does_not_encrypt_is_refused(versitygw_server: str, write:
 @pytest.mark.s3
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_the_file_s_table_reaches_every_process_that_writes(
+def test_the_settings_in_the_file_apply_to_every_process_that_writes(
     kafka: EmbeddedKafka, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slackwater.toml").write_text(f'[s3]\nsse = "aws:kms"\nsse_kms_key_id = "{KEY}"\n')
@@ -94,7 +94,7 @@ def test_the_file_s_table_reaches_every_process_that_writes(
     assert encryption(s3_url) == {("aws:kms", KEY)}
 
 
-def test_variables_come_before_the_file_s_table_and_stay_as_they_are(
+def test_variables_take_precedence_over_the_file_and_are_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slackwater.toml").write_text(
@@ -125,7 +125,7 @@ def test_variables_come_before_the_file_s_table_and_stay_as_they_are(
         ("retries_at_once = 0", "s3.retries_at_once is 0: expected `float` >= 1"),
     ],
 )
-def test_a_setting_that_cannot_be_understood_is_told(tmp_path: Path, line: str, message: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "slackwater.toml").write_text(f"[s3]\n{line}\n")
     with pytest.raises(Usage) as caught:
         load(environ={}, folder=tmp_path)
@@ -133,7 +133,7 @@ def test_a_setting_that_cannot_be_understood_is_told(tmp_path: Path, line: str, 
     assert str(tmp_path) in caught.value.message
 
 
-def test_a_variable_that_cannot_be_understood_is_told_by_its_name(tmp_path: Path) -> None:
+def test_an_invalid_variable_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="SLACKWATER_S3_SSE is 'none': expected 'AES256' or 'aws:kms'"):
         load(environ={"SLACKWATER_S3_SSE": "none"}, folder=tmp_path)
     with pytest.raises(Usage, match="SLACKWATER_S3_SEE is not a setting; the nearest is SLACKWATER_S3_SSE"):

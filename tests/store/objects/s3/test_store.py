@@ -1,4 +1,4 @@
-"""S3Store with servers that are slow, unavailable, disconnected, misconfigured, or lose answers."""
+"""S3Store with servers that are slow, unavailable, disconnected or misconfigured, or whose answers are lost."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def small_pages(store: S3Store) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_listings_go_on_from_page_to_page(store: S3Store, proxy: S3Proxy) -> None:
+def test_listings_have_several_pages(store: S3Store, proxy: S3Proxy) -> None:
     folders = [f"{number:02}" for number in range(10)]
     names = [f"{folder}/{name}" for folder in folders for name in "ab"]
     for name in names:
@@ -78,7 +78,7 @@ def test_listings_go_on_from_page_to_page(store: S3Store, proxy: S3Proxy) -> Non
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_what_is_deleted_from_page_to_page_shifts_nothing(store: S3Store) -> None:
+def test_objects_deleted_between_pages_do_not_shift_a_listing(store: S3Store) -> None:
     names = [f"{number:02}" for number in range(10)]
     for name in names:
         store.put(name, b"")
@@ -89,13 +89,13 @@ def test_what_is_deleted_from_page_to_page_shifts_nothing(store: S3Store) -> Non
     assert found + [info.key for info in entries] == names[:3] + names[5:]
 
 
-def test_a_conflict_of_conditional_writes_is_tried_again(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_conflict_of_conditional_writes_is_retried(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["ConditionalRequestConflict", "ConditionalRequestConflict"]
     store.put_if_absent("a", b"data")
     assert store.get("a") == b"data"
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(store: S3Store, proxy: S3Proxy) -> None:
+def test_an_interrupted_answer_is_requested_again(store: S3Store, proxy: S3Proxy) -> None:
     data = bytes(range(256)) * 100
     store.put("a", data)
     proxy.accidents = ["cut", "cut"]
@@ -110,7 +110,7 @@ def test_a_create_whose_answer_was_lost_finds_its_own_object(store: S3Store, pro
     assert store.get("a") == b"mine"
 
 
-def test_a_commit_whose_answer_was_lost_is_a_commit(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_commit_whose_answer_was_lost_is_recognised(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["lose"]
     commit(store, manifest(1))
     assert list(history.iter_after(store, "app", "stage", 0)) == [manifest(1)]
@@ -118,13 +118,13 @@ def test_a_commit_whose_answer_was_lost_is_a_commit(store: S3Store, proxy: S3Pro
     assert proxy.requests == 5
 
 
-def test_what_is_absent_stays_absent_after_an_outage(store: S3Store, proxy: S3Proxy) -> None:
+def test_an_absent_object_is_absent_after_an_outage(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["drop"]
     with pytest.raises(ObjectNotFound):
         store.get("a")
 
 
-def test_a_server_that_stays_away_is_named_without_credentials(s3_server: str) -> None:
+def test_a_server_that_stays_down_is_named_without_credentials(s3_server: str) -> None:
     port = choose_port()
     store = S3Store(BUCKET, endpoint_url=f"http://user:word@127.0.0.1:{port}", patience_s=0.2)
     with pytest.raises(Unavailable) as caught:
@@ -143,7 +143,7 @@ def test_a_server_that_never_answers_is_given_up(store: S3Store, proxy: S3Proxy)
         hasty.get("a")
 
 
-def test_an_answer_that_drips_is_given_up(store: S3Store, proxy: S3Proxy) -> None:
+def test_an_answer_that_arrives_too_slowly_is_given_up(store: S3Store, proxy: S3Proxy) -> None:
     store.put("a", bytes(30))
     proxy.accidents = ["drip"] * 100
     hasty = S3Store(
@@ -166,7 +166,7 @@ def test_a_server_that_is_overloaded_for_too_long_is_unavailable(store: S3Store,
     assert 2 <= proxy.requests < 100
 
 
-def test_all_stores_of_a_process_share_one_budget_of_repetitions(each_s3: str, proxy: S3Proxy) -> None:
+def test_all_stores_of_a_process_share_one_retry_budget(each_s3: str, proxy: S3Proxy) -> None:
     settings = S3Settings(retries_at_once=5, retries_per_s=0.001)
     stores = [S3Store(BUCKET, str(n), endpoint_url=proxy.endpoint, patience_s=1, settings=settings) for n in range(8)]
     proxy.overloaded = True
@@ -181,7 +181,7 @@ def test_all_stores_of_a_process_share_one_budget_of_repetitions(each_s3: str, p
     assert 2 * len(stores) <= proxy.requests <= 2 * len(stores) + 5
 
 
-def test_a_missing_bucket_is_told_with_how_to_make_it(each_s3: str) -> None:
+def test_a_missing_bucket_is_reported_with_the_command_to_create_it(each_s3: str) -> None:
     store = S3Store("no-such-bucket", "p", settings=SMALL_PARTS)
     for request in (
         lambda: store.get("a"),
@@ -208,9 +208,7 @@ def test_a_missing_bucket_is_told_with_how_to_make_it(each_s3: str) -> None:
         ("InvalidRequest", "answered 400 InvalidRequest: So it is.", ""),
     ],
 )
-def test_what_will_not_pass_is_not_repeated(
-    store: S3Store, proxy: S3Proxy, accident: str, words: str, hint: str
-) -> None:
+def test_a_permanent_error_is_not_retried(store: S3Store, proxy: S3Proxy, accident: str, words: str, hint: str) -> None:
     proxy.accidents = [accident]
     with pytest.raises(Refused, match=words) as caught:
         store.get("a")
@@ -220,7 +218,7 @@ def test_what_will_not_pass_is_not_repeated(
     assert proxy.requests == 1
 
 
-def test_an_answer_that_is_none_of_s3_s_does_not_mean_that_the_object_is_absent(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_404_that_is_not_from_s3_does_not_count_as_an_absent_object(store: S3Store, proxy: S3Proxy) -> None:
     # A web server that knows no such page, and a bucket of another kind.
     proxy.accidents = ["NoSuchPage", "NoSuchUpload"]
     for _ in range(2):
@@ -228,9 +226,7 @@ def test_an_answer_that_is_none_of_s3_s_does_not_mean_that_the_object_is_absent(
             store.get("a")
 
 
-def test_credentials_that_the_server_does_not_know_are_told(
-    versitygw_server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_unknown_to_the_server_are_reported(versitygw_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # This server answers with 404.
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     with pytest.raises(Refused, match="refused the credentials") as caught:
@@ -238,7 +234,7 @@ def test_credentials_that_the_server_does_not_know_are_told(
     assert "set AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
-def test_missing_credentials_are_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -247,13 +243,13 @@ def test_missing_credentials_are_told(s3_server: str, monkeypatch: pytest.Monkey
     assert "set AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
-def test_a_missing_profile_is_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_profile_is_reported(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(Refused, match="nobody"):
         S3Store(BUCKET).get("a")
 
 
-def test_an_endpoint_that_is_no_url_is_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_no_url_is_refused(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:word@")
     with pytest.raises(Usage, match="endpoint is not a URL") as caught:
         S3Store(BUCKET).get("a")

@@ -1,4 +1,4 @@
-"""Large objects in S3: transferred in parts, completely or not at all, also when parts fail."""
+"""Large objects in S3 are transferred in parts, and completely or not at all, also if parts fail."""
 
 import random
 from uuid import uuid4
@@ -24,7 +24,7 @@ def store(proxy: S3Proxy) -> S3Store:
 
 
 def hasty(store: S3Store, proxy: S3Proxy) -> S3Store:
-    """Return the same store with less patience."""
+    """Return the same store with shorter retries."""
     prefix = store.url.rpartition("/")[2]
     return S3Store(BUCKET, prefix, endpoint_url=proxy.endpoint, patience_s=0.2, settings=SETTINGS)
 
@@ -33,7 +33,7 @@ def verbs(proxy: S3Proxy) -> list[str]:
     return [request.split(" ")[0] for request in proxy.seen]
 
 
-def test_a_large_object_goes_and_comes_in_parts(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_large_object_is_written_and_read_in_parts(store: S3Store, proxy: S3Proxy) -> None:
     store.put("a", DATA)
     # Begun, four parts, completed.
     assert sorted(verbs(proxy)) == ["POST", "POST", "PUT", "PUT", "PUT", "PUT"]
@@ -51,7 +51,7 @@ def test_an_object_of_one_part_takes_one_request(store: S3Store, proxy: S3Proxy)
     assert verbs(proxy) == ["PUT", "GET"]
 
 
-def test_a_buffer_that_is_not_bytes_is_written_as_it_was(store: S3Store) -> None:
+def test_a_buffer_changed_after_a_put_does_not_change_the_object(store: S3Store) -> None:
     buffer = bytearray(DATA)
     store.put("a", buffer)
     buffer[:10] = bytes(10)
@@ -59,7 +59,7 @@ def test_a_buffer_that_is_not_bytes_is_written_as_it_was(store: S3Store) -> None
 
 
 @pytest.mark.parametrize("accident", ["SlowDown", "drop", "lose"])
-def test_every_request_of_an_upload_is_repeated_by_itself(store: S3Store, proxy: S3Proxy, accident: str) -> None:
+def test_every_request_of_an_upload_is_retried_separately(store: S3Store, proxy: S3Proxy, accident: str) -> None:
     # Begin, a part, another, the last one, complete: each meets an accident, and no part is sent three times.
     proxy.accidents = [accident, "", accident, "", accident, "", "", "", accident]
     store.put("a", DATA)
@@ -67,7 +67,7 @@ def test_every_request_of_an_upload_is_repeated_by_itself(store: S3Store, proxy:
     assert sum(request.startswith("PUT") for request in proxy.seen) <= 4 + 3
 
 
-def test_a_part_of_a_read_that_fails_is_asked_for_again(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_failed_part_of_a_read_is_requested_again(store: S3Store, proxy: S3Proxy) -> None:
     store.put("a", DATA)
     proxy.seen.clear()
     proxy.accidents = ["cut", "", "cut", "SlowDown"]
@@ -75,7 +75,7 @@ def test_a_part_of_a_read_that_fails_is_asked_for_again(store: S3Store, proxy: S
     assert verbs(proxy) == ["GET"] * 7
 
 
-def test_an_object_overwritten_while_it_is_read_is_never_a_mixture(store: S3Store, proxy: S3Proxy) -> None:
+def test_an_object_overwritten_during_a_read_is_never_returned_mixed(store: S3Store, proxy: S3Proxy) -> None:
     other = DATA[::-1]
     store.put("a", DATA)
     proxy.accidents = ["", "PreconditionFailed"]
@@ -84,7 +84,7 @@ def test_an_object_overwritten_while_it_is_read_is_never_a_mixture(store: S3Stor
     assert store.get("a") == other
 
 
-def test_an_upload_that_is_refused_leaves_nothing(store: S3Store, proxy: S3Proxy) -> None:
+def test_a_refused_upload_leaves_nothing(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["", "", "InvalidRequest"]
     with pytest.raises(Refused, match="answered 400 InvalidRequest"):
         store.put("a", DATA)
@@ -92,7 +92,9 @@ def test_an_upload_that_is_refused_leaves_nothing(store: S3Store, proxy: S3Proxy
     assert (list(store.list("")), list(store.unfinished_writes(""))) == ([], [])
 
 
-def test_an_upload_to_a_server_that_goes_away_ends_and_is_found_later(store: S3Store, proxy: S3Proxy) -> None:
+def test_an_upload_to_a_server_that_goes_down_ends_and_its_leftovers_are_found_later(
+    store: S3Store, proxy: S3Proxy
+) -> None:
     proxy.accidents = ["", "", *["drop"] * 1000]
     with pytest.raises(Unavailable, match="did not answer"):
         hasty(store, proxy).put("a", DATA)
@@ -104,7 +106,7 @@ def test_an_upload_to_a_server_that_goes_away_ends_and_is_found_later(store: S3S
     assert list(store.unfinished_writes("")) == []
 
 
-def test_an_upload_that_somebody_ends_begins_anew(store: S3Store, proxy: S3Proxy) -> None:
+def test_an_upload_that_is_aborted_by_others_is_restarted(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["", "", "", "", "", "NoSuchUpload"]
     store.put("a", DATA)
     assert store.get("a") == DATA
@@ -115,7 +117,7 @@ def test_an_upload_that_somebody_ends_begins_anew(store: S3Store, proxy: S3Proxy
         )
 
 
-def test_leftovers_of_more_than_a_page_are_all_found(store: S3Store) -> None:
+def test_leftovers_on_more_than_one_page_are_all_found(store: S3Store) -> None:
     s3 = store._connect()[0].s3
     for number in range(5):
         s3.create_multipart_upload(Bucket=BUCKET, Key=f"{store.url.rpartition('/')[2]}/{number // 2}")
