@@ -63,7 +63,7 @@ from .status import commits, stages, status, waiting_sentences
 from .when import NewestMomentMethods, moment_text
 
 if TYPE_CHECKING:
-    from .reconciling import Reconciled, WhyNot
+    from .reconcile.calls import Reconciled, WhyNot
 
 
 @check_method_arguments
@@ -371,7 +371,7 @@ class AppHistory(NewestMomentMethods):
             Usage: columns do not fit, or the query does more than read.
             Refused: the rows cannot be read, or several are of one key.
         """
-        from .reconciling import open_theirs, reconcile_table
+        from .reconcile.calls import open_theirs, reconcile_table
 
         client, moment = self._client, self._moment_of_table(table, at)
         return reconcile_table(client, moment, table, open_theirs(client, theirs), options, max_keys=limit or None)
@@ -388,12 +388,12 @@ class AppHistory(NewestMomentMethods):
             NotFound: the app, the table, the moment or the record's topic does not exist.
             Usage: the key, the record or the condition is malformed.
         """
-        from .reconciling import explain_absence
+        from .reconcile.calls import explain_absence
 
         return explain_absence(self._client, self._moment_of_table(table, at), table, key, options)
 
     def _moment_of_table(self, table: str, at: When) -> Moment:
-        from .reconciling import ref_of_table
+        from .reconcile.calls import ref_of_table
 
         text = moment_text(at)
         ref = ref_of_table(self._client, self.name, table, f"@{text}" if text != "now" else "")

@@ -13,8 +13,7 @@ from ..session import Session, check_names_table, verb
 @verb(
     "slackwater reconcile flights/carriers --with warehouse.parquet --on carrier=code",
     "slackwater reconcile flights/carriers@-1d --with totals.csv --tolerance 0.01 --out differences.parquet",
-    "slackwater reconcile flights/carriers --with \"ATTACH 'dbname=dw' AS dw (TYPE postgres, READ_ONLY); "
-    'SELECT * FROM dw.carriers"',
+    "slackwater reconcile flights/carriers --with \"SELECT * FROM 'totals/*.csv'\"",
     "slackwater reconcile flights/carriers --with flights-v2/carriers",
     kafka=True,
 )
@@ -29,7 +28,8 @@ def reconcile(
     **options: Unpack[ReconcileOptions],
 ) -> None:
     skip_user_code_setup()
-    from ...client.show import reconciled, values
+    from ...client.reconcile import result
+    from ...client.show import values
 
     if out is not None:
         values.check_ending(out)
@@ -37,8 +37,8 @@ def reconcile(
     at = moment.removeprefix("@") or "now"
     found = session.app(app).reconcile(name, theirs, at=at, limit=0 if out else limit, **options).full_result
     if out is not None:
-        values.write_table(reconciled.differences_table(found), out)
-    session.show(reconciled.reconciliation_result(found, out))
+        values.write_table(result.differences_table(found), out)
+    session.show(result.reconciliation_result(found, out))
 
 
 @verb(
@@ -55,7 +55,7 @@ def why_not(
     **options: Unpack[WhyNotOptions],
 ) -> None:
     skip_user_code_setup()
-    from ...client.show.reconciled import absence_result
+    from ...client.reconcile.result import absence_result
 
     check_names_table(table, key)
     app, name, moment = split_table_ref(table)

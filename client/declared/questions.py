@@ -108,11 +108,12 @@ class RejectedOptions(TypedDict, total=False):
 
 
 class ReconcileOptions(TypedDict, total=False):
-    """Compare a table with somebody else's numbers, and say of each key that differs since when and why.
+    """Compare a table with somebody else's numbers.
 
     Theirs is a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree, differ,
-    are here only and there only. Then says which version parted a key from their row, and which of its records are not
-    in: never in the topic, not read yet, rejected, late, filtered, and so on. Exits with 1 if anything differs.
+    are here only and there only. Says of each key that differs which version parted it from their row, and which of its
+    records are not in: never in the topic, not read yet, rejected, late, filtered, and so on. Exits with 1 if anything
+    differs.
     """
 
     on: Annotated[
@@ -145,7 +146,7 @@ class ReconcileOptions(TypedDict, total=False):
 
 
 class WhyNotOptions(TypedDict, total=False):
-    """Say why a record, or every record of a key, is not in a table's row.
+    """Say why records are not in a table's row.
 
     Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
     version: it was never in the topic, is not read yet, was rejected, was late, and so on. What only a replay of the

@@ -54,7 +54,7 @@ class Matching:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TableComparison:
     """Numbers of keys that agree and differ, and the differing keys in order of the key."""
 
     table: str
@@ -80,7 +80,7 @@ class Comparison:
     def num_different(self) -> int:
         return self.differ + self.here_only + self.there_only
 
-    def head(self, number: int) -> Comparison:
+    def head(self, number: int) -> TableComparison:
         """Return a copy with at most the first `number` differing keys."""
         times = None if self.times_ms is None else self.times_ms[:number]
         return replace(self, changes=self.changes.head(number), times_ms=times)
@@ -95,7 +95,7 @@ def compare(
     matching: Matching,
     *,
     max_keys: int | None = None,
-) -> Comparison:
+) -> TableComparison:
     """Compare a table at a cut with somebody else's rows. The result has at most `max_keys` differing keys.
 
     Raises `NotFound` (no such table or column), `Usage` (the columns do not fit) and `Refused` (the source cannot be
@@ -286,7 +286,7 @@ class _Tally:
                 self.times.append(rows.column(_TIME).fill_null(NO_TIME).to_numpy()[places])
 
 
-def _join(con: duckdb.DuckDBPyConnection, sides: _Sides, source: str, max_keys: int | None) -> Comparison:
+def _join(con: duckdb.DuckDBPyConnection, sides: _Sides, source: str, max_keys: int | None) -> TableComparison:
     tables = f"(SELECT count(*) FROM {quote_identifier(sides.table)}), (SELECT count(*) FROM {_THEIRS})"
     ((ours_rows, their_rows),) = con.sql(f"SELECT {tables}").fetchall()
     tally = _Tally(sides, Tolerance(sides.matching.tolerance, sides.largest(con)), max_keys)
@@ -297,7 +297,7 @@ def _join(con: duckdb.DuckDBPyConnection, sides: _Sides, source: str, max_keys: 
     differ, here_only, there_only = (int(tally.kinds[kind]) for kind in ("changed", "added", "removed"))
     in_both = ours_rows - here_only
     numbers = ((name, tally.differing[name]) for name in sides.values.names)
-    return Comparison(
+    return TableComparison(
         table=sides.table,
         theirs=source,
         ours_rows=ours_rows,

@@ -23,11 +23,11 @@ from ....store.versions import history
 from ....store.versions.side_tables import stage_of
 from ...key_search.key_fields import NOTHING_DECLARED, DeclaredFields
 from ...key_search.matching import MessageDecoder
-from .compare import Comparison, Matching, compare
+from .compare import Matching, TableComparison, compare
 from .fate import RecordFates
 from .key_records import KeyFinder, KeyRecords, find_topic, matching_records, source_topics
 from .parting import Parting, find_partings, open_histories
-from .reasons import LABELS, Reason
+from .reasons import LABELS, MissingReason
 from .theirs import Theirs
 
 DifferenceKind = Literal["differs", "here only", "there only"]
@@ -67,7 +67,7 @@ class KeyDifference:
     ours: Mapping[str, object] | None
     theirs: Mapping[str, object] | None
     parting: Parting
-    reasons: tuple[Reason, ...]
+    reasons: tuple[MissingReason, ...]
     """Why records of the key, or its row, are not in the table; empty if nothing is known to be missing."""
     counted: int
     """Number of records of the key that were counted, as far as they can still be read."""
@@ -79,7 +79,7 @@ class Reconciliation:
 
     app: str
     ref: str
-    comparison: Comparison
+    comparison: TableComparison
     keys: tuple[KeyDifference, ...]
     """Explained keys, in order of the key."""
     gaps: tuple[str, ...]
@@ -95,9 +95,9 @@ class Absence:
     key: Mapping[str, object]
     row: Mapping[str, object] | None
     """The key's row; None if there is none."""
-    reasons: tuple[Reason, ...]
+    reasons: tuple[MissingReason, ...]
     """Records that are not in the row, and why; then why the row is gone."""
-    counted: tuple[Reason, ...]
+    counted: tuple[MissingReason, ...]
     gaps: tuple[str, ...]
 
 
@@ -121,7 +121,7 @@ def reconcile(
         )
         for number, (change, parting) in enumerate(zip(explained.changes, partings, strict=True))
     )  # fmt: skip
-    return Reconciliation(cut.app, cut.ref, compared, keys, tuple(search.found.gaps))
+    return Reconciliation(cut.app, cut.ref, compared, keys, search.found.gaps)
 
 
 def why_not(
@@ -149,7 +149,7 @@ def why_not(
     parting = Parting(newest, had_theirs=newest is not None, changes=() if newest is None else (newest,))
     reasons = search.reasons(0, parting, is_missing=row is None)
     (named,) = python_rows(key)
-    return Absence(place.cut.app, place.table, named, row, reasons, search.fates_of(0)[1], tuple(search.found.gaps))
+    return Absence(place.cut.app, place.table, named, row, reasons, search.fates_of(0)[1], search.found.gaps)
 
 
 def _given_records(place: Place, record: RecordLocation | None, where: str) -> Iterable[RecordLocation]:
@@ -179,16 +179,16 @@ class _Explanation:
         if records is not None:
             found = KeyRecords({0: list(records)})
         elif place.table != stage:
-            found = KeyRecords(gaps=[f"{place.table} is a side table: its records are not searched for"])
+            found = KeyRecords(other_gaps=[f"{place.table} is a side table: its records are not searched for"])
         else:
             found = finder.find() if keys.num_rows else KeyRecords()
         return cls(place, keys, RecordFates(place.store, place.cache, heads, finder), found, records is not None)
 
     @cached_property
-    def _fates(self) -> dict[int, tuple[tuple[Reason, ...], tuple[Reason, ...]]]:
+    def _fates(self) -> dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]]:
         return {}
 
-    def fates_of(self, number: int) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
+    def fates_of(self, number: int) -> tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]:
         """Return the fates of a key's records: of those that are not counted, and of those that are."""
         if number not in self._fates:
             exists = not self.was_given
@@ -216,7 +216,7 @@ class _Explanation:
             waiting += sorted(senders - {*waiting})
         return waiting
 
-    def reasons(self, number: int, parting: Parting, *, is_missing: bool) -> tuple[Reason, ...]:
+    def reasons(self, number: int, parting: Parting, *, is_missing: bool) -> tuple[MissingReason, ...]:
         missing, counted = self.fates_of(number)
         newest = parting.changes[0] if parting.changes else None
         change = newest if is_missing else parting.change if parting.had_theirs else None
@@ -226,7 +226,7 @@ class _Explanation:
             return tuple(reasons)
         return (self._never(),)
 
-    def _never(self) -> Reason:
+    def _never(self) -> MissingReason:
         """Return the reason why no record of a key is known."""
         topics = self.fates.finder.sources
         where = ", ".join(
@@ -235,47 +235,48 @@ class _Explanation:
             for partition, end in enumerate(topic.end_offsets)
         )
         if not topics:
-            return Reason("unknown", f"{self.place.stage} reads no topic", proved=False)
+            return MissingReason("unknown", f"{self.place.stage} reads no topic", proved=False)
         if self.found.gaps:
             return self._not_searched()
         if all(topic.ends is None for topic in topics):
-            return Reason("absent", f"no record of it was read; Kafka was not asked for later ones ({where})")
-        return Reason("absent", f"no record of it is in {where}")
+            return MissingReason("absent", f"no record of it was read; Kafka was not asked for later ones ({where})")
+        return MissingReason("absent", f"no record of it is in {where}")
 
-    def _not_searched(self) -> Reason:
+    def _not_searched(self) -> MissingReason:
         """Return why a key may have no record, if some of the records that it may have had are nowhere any more."""
-        found, fates = self.found, list[Reason]()
-        unknown = Reason("unknown", f"no record found, but not all were searched: {found.gaps[0]}", proved=False)
-        if found.has_other_gaps or len(found.unreadable) > _MAX_CHECKED:
+        found, fates = self.found, list[MissingReason]()
+        unknown = MissingReason("unknown", f"no record found, but not all were searched: {found.gaps[0]}", proved=False)
+        unreadable = [(topic, extent) for topic, extents in found.unreadable.items() for extent in extents]
+        if found.other_gaps or len(unreadable) > _MAX_CHECKED:
             return unknown
-        for topic, extent in found.unreadable:
+        for topic, extent in unreadable:
             ends = {extent.first, extent.end - 1}
             fates += (self.fates.of_record(RecordLocation(topic, extent.partition, at), 0) for at in sorted(ends))
         kinds = {fate.kind for fate in fates} | ({"forgotten"} if found.erased else set())
         if kinds == {"forgotten"} and found.erased:
-            return Reason("forgotten", f"no record of it is left: {found.gaps[0]}", proved=False)
+            return MissingReason("forgotten", f"no record of it is left: {found.gaps[0]}", proved=False)
         if kinds in ({"lost"}, {"skipped"}):
             return replace(
                 fates[0], sentence=f"no record of it is left: {fates[0].sentence}", record=None, proved=False
             )
         return unknown
 
-    def _why_gone(self, change: RowChange) -> Reason | None:
+    def _why_gone(self, change: RowChange) -> MissingReason | None:
         """Return why a version changed or removed a row, if no record did it."""
         version, at = f"{change.stage}@v{change.version}", format_iso(change.time_ms)
         if change.expired:
-            return Reason("expired", f"the row expired at {at} ({version})")
+            return MissingReason("expired", f"the row expired at {at} ({version})")
         if change.inherited:
             return None
         manifest = history.find(self.place.store, self.place.cut.app, change.stage, change.version)
         if manifest is None:
             return None
         if (rewind := manifest.rewind) is not None:
-            return Reason("rewound", f"the rewind {version} to v{rewind.to}, at {at}, undid the row")
+            return MissingReason("rewound", f"the rewind {version} to v{rewind.to}, at {at}, undid the row")
         if manifest.edited is not None:
-            return Reason("edited", f"{version} edited the row, by {manifest.edited.by}, at {at}")
+            return MissingReason("edited", f"{version} edited the row, by {manifest.edited.by}, at {at}")
         if change.after is None:
-            return Reason("removed", f"{version} removed the row, at {at}", proved=not change.gap)
+            return MissingReason("removed", f"{version} removed the row, at {at}", proved=not change.gap)
         return None
 
 

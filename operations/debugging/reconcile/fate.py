@@ -29,8 +29,8 @@ from ....store.versions.manifest import Input, Manifest
 from ....store.versions.side_tables import REJECTED, REJECTED_RECORDS, as_main_table, table_name
 from .joins import explain_unmatched, is_join
 from .key_records import KeyFinder, SourceTopic, find_topic, take_record
-from .reading import Line, offset_of, positions_reading, skips, undone_lines
-from .reasons import Reason
+from .reading import VersionLine, offset_of, positions_reading, skips, undone_lines
+from .reasons import MissingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RecordFates:
     cache: SstCache
     heads: Mapping[str, Manifest]
     finder: KeyFinder
-    _lines: dict[str, Line] = field(default_factory=dict)
+    _lines: dict[str, VersionLine] = field(default_factory=dict)
     _rejected: dict[str, pa.Table] = field(default_factory=dict)
     _rejected_places: dict[str, dict[_Place, dict[str, Any]]] = field(default_factory=dict)
     _held: dict[str, list[tuple[dict[str, object], set[int]]]] = field(default_factory=dict)
@@ -78,31 +78,31 @@ class RecordFates:
             for number, hashed in enumerate(hashes)
         ]
 
-    def of_record(self, record: RecordLocation, number: int, *, exists: bool = False) -> Reason:
+    def of_record(self, record: RecordLocation, number: int, *, exists: bool = False) -> MissingReason:
         """Return why a record is not in the row of the key with this number; `counted` if its batch wrote the row.
 
         `exists` is True for a record that was read from its topic or archive just now.
         """
         missing = None if exists else self._missing(find_topic(self.finder.sources, record.topic), record)
         reached = missing or self._reach(self.stage, record)
-        reason = reached if isinstance(reached, Reason) else self._at_table(reached, record, number)
+        reason = reached if isinstance(reached, MissingReason) else self._at_table(reached, record, number)
         return reason.of_record(record)
 
-    def line(self, stage: str) -> Line:
+    def line(self, stage: str) -> VersionLine:
         """Return the versions whose input is still in effect."""
         if stage not in self._lines:
             head = self.heads[stage]
             versions = VersionList(self.store, head.app, head.stage, head.version)
-            self._lines[stage] = Line.of_ranges(versions, head.base_versions())
+            self._lines[stage] = VersionLine.of_ranges(versions, head.base_versions())
         return self._lines[stage]
 
-    def _reach(self, stage: str, record: RecordLocation) -> Reached | Reason:
+    def _reach(self, stage: str, record: RecordLocation) -> Reached | MissingReason:
         """Return the versions of a stage that processed the record, or why there are none."""
-        reasons: list[Reason] = []
+        reasons: list[MissingReason] = []
         for name, source in self.heads[stage].inputs.items():
             if source.upstream in self.heads:
                 sent = self._reach(source.upstream, record)
-                outcome = sent if isinstance(sent, Reason) else self._over_channel(stage, name, sent)
+                outcome = sent if isinstance(sent, MissingReason) else self._over_channel(stage, name, sent)
             elif source.topic == record.topic:
                 outcome = self._from_topic(stage, name, record)
             else:
@@ -110,18 +110,20 @@ class RecordFates:
             if isinstance(outcome, Reached):
                 return outcome
             reasons.append(outcome)
-        no_path = Reason("absent", f"{stage} does not read {record.topic}, neither directly nor through other stages")
+        no_path = MissingReason(
+            "absent", f"{stage} does not read {record.topic}, neither directly nor through other stages"
+        )
         known = [reason for reason in reasons if reason.kind != "absent"]
         return (known or reasons or [no_path])[0]
 
-    def _from_topic(self, stage: str, name: str, record: RecordLocation) -> Reached | Reason:
+    def _from_topic(self, stage: str, name: str, record: RecordLocation) -> Reached | MissingReason:
         line, head = self.line(stage), self.heads[stage]
         positions = positions_reading(line, name, record.partition, record.offset)
         if not positions:
             return self._unread(stage, name, head.inputs[name], record)
         read = [line[position] for position in positions]
         if lost := [version for version in read if skips(version, record.topic, record.partition, record.offset)]:
-            return Reason(
+            return MissingReason(
                 "lost",
                 f"Kafka had deleted it before {stage} read it: {_name(lost[-1])} skipped it, "
                 f"at {format_iso(lost[-1].time_ms)}",
@@ -135,25 +137,27 @@ class RecordFates:
             return _collected(stage, read[-1])
         return Reached(stage, tuple(read))
 
-    def _missing(self, topic: SourceTopic, record: RecordLocation) -> Reason | None:
+    def _missing(self, topic: SourceTopic, record: RecordLocation) -> MissingReason | None:
         place = f"{record.topic}[{record.partition}]"
         if topic.ends is not None:
             ends = topic.end_offsets
             if record.partition >= len(ends):
-                return Reason("absent", f"{record.topic} has {len(ends)} partitions")
+                return MissingReason("absent", f"{record.topic} has {len(ends)} partitions")
             if record.offset >= ends[record.partition]:
-                return Reason("absent", f"{place} ends at offset {ends[record.partition]}")
+                return MissingReason("absent", f"{place} ends at offset {ends[record.partition]}")
         stored = take_record(topic, self.finder.topics, record)
         if stored is None or stored.num_rows:
             return None
         if topic.archives.has_forgotten_keys(record.partition, record.offset, record.offset + 1):
-            return Reason(
+            return MissingReason(
                 "forgotten",
                 f"keys were forgotten from the archive of {place}, and no record is left at offset {record.offset}",
             )
-        return Reason("absent", f"{place} has no record at offset {record.offset}: a marker, or a compacted record")
+        return MissingReason(
+            "absent", f"{place} has no record at offset {record.offset}: a marker, or a compacted record"
+        )
 
-    def _unread(self, stage: str, name: str, source: Input, record: RecordLocation) -> Reason:
+    def _unread(self, stage: str, name: str, source: Input, record: RecordLocation) -> MissingReason:
         place, partition, offset = f"{record.topic}[{record.partition}]", record.partition, record.offset
         read_to = offset_of(source, partition)
         line, head = self.line(stage), self.heads[stage]
@@ -161,28 +165,32 @@ class RecordFates:
             if positions := positions_reading(undone, name, partition, offset):
                 version, rewind = undone[positions[-1]], _rewind_after(head, undone[positions[-1]].version)
                 again = "has not read it again" if offset >= read_to else "does not read it again"
-                return Reason("rewound", f"{_name(version)} counted it, {rewind} undid that, and {stage} {again}")
+                return MissingReason(
+                    "rewound", f"{_name(version)} counted it, {rewind} undid that, and {stage} {again}"
+                )
         if offset >= read_to:
-            return Reason("unread", f"{stage} has read {place} up to offset {read_to}")
+            return MissingReason("unread", f"{stage} has read {place} up to offset {read_to}")
         for reset in source.resets:
             starts, ends = (span[partition] if partition < len(span) else 0 for span in (reset.starts, reset.ends))
             if starts <= offset < ends:
-                return Reason("skipped", f"the reset {stage}@v{reset.version} skipped {place} from {starts} to {ends}")
+                return MissingReason(
+                    "skipped", f"the reset {stage}@v{reset.version} skipped {place} from {starts} to {ends}"
+                )
         first = line[0]
         if first.version == 1:
             begins = offset_of(first.inputs.get(name), partition)
-            return Reason("skipped", f"{stage} began to read {place} at offset {begins}")
+            return MissingReason("skipped", f"{stage} began to read {place} at offset {begins}")
         where = "before the clone was made" if first.starts_history else "before the oldest version that is kept"
-        return Reason("unknown", f"{stage} read it {where} ({_name(first)})", proved=False)
+        return MissingReason("unknown", f"{stage} read it {where} ({_name(first)})", proved=False)
 
-    def _over_channel(self, stage: str, name: str, sent: Reached) -> Reached | Reason:
+    def _over_channel(self, stage: str, name: str, sent: Reached) -> Reached | MissingReason:
         line, head, read = self.line(stage), self.heads[stage], list[Manifest]()
         source = head.inputs[name]
         for sender in sent.versions:
             version = sender.version
             position = line.first_where(0, len(line), partial(_has_consumed, name, version))
             if position == len(line):
-                return Reason(
+                return MissingReason(
                     "unread",
                     f"in flight: {_name(sender)} read it, and {stage} has read {source.upstream} up to "
                     f"v{source.version}",
@@ -190,22 +198,26 @@ class RecordFates:
             manifest = line[position]
             lost = manifest.lost.get(name)
             if lost is not None and lost.after < version <= lost.up_to:
-                return Reason("lost", f"Kafka had deleted what {_name(sender)} sent: {_name(manifest)} skipped it")
+                return MissingReason(
+                    "lost", f"Kafka had deleted what {_name(sender)} sent: {_name(manifest)} skipped it"
+                )
             if line.has_gap_before(position):
                 return _collected(stage, manifest)
             read.append(manifest)
         path = (*sent.path, *((sent.stage, version) for version in sent.versions[-1:]))
         return Reached(stage, tuple({manifest.version: manifest for manifest in read}.values()), path)
 
-    def _at_table(self, reached: Reached, record: RecordLocation, number: int) -> Reason:
+    def _at_table(self, reached: Reached, record: RecordLocation, number: int) -> MissingReason:
         head, rows_of = self.heads[self.stage], self.heads[self.stage].base_versions(of_rows=True)
         read = reached.versions
         in_effect = [version for version in read if any(version.version in part for part in rows_of)]
         if not in_effect:
             undone = _rewind_after(head, read[-1].version)
-            return Reason("rewound", f"{_name(read[-1])} counted it, and {undone} undid that; the offsets stayed")
+            return MissingReason(
+                "rewound", f"{_name(read[-1])} counted it, and {undone} undid that; the offsets stayed"
+            )
         if wrote := [version for version in in_effect if self._wrote(version, number)]:
-            return Reason("counted", f"{_name(wrote[-1])} read it and wrote the row of the key")
+            return MissingReason("counted", f"{_name(wrote[-1])} read it and wrote the row of the key")
         reasons = (
             partial(self._rejected_on_way, reached, number),
             partial(self._forgotten, in_effect, number),
@@ -216,16 +228,16 @@ class RecordFates:
         first = next((reason for find in reasons if (reason := find()) is not None), None)
         return first or self._filtered(reached, in_effect[-1])
 
-    def _filtered(self, reached: Reached, read: Manifest) -> Reason:
+    def _filtered(self, reached: Reached, read: Manifest) -> MissingReason:
         way = " and ".join(_name(version) for _, version in (*reached.path, (self.stage, read)))
         why = f"{way} read it, and the program gave no row of the key for it"
         if joins := [stage for stage, version in reached.path if is_join(version)]:
-            return Reason("filtered", f"{why}, or {joins[0]} joined it with nothing", proved=False)
+            return MissingReason("filtered", f"{why}, or {joins[0]} joined it with nothing", proved=False)
         if waits := [stage for stage, version in reached.path if _keeps_until_due(version)]:
-            return Reason("filtered", f"{why}, or its row is not due yet in {waits[0]}", proved=False)
-        return Reason("filtered", why)
+            return MissingReason("filtered", f"{why}, or its row is not due yet in {waits[0]}", proved=False)
+        return MissingReason("filtered", why)
 
-    def _written_later(self, reached: Reached, read: Manifest, number: int) -> Reason | None:
+    def _written_later(self, reached: Reached, read: Manifest, number: int) -> MissingReason | None:
         """Return that the record may be counted, if a stage before keeps rows, and the key was written later."""
         if all(version.table is None for _, version in reached.path):
             return None
@@ -233,7 +245,7 @@ class RecordFates:
         if row is None or row.seq < read.row_seq:
             return None
         sent = f"{_name(reached.path[-1][1])} read it, and what it kept may have been sent later"
-        return Reason("counted", f"{sent}: the row of the key was written since", proved=False)
+        return MissingReason("counted", f"{sent}: the row of the key was written since", proved=False)
 
     def _wrote(self, version: Manifest, number: int) -> bool:
         table = version.table
@@ -253,7 +265,7 @@ class RecordFates:
             self._rejected[stage] = side.read_newest(side.ssts, 0, values=True)
         return self._rejected[stage]
 
-    def _rejected_on_way(self, reached: Reached, number: int) -> Reason | None:
+    def _rejected_on_way(self, reached: Reached, number: int) -> MissingReason | None:
         """Return the rejection of a row that was made of the record, at a stage that reads from a channel."""
         versions = {**{stage: (version,) for stage, version in reached.path}, self.stage: reached.versions}
         for stage, read in versions.items():
@@ -278,12 +290,12 @@ class RecordFates:
             for place, numbers in self.finder.holding(name, own["value"].to_pylist(), own).items():
                 yield own.slice(place, 1).to_pylist()[0], numbers
 
-    def _forgotten(self, read: Sequence[Manifest], number: int) -> Reason | None:
+    def _forgotten(self, read: Sequence[Manifest], number: int) -> MissingReason | None:
         hashed = int(hash_keys(self.keys, self.keys.column_names)[number])
         for version in read:
             if overlapping(self._replaced_ssts(version), hashed, hashed):
                 index = forgotten.newest(self.store, version.app)
-                return Reason(
+                return MissingReason(
                     "forgotten",
                     f"keys were forgotten from what {_name(version)} wrote, last at {format_iso(index.time_ms)}; that "
                     "the program gave no row for the key is possible too",
@@ -301,7 +313,7 @@ class RecordFates:
             self._replaced[place] = tuple(sst for sst in own if sst.object in index.ssts)
         return self._replaced.get(place, ())
 
-    def _unmatched(self, reached: Reached, record: RecordLocation) -> Reason | None:
+    def _unmatched(self, reached: Reached, record: RecordLocation) -> MissingReason | None:
         for stage, version in reached.path:
             if is_join(version):
                 topic = find_topic(self.finder.sources, record.topic)
@@ -311,7 +323,7 @@ class RecordFates:
                 return explain_unmatched(self.store, self.cache, self.heads, stage, version, topic.name, rows)
         return None
 
-    def _late(self, reached: Reached, number: int) -> Reason | None:
+    def _late(self, reached: Reached, number: int) -> MissingReason | None:
         stages = (*reached.path, *((self.stage, version) for version in reached.versions))
         for stage, version in stages:
             if version.event_time is None or not version.event_time.late:
@@ -326,9 +338,9 @@ class RecordFates:
             fact = f"{late:,} of {read:,} rows that {_name(version)} read were late{at}"
             if end_ms is not None and watermark is not None:
                 ended = f"the window of the key had ended at {format_iso(end_ms)}"
-                return Reason("late", f"{fact}, and {ended}", proved=late >= read)
+                return MissingReason("late", f"{fact}, and {ended}", proved=late >= read)
             other = "" if late >= read else "; that the program gave no row for the key is possible too"
-            return Reason("late", fact + other, proved=late >= read)
+            return MissingReason("late", fact + other, proved=late >= read)
         return None
 
 
@@ -347,14 +359,14 @@ def window_end_ms(key: pa.Table) -> int | None:
     return None
 
 
-def _collected(stage: str, after: Manifest) -> Reason:
+def _collected(stage: str, after: Manifest) -> MissingReason:
     sentence = f"{stage} read it in a version before {_name(after)} that gc has collected"
-    return Reason("unknown", sentence, proved=False)
+    return MissingReason("unknown", sentence, proved=False)
 
 
-def _rejection(stage: str, row: Mapping[str, object]) -> Reason:
+def _rejection(stage: str, row: Mapping[str, object]) -> MissingReason:
     message = str(row["message"]).partition("\n")[0]
-    return Reason("rejected", f"{stage}@v{row['version']} rejected it: {row['error']}: {message}")
+    return MissingReason("rejected", f"{stage}@v{row['version']} rejected it: {row['error']}: {message}")
 
 
 def _has_consumed(name: str, version: int, manifest: Manifest) -> bool:

@@ -15,7 +15,7 @@ from ....store.read.cache import SstCache
 from ....store.sst.hashing import hash_keys, normalise_keys
 from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Manifest
-from .reasons import Reason
+from .reasons import MissingReason
 
 
 def is_join(version: Manifest) -> bool:
@@ -30,7 +30,7 @@ def explain_unmatched(
     read: Manifest,
     topic: str,
     record: pa.Table,
-) -> Reason | None:
+) -> MissingReason | None:
     """Return the reason `unmatched` if the other side of a join had no row of the record's key while it waited.
 
     `read` is the version of the join's stage that read the record, `topic` the record's topic as the program calls it.
@@ -54,7 +54,7 @@ def explain_unmatched(
         return None
     ended = waited[0]
     until = f"until v{ended.version}, when its time had passed" if ended.after is None else "still"
-    return Reason("unmatched", f"{stage}@v{read.version} kept it waiting for {others[0]}, {until}: none came")
+    return MissingReason("unmatched", f"{stage}@v{read.version} kept it waiting for {others[0]}, {until}: none came")
 
 
 def _waiting(change: RowChange, side: str) -> bool:

@@ -25,6 +25,7 @@ from ...key_search.matching import KeyRows, MessageDecoder, Rule, filter_candida
 
 MAX_RECORDS = 1_000
 """Maximum number of records of one key that are followed: the newest by offset."""
+_MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +63,31 @@ class KeyRecords:
 
     records: dict[int, list[RecordLocation]] = field(default_factory=dict)
     """By number of the key, in the order of the keys."""
-    gaps: list[str] = field(default_factory=list)
-    """Sentences on records that could not be searched; empty if all that the stage may have read was searched."""
-    unreadable: list[tuple[str, Extent]] = field(default_factory=list)
-    """Topic and offsets of the records that neither Kafka nor the archive has."""
+    unreadable: dict[str, Extents] = field(default_factory=dict)
+    """Offsets of the records that neither Kafka nor the archive has, by topic."""
     erased: list[str] = field(default_factory=list)
     """Topics from whose archive keys were forgotten, and whose records Kafka no longer has."""
-
+    other_gaps: list[str] = field(default_factory=list)
+    """Sentences on records that could not be searched for other reasons."""
     is_cut_off: bool = False
     """True if only the newest records of a key are here."""
 
     @property
-    def has_other_gaps(self) -> bool:
-        """True if records could not be searched for other reasons than that nobody has them any more."""
-        return len(self.gaps) > len(self.erased) + len({topic for topic, _ in self.unreadable})
+    def gaps(self) -> tuple[str, ...]:
+        """Sentences on records that could not be searched; empty if all that the stage may have read was searched."""
+        return (*self.other_gaps, *self._lost_records(), *self._cut_off())
+
+    def _lost_records(self) -> Iterator[str]:
+        for topic, extents in self.unreadable.items():
+            more = f" and {len(extents) - _MAX_LISTED} more ranges" if len(extents) > _MAX_LISTED else ""
+            listed = ", ".join(f"{topic}{extent}" for extent in extents[:_MAX_LISTED])
+            yield f"neither Kafka nor the archive has {listed}{more}"
+        for topic in self.erased:
+            yield f"keys were forgotten from the archive of {topic}, and Kafka has the records no more"
+
+    def _cut_off(self) -> Iterator[str]:
+        if self.is_cut_off:
+            yield f"of a key with more records, only the newest {MAX_RECORDS:,} were followed"
 
     def add(self, number: int, record: RecordLocation) -> None:
         own = self.records.setdefault(number, [])
@@ -159,7 +171,7 @@ class KeyFinder:
         for topic in self.sources:
             place = topic.source.topic
             rules = fields.rules_for(topic.name)
-            result.gaps += [
+            result.other_gaps += [
                 f"only the program knows which field of {place} becomes {column} ([forget] in slackwater.toml names it)"
                 for column in fields.unclear_columns(topic.name)
             ]
@@ -167,20 +179,11 @@ class KeyFinder:
                 continue
             readable = topic.readable()
             ends = (Extent(partition, 0, end) for partition, end in enumerate(topic.end_offsets) if end)
-            missing = subtract(ends, readable)
-            if missing:
-                result.unreadable += ((place, extent) for extent in missing)
-                listed = ", ".join(f"{place}{extent}" for extent in missing[:3])
-                more = f" and {len(missing) - 3} more ranges" if len(missing) > 3 else ""
-                result.gaps.append(f"neither Kafka nor the archive has {listed}{more}")
+            if missing := subtract(ends, readable):
+                result.unreadable[place] = missing
             if subtract(topic.erased(), topic.in_kafka):
                 result.erased.append(place)
-                result.gaps.append(
-                    f"keys were forgotten from the archive of {place}, and Kafka has the records no more"
-                )
             self._search(topic, rules, readable, result)
-        if result.is_cut_off:
-            result.gaps.append(f"of a key with more records, only the newest {MAX_RECORDS:,} were followed")
         return result
 
     def _search(self, topic: SourceTopic, rules: Sequence[Rule], extents: Extents, result: KeyRecords) -> None:
@@ -195,7 +198,7 @@ class KeyFinder:
                 record = RecordLocation(topic.source.topic, place["partition"], place["offset"])
                 for number in tables.get(self.stage, ()):
                     result.add(number, record)
-        result.gaps += [
+        result.other_gaps += [
             f"{count:,} records of {topic.source.topic} were not decided: {why}" for why, count in undecided.items()
         ]
 

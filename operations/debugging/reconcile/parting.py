@@ -22,7 +22,7 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst.hashing import hash_keys, normalise_keys
 from ....store.versions.side_tables import stage_of
-from .compare import NO_TIME, Comparison
+from .compare import NO_TIME, TableComparison
 
 _CHANGES_AT_ONCE = 16
 
@@ -84,7 +84,7 @@ class _KeyLine:
 
 
 def find_partings(
-    store: ObjectStore, cache: SstCache, cut: Cut, comparison: Comparison, *, now_ms: int
+    store: ObjectStore, cache: SstCache, cut: Cut, comparison: TableComparison, *, now_ms: int
 ) -> list[Parting]:
     """Return the parting of each differing key of a comparison, in order.
 
@@ -129,7 +129,7 @@ def open_histories(
 
 
 def _flag_theirs(
-    comparison: Comparison, numbers: npt.NDArray[np.int64], rows: Sequence[Mapping[str, object] | None]
+    comparison: TableComparison, numbers: npt.NDArray[np.int64], rows: Sequence[Mapping[str, object] | None]
 ) -> list[bool]:
     """Return, for rows of the differing keys with these numbers, if each is their row of the key."""
     if not rows:

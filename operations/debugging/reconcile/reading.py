@@ -17,7 +17,7 @@ from ....store.versions.manifest import Input, Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class VersionLine:
     """Stored versions of a stage on which its newest version is based, or another run of its versions; ascending."""
 
     versions: VersionList
@@ -25,7 +25,7 @@ class Line:
     """Ranges of indexes in `versions`."""
 
     @classmethod
-    def of_ranges(cls, versions: VersionList, ranges: Sequence[range]) -> Line:
+    def of_ranges(cls, versions: VersionList, ranges: Sequence[range]) -> VersionLine:
         """Return the line of some ranges of version numbers."""
         index = versions.index_from_version
         return cls(versions, tuple(range(index(part.start), index(part.stop)) for part in ranges))
@@ -61,7 +61,7 @@ def offset_of(source: Input | None, partition: int) -> int:
     return source.offsets[partition] if source is not None and partition < len(source.offsets) else 0
 
 
-def positions_reading(line: Line, name: str, partition: int, offset: int) -> tuple[int, ...]:
+def positions_reading(line: VersionLine, name: str, partition: int, offset: int) -> tuple[int, ...]:
     """Return the positions of the versions that read past an offset of the input `name`, ascending.
 
     A version that skipped the offset because Kafka had lost it is among them (`skipped_windows`).
@@ -85,13 +85,13 @@ def positions_reading(line: Line, name: str, partition: int, offset: int) -> tup
     return tuple(found)
 
 
-def undone_lines(versions: VersionList, head: Manifest) -> tuple[Line, ...]:
+def undone_lines(versions: VersionList, head: Manifest) -> tuple[VersionLine, ...]:
     """Return the versions that rewinds undid, each run after the version to which the stage was rewound."""
     lines = []
     for before, after in pairwise(head.base_versions()):
         undone = range(before.stop, after.start)
         if undone:
-            lines.append(Line.of_ranges(versions, (range(before.stop - 1, before.stop), undone)))
+            lines.append(VersionLine.of_ranges(versions, (range(before.stop - 1, before.stop), undone)))
     return tuple(lines)
 
 

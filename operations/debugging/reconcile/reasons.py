@@ -34,7 +34,7 @@ LABELS: Mapping[ReasonKind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class MissingReason:
     """Why a record, or all records of a key, are not in a row of a table.
 
     `proved` is True if stored objects leave no other reason; the sentence says what else may be the case.
@@ -45,5 +45,5 @@ class Reason:
     record: RecordLocation | None = None
     proved: bool = True
 
-    def of_record(self, record: RecordLocation) -> Reason:
+    def of_record(self, record: RecordLocation) -> MissingReason:
         return replace(self, record=record)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Refused, Usage
-from slackwater.operations.debugging.reconcile.compare import Comparison, Matching, compare
+from slackwater.operations.debugging.reconcile.compare import Matching, TableComparison, compare
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -51,7 +51,7 @@ def same(ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
-def compared(ours: Rows, theirs: pa.Table, matching: Matching, max_keys: int | None = None) -> Comparison:
+def compared(ours: Rows, theirs: pa.Table, matching: Matching, max_keys: int | None = None) -> TableComparison:
     with tempfile.TemporaryDirectory() as folder:
         store, cache = MemoryStore(), SstCache(Path(folder), 1 << 30)
         apps.create_app(store, AppInfo("app", 1))

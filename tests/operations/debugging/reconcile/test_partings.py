@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.operations.debugging.reconcile import parting
-from slackwater.operations.debugging.reconcile.compare import Comparison, Matching, compare
+from slackwater.operations.debugging.reconcile.compare import Matching, TableComparison, compare
 from slackwater.operations.debugging.reconcile.parting import find_partings
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.read.cache import SstCache
@@ -20,7 +20,7 @@ THEIRS = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 2))
 TIMES = st.dictionaries(st.sampled_from(KEYS), st.integers(0, 16))
 
 
-def compared(model: Model, cache: SstCache, theirs: dict[int, int], times: dict[int, int] | None) -> Comparison:
+def compared(model: Model, cache: SstCache, theirs: dict[int, int], times: dict[int, int] | None) -> TableComparison:
     at = pa.array([(times or {}).get(key) for key in theirs], pa.timestamp("ms"))
     columns = {"k": pa.array([*theirs], pa.int64()), "v": pa.array(theirs.values(), pa.int64()), "at": at}
     cut = Cut("app", {"stage": model.stage.versions[-1]})

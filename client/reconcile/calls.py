@@ -10,30 +10,31 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..common import instants
-from ..errors import NotFound, Usage
-from ..operations.debugging.reconcile import explain
-from ..operations.debugging.reconcile.compare import Matching
-from ..operations.debugging.reconcile.explain import Absence, Place, Reconciliation
-from ..operations.debugging.reconcile.theirs import AppTable, Theirs, names_table, source_of
-from ..snapshot.bisect.verdict import RecordLocation
-from ..snapshot.cut.moments import heads_of, stages_of
-from ..snapshot.cut.resolve import retry_if_forgotten
-from ..snapshot.query.answers import as_relation
-from ..store.versions.apps import folder_of
-from ..store.versions.side_tables import find_owner, table_declarations
-from .backends import split_table_ref
-from .declared.questions import ReconcileOptions, WhyNotOptions
-from .show import reconciled
-from .show.document import Block
-from .show.shown import Displayable
+from ...common import instants
+from ...errors import NotFound, Usage
+from ...operations.debugging.reconcile import explain
+from ...operations.debugging.reconcile.compare import Matching
+from ...operations.debugging.reconcile.explain import Absence, Place, Reconciliation
+from ...operations.debugging.reconcile.theirs import AppTable, Theirs, names_table, source_of
+from ...snapshot.bisect.verdict import RecordLocation
+from ...snapshot.cut.moments import heads_of, stages_of
+from ...snapshot.cut.resolve import retry_if_forgotten
+from ...snapshot.query.answers import as_relation
+from ...store.versions.apps import folder_of
+from ...store.versions.side_tables import find_owner, table_declarations
+from ..backends import split_table_ref
+from ..declared.questions import ReconcileOptions, WhyNotOptions
+from ..show.document import Block
+from ..show.shown import Displayable
+from . import result
 
 if TYPE_CHECKING:
     import duckdb
 
-    from ..operations.key_search.matching import MessageDecoder
-    from .backends import Backends
-    from .moment import Moment
+    from ...operations.key_search.matching import MessageDecoder
+    from ...store.versions.manifest import Manifest
+    from ..backends import Backends
+    from ..moment import Moment
 
 _RECORD = re.compile(r"([a-zA-Z0-9._-]{1,249})\[(\d{1,6})\]@(\d{1,19})")
 
@@ -53,10 +54,10 @@ class Reconciled(Displayable):
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
         """Explained keys: the key, `difference`, `theirs_…` and `ours_…` values, the parting version and the reason."""
-        return as_relation(reconciled.differences_table(self.full_result))
+        return as_relation(result.differences_table(self.full_result))
 
     def _blocks(self) -> Iterator[Block]:
-        return reconciled.reconciliation_blocks(self.full_result)
+        return result.reconciliation_blocks(self.full_result)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,7 +72,7 @@ class WhyNot(Displayable):
         return tuple(reason.kind for reason in self.full_result.reasons)
 
     def _blocks(self) -> Iterator[Block]:
-        return reconciled.absence_blocks(self.full_result)
+        return result.absence_blocks(self.full_result)
 
 
 def reconcile_table(
@@ -119,7 +120,7 @@ def open_theirs(client: Backends, theirs: pa.Table | str | Path) -> Theirs:
         return theirs
     if isinstance(theirs, Path) or not names_table(theirs):
         return source_of(str(theirs))
-    from .moment import Moment
+    from ..moment import Moment
 
     app, table, at = split_table_ref(theirs)
     moment = Moment.from_ref(client, ref_of_table(client, app, table, at), "compared")
@@ -150,12 +151,11 @@ def _place(client: Backends, moment: Moment, table: str) -> Place:
     )
 
 
-def _formats(heads: Iterable[object]) -> MessageDecoder | None:
-    lineages = (getattr(head, "lineage", {}) for head in heads)
-    sources = (source for lineage in lineages for line in lineage.values() for some in line.values() for source in some)
+def _formats(heads: Iterable[Manifest]) -> MessageDecoder | None:
+    sources = (source for head in heads for line in head.lineage.values() for some in line.values() for source in some)
     if not any(source.format for source in sources):
         return None
     # Imported late: it loads Spark.
-    from ..pipeline.messages.decode import RegistryDecoder
+    from ...pipeline.messages.decode import RegistryDecoder
 
     return RegistryDecoder()

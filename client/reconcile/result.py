@@ -11,15 +11,15 @@ import pyarrow as pa
 
 from ...common import instants
 from ...operations.debugging.reconcile.reasons import LABELS
-from . import formats, values
-from .document import Block, Cell, Name, TableBlock, Title
-from .shown import Result, attributes
-from .values import format_key_value, tolerance_lines, value_lines
+from ..show import formats, values
+from ..show.document import Block, Cell, Name, TableBlock, Title
+from ..show.shown import Result, attributes
+from ..show.values import format_key_value, tolerance_lines, value_lines
 
 if TYPE_CHECKING:
-    from ...operations.debugging.reconcile.compare import Comparison
+    from ...operations.debugging.reconcile.compare import TableComparison
     from ...operations.debugging.reconcile.explain import Absence, KeyDifference, Reconciliation
-    from ...operations.debugging.reconcile.reasons import Reason
+    from ...operations.debugging.reconcile.reasons import MissingReason
 
 _MAX_REASONS = 3
 """Maximum number of reasons of one key that are shown to people."""
@@ -40,6 +40,7 @@ def reconciliation_result(found: Reconciliation, out: Path | None) -> Result:
 
 
 def reconciliation_blocks(found: Reconciliation, out: Path | None = None) -> Iterator[Block]:
+    """Yield the numbers of keys, and the explained keys with their reasons; without these if they are in `out`."""
     compared = found.comparison
     counts = (
         (compared.agree, "agree"),
@@ -73,7 +74,7 @@ def reconciliation_blocks(found: Reconciliation, out: Path | None = None) -> Ite
         yield f"and {more:,} more; --json shows the first --limit N, --out FILE has all"
 
 
-def _tolerance_lines(compared: Comparison) -> Iterator[str]:
+def _tolerance_lines(compared: TableComparison) -> Iterator[str]:
     if not compared.tolerance.absolute:
         yield from tolerance_lines(compared.near)
         return
@@ -118,7 +119,7 @@ def _reasons_table(keys: Sequence[KeyDifference]) -> TableBlock:
     return TableBlock.from_rows((*map(Name, keys[0].key), "why", "record", ""), rows)
 
 
-def _reason_cells(reason: Reason) -> tuple[Cell, ...]:
+def _reason_cells(reason: MissingReason) -> tuple[Cell, ...]:
     is_sure = reason.proved or reason.kind == "unknown"
     label = LABELS[reason.kind] if is_sure else f"{LABELS[reason.kind]}, not proved"
     return label, str(reason.record) if reason.record is not None else "-", reason.sentence
@@ -134,7 +135,7 @@ def _difference_data(key: KeyDifference) -> dict[str, Any]:
     }
 
 
-def _reason_data(reason: Reason) -> dict[str, Any]:
+def _reason_data(reason: MissingReason) -> dict[str, Any]:
     record = str(reason.record) if reason.record is not None else None
     return attributes(reason, "kind", "proved", "sentence") | {"record": record}
 
@@ -173,6 +174,7 @@ def absence_result(found: Absence) -> Result:
 
 
 def absence_blocks(found: Absence) -> Iterator[Block]:
+    """Yield the reasons why records are not in a row, and the records that are counted."""
     named = ", ".join(f"{name} {format_key_value(value)}" for name, value in found.key.items())
     row = "has a row" if found.row is not None else "has no row"
     yield Title(f"{found.app}/{found.table}, {named}: {row}")
