@@ -86,7 +86,7 @@ def _summary(keys: Sequence[KeyDifference]) -> str:
     counts = Counter(key.reasons[0].kind for key in keys if key.reasons)
     parts = [f"{count:,} {LABELS[kind]}" for kind, count in counts.most_common()]
     if others := sum(not key.reasons for key in keys):
-        parts.append(f"{others:,} without a missing record")
+        parts.append(f"{others:,} without a record known to be missing")
     return f"{formats.plural(len(keys), 'key')}: {', '.join(parts)}"
 
 

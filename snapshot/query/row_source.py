@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import duckdb
 import pyarrow as pa
@@ -62,6 +63,9 @@ def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.Rec
     With `only_reads`, statements that write anything or install an extension are refused; DuckDB loads the extensions
     that are installed. Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
     """
+    # What a URL or a statement before the query may have as a password or signature.
+    url = urlsplit(source.file) if "://" in source.file else None
+    secrets = [url.netloc.rpartition("@")[0], url.query] if url is not None else []
     with closing(empty_database()) as con:
         con.execute("SET TimeZone = 'UTC'")
         # Preserving the order takes memory, and no order is promised.
@@ -78,16 +82,22 @@ def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.Rec
                     raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
                 if only_reads:
                     _check_reads(con, statements)
+                secrets += [text for statement in statements[:-1] for text in _TEXT.findall(statement.query)]
                 for statement in statements[:-1]:
                     con.execute(statement)
                 query = strip_comments(statements[-1].query)
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             # Raised also by the caller's reads inside of the context.
-            sentence, _, more = str(error).strip().partition("\n")
-            raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
+            text = f"{source} cannot be read: {str(error).strip()}"
+            for secret in filter(None, secrets):
+                text = text.replace(secret, "…")
+            sentence, _, more = text.partition("\n")
+            raise Refused(sentence, quoted=more.strip()) from (None if any(secrets) else error)
 
 
+_TEXT = re.compile(r"'((?:[^']|''){3,})'")
+"""Text in a statement before the query, such as a database's address with a password. No message has it."""
 _PREPARES = re.compile(
     r"\s*(ATTACH\b.*\bREAD_ONLY\b|LOAD\b|SET\b|CREATE\s+(TEMPORARY\s+)?SECRET\b)", re.IGNORECASE | re.DOTALL
 )
@@ -97,9 +107,10 @@ _PREPARES = re.compile(
 def _check_reads(con: duckdb.DuckDBPyConnection, statements: Sequence[duckdb.Statement]) -> None:
     for statement in statements[:-1]:
         if not _PREPARES.match(strip_comments(statement.query)):
+            # Not quoted: it may have a password.
             raise Usage(
-                "before the query, only ATTACH … (READ_ONLY), LOAD, SET and CREATE SECRET are allowed",
-                quoted=statement.query.strip(),
+                "before the query, only ATTACH … (READ_ONLY), LOAD, SET and CREATE SECRET are allowed; found "
+                f"{statement.type.name}",
                 hint="a database is attached with READ_ONLY; an extension is installed once, by DuckDB itself: "
                 """python -c "import duckdb; duckdb.sql('INSTALL postgres')\"""",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import duckdb
 import numpy as np
@@ -79,11 +79,6 @@ class TableComparison:
     @property
     def num_different(self) -> int:
         return self.differ + self.here_only + self.there_only
-
-    def head(self, number: int) -> TableComparison:
-        """Return a copy with at most the first `number` differing keys."""
-        times = None if self.times_ms is None else self.times_ms[:number]
-        return replace(self, changes=self.changes.head(number), times_ms=times)
 
 
 def compare(

@@ -14,6 +14,7 @@ from ....errors import NotFound
 from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.kafka_topics import KafkaTopics
+from ....snapshot.diff.key_changes import KeyChange
 from ....snapshot.diff.key_history import RowChange
 from ....snapshot.query.columns import parse_key
 from ....store.objects.protocol import ObjectStore
@@ -101,26 +102,17 @@ class Absence:
     gaps: tuple[str, ...]
 
 
-def reconcile(
-    place: Place, theirs: Theirs, matching: Matching, *, max_keys: int | None = 50, whole: bool = False
-) -> Reconciliation:
+def reconcile(place: Place, theirs: Theirs, matching: Matching, *, max_keys: int | None = 50) -> Reconciliation:
     """Compare a table with somebody else's rows, and explain the first `max_keys` differing keys (None for all).
 
-    With `whole`, the comparison has all differing keys. Raises the errors of `compare`.
+    Raises the errors of `compare`.
     """
     store, cache, cut = place.store, place.cache, place.cut
-    compared = compare(store, cache, cut, place.table, theirs, matching, max_keys=None if whole else max_keys)
-    explained = compared if max_keys is None else compared.head(max_keys)
-    partings = find_partings(store, cache, cut, explained, now_ms=place.now_ms)
-    search = _Explanation.of(place, explained.changes.keys)
-    keys = tuple(
-        KeyDifference(
-            change.key, _KINDS[change.kind], change.after, change.before, parting,
-            search.reasons(number, parting, is_missing=change.after is None),
-            len(search.fates_of(number)[1]),
-        )
-        for number, (change, parting) in enumerate(zip(explained.changes, partings, strict=True))
-    )  # fmt: skip
+    compared = compare(store, cache, cut, place.table, theirs, matching, max_keys=max_keys)
+    partings = find_partings(store, cache, cut, compared, now_ms=place.now_ms)
+    search = _Explanation.of(place, compared.changes.keys)
+    changes = enumerate(zip(compared.changes, partings, strict=True))
+    keys = tuple(search.difference(number, change, parting) for number, (change, parting) in changes)
     return Reconciliation(cut.app, cut.ref, compared, keys, search.found.gaps)
 
 
@@ -215,6 +207,17 @@ class _Explanation:
             senders = {source.upstream for source in heads[stage].inputs.values()} & heads.keys()
             waiting += sorted(senders - {*waiting})
         return waiting
+
+    def difference(self, number: int, change: KeyChange, parting: Parting) -> KeyDifference:
+        return KeyDifference(
+            key=change.key,
+            kind=_KINDS[change.kind],
+            ours=change.after,
+            theirs=change.before,
+            parting=parting,
+            reasons=self.reasons(number, parting, is_missing=change.after is None),
+            counted=len(self.fates_of(number)[1]),
+        )
 
     def reasons(self, number: int, parting: Parting, *, is_missing: bool) -> tuple[MissingReason, ...]:
         missing, counted = self.fates_of(number)

@@ -169,7 +169,9 @@ class RecordFates:
                     "rewound", f"{_name(version)} counted it, {rewind} undid that, and {stage} {again}"
                 )
         if offset >= read_to:
-            return MissingReason("unread", f"{stage} has read {place} up to offset {read_to}")
+            was_asked = find_topic(self.finder.sources, record.topic).ends is not None
+            unsure = "" if was_asked else "; without Kafka, it is not known if there is such a record"
+            return MissingReason("unread", f"{stage} has read {place} up to offset {read_to}{unsure}", proved=was_asked)
         for reset in source.resets:
             starts, ends = (span[partition] if partition < len(span) else 0 for span in (reset.starts, reset.ends))
             if starts <= offset < ends:

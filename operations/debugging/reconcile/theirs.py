@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
@@ -77,4 +78,11 @@ def open_theirs(theirs: Theirs) -> Iterator[pa.RecordBatchReader]:
 
 
 def describe_theirs(theirs: Theirs) -> str:
-    return "the given rows" if isinstance(theirs, pa.Table) else str(theirs)
+    """Return the name of the rows in messages. Of a URL, it has no password and no signature."""
+    if isinstance(theirs, pa.Table):
+        return "the given rows"
+    text = str(theirs)
+    if not _URL.match(text):
+        return text
+    parts = urlsplit(text)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -134,6 +134,18 @@ def test_an_attached_database_is_read(tmp_path: Path, warehouse: pa.Table) -> No
     assert {name: found[name] for name in counts(warehouse)} == counts(warehouse)
 
 
+@pytest.mark.usefixtures("app")
+def test_no_message_has_a_password() -> None:
+    for sql in (
+        "ATTACH 'missing.duckdb?password=hunter22' AS d (READ_ONLY); FROM d.t",
+        "CREATE TABLE t AS SELECT 'hunter22'; FROM t",
+        "https://me:hunter22@localhost:1/totals.parquet?X-Amz-Signature=hunter22",
+    ):
+        result = slackwater("reconcile", TABLE, "--with", sql)
+        assert result.exit_code != 0
+        assert "hunter22" not in result.output + result.stderr, result.stderr
+
+
 def place_of(app: FlightsApp, carrier: str, *, last: bool = False) -> str:
     """Return the address of a record with this carrier: the first one, or one that is not read everywhere."""
     places = [

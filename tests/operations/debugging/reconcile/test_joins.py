@@ -8,12 +8,15 @@ import pytest
 from msgspec.structs import replace
 from slackwater.client.client import Client
 from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.messages import encode_rows
 from slackwater.pipeline.kafka.protocol import Record
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, rejected_row
 from slackwater.settings import Settings
 from slackwater.state.kinds.join import join
 from slackwater.store.versions import apps, commit
 from slackwater.store.versions.column_types import FieldSource
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Table
+from slackwater.store.versions.side_tables import REJECTED
 
 from tests.support.state_rows import Key, Values, write_version
 
@@ -56,8 +59,8 @@ class Shop:
     def send(self, topic: str, *ids: str) -> None:
         self.kafka._append(topic, [Record(json.dumps({"id": name}).encode(), partition=0) for name in ids])
 
-    def step(self, stage: str, changes: dict[Key, Values | None]) -> None:
-        """Commit a version that reads all there is, and writes these rows."""
+    def step(self, stage: str, changes: dict[Key, Values | None], rejected: str = "") -> None:
+        """Commit a version that reads all there is, and writes these rows; perhaps it rejects a row with this id."""
         head = self.heads[stage]
         draft = commit.successor(head, kind="batch", epoch=1, writer="w", by="t", now_ms=1)
         assert draft.table is not None
@@ -72,7 +75,14 @@ class Shop:
             )
             for name, source in head.inputs.items()
         }
-        self.heads[stage] = replace(draft, ssts=(*ssts, *head.ssts), inputs=inputs)
+        sides = dict(head.side_tables)
+        if rejected:
+            message = encode_rows(pa.table({"id": [rejected]}).combine_chunks())
+            letter = DeadLetter("by-id", 0, 5, None, message, (), "ValueError", "no such id", "", "by-id")
+            row = rejected_row(letter, version=draft.version, now_ms=1)
+            table = RejectedTable(self.client.store, self.client.cache, "shop", stage)
+            sides[REJECTED] = table.upsert(head, [row], draft.version, added=1, waiting=1)
+        self.heads[stage] = replace(draft, ssts=(*ssts, *head.ssts), inputs=inputs, side_tables=sides)
         commit.commit(self.client.store, self.heads[stage])
 
 
@@ -114,6 +124,17 @@ def test_an_order_whose_payment_comes_later_is_counted(shop: Shop) -> None:
         ("orders[0]@3", False),
         ("payments[0]@2", True),
     }
+
+
+def test_a_row_that_the_next_stage_rejected_is_found_by_its_key(shop: Shop) -> None:
+    shop.send("orders", "bad", "good")
+    shop.step("pairs", {("bad",): (ONE, ONE), ("good",): (ONE, ONE)})
+    shop.step("paid", {("good",): (1,)}, rejected="bad")
+    with shop.client:
+        (reason,) = shop.client.app("shop").why_not("paid", "bad").full_result.reasons
+        assert shop.client.app("shop").why_not("paid", "good").full_result.reasons == ()
+    assert (reason.kind, reason.proved, str(reason.record)) == ("rejected", True, "orders[0]@4")
+    assert "no such id" in reason.sentence
 
 
 def test_what_one_stage_sent_and_the_next_has_not_read_is_in_flight(shop: Shop) -> None:
