@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ....errors import NotFound
+from ....errors import NotFound, Unavailable
 from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.cut.kafka_topics import KafkaTopics
 from ....snapshot.query.sql import run_query, sandboxed_database
@@ -37,7 +37,9 @@ class SourceTopic:
     archives: TopicArchives
     in_kafka: Extents
     ends: tuple[int, ...] | None
-    """End offsets in Kafka; None if Kafka is not configured or has no such topic."""
+    """End offsets in Kafka; None if Kafka is not configured, does not answer, or has no such topic."""
+    silent: str = ""
+    """Error of a Kafka that does not answer; empty if it does, or is not configured."""
 
     def readable(self) -> Extents:
         archived = (extent for archive in self.archives.archives for extent in archive.index.covered)
@@ -118,7 +120,10 @@ def source_topics(
 def _open_topic(archives: Archives, name: str, source: Input, topics: KafkaTopics | None) -> SourceTopic:
     topic_id = source.topic_id if is_kafka_id(source.topic_id) else ""
     archived = archives.for_topic(source.topic, topic_id)
-    state = topics.state(source.topic) if topics is not None else None
+    try:
+        state = topics.state(source.topic) if topics is not None else None
+    except Unavailable as error:
+        return SourceTopic(name, source, archived, (), None, error.sentence)
     if state is None or is_other_topic(source.topic_id, state.id):
         return SourceTopic(name, source, archived, (), None)
     bounds = enumerate(zip(state.earliest, state.ends, strict=True))
@@ -170,6 +175,7 @@ class KeyFinder:
         result, fields = KeyRecords(), self.fields
         for topic in self.sources:
             place = topic.source.topic
+            result.other_gaps += [topic.silent] if topic.silent else []
             rules = fields.rules_for(topic.name)
             result.other_gaps += [
                 f"only the program knows which field of {place} becomes {column} ([forget] in slackwater.toml names it)"

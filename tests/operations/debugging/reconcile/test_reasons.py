@@ -6,6 +6,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from slackwater.errors import Unavailable
 from slackwater.snapshot.bisect.verdict import RecordLocation
 from slackwater.store.versions import keys
 from slackwater.store.versions.horizon import BOUNDARIES, Boundary
@@ -109,3 +110,22 @@ def test_what_a_collected_version_did_is_not_known(tmp_path: Path) -> None:
         kinds = [[reason.kind for reason in plants.app.why_not(STAGE, key).full_result.reasons] for key in read]
     # The record of the version right after the collected ones may also have been read by one of these.
     assert kinds == [["filtered"], ["unknown"], ["unknown"], ["unknown"]]
+
+
+def test_a_kafka_that_does_not_answer_leaves_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plants = Plants(tmp_path, 0)
+
+    def silent(*_: object, **_named: object) -> None:
+        raise Unavailable("Kafka does not answer")
+
+    with plants.client:
+        names = [*plants.batch("counted", "filtered"), "absent-0"]
+        monkeypatch.setattr(plants.kafka, "topic_state", silent)
+        found = plants.app.reconcile(STAGE, pa.table({"k": names, "n": [1] * len(names)})).full_result
+    assert found.comparison.agree == 1
+    assert found.gaps == ("Kafka does not answer",)
+    # The archive has what was read.
+    assert {str(each.key["k"]): each.reasons[0].kind for each in found.keys} == {
+        "filtered-2": "filtered",
+        "absent-0": "unknown",
+    }
