@@ -106,7 +106,9 @@ class History:
 
     def _archive(self, names: pa.Array, start: int) -> None:
         count = len(names)
-        values = pc.binary_join_element_wise('{"k": "', names, '", "n": 1}', "").cast(pa.binary())
+        # Random, as records are: the archive compresses them less than to a byte each.
+        ids = pa.array(np.random.default_rng(start).integers(0, 1 << 62, count)).cast(pa.string())
+        values = pc.binary_join_element_wise('{"k": "', names, '", "n": 1, "id": ', ids, "}", "").cast(pa.binary())
         constant = {"topic": "events", "partition": 0, "timestamp": 0, "timestampType": 0}
         columns = {name: pa.repeat(pa.scalar(value), count) for name, value in constant.items()}
         columns |= {"offset": pa.array(np.arange(start, start + count)), "value": values}
