@@ -22,7 +22,7 @@ from .store.objects.s3_settings import S3Settings, load_s3_settings
 from .store.versions.keys import check_topic
 
 if TYPE_CHECKING:
-    from .operations.erasure.key_fields import DeclaredFields
+    from .operations.key_search.key_fields import DeclaredFields
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
@@ -96,7 +96,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         They come from `[forget]` of the file, and from `options` of the form `TABLE=FIELD`. Raises `Usage` for an
         invalid option.
         """
-        from .operations.erasure.key_fields import DeclaredFields
+        from .operations.key_search.key_fields import DeclaredFields
 
         fields = {table: [*paths] for table, paths in self.forget.items() if table != "registry"}
         for option in options:

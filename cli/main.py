@@ -54,7 +54,8 @@ class _Verbs(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in VERBS and cmd_name not in self.commands:
             module = import_module(f".verbs.{VERBS[cmd_name]}", __package__)
-            verb_app: typer.Typer = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
+            function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
+            verb_app: typer.Typer = getattr(module, function)
             # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.
             verb_app.rich_markup_mode = None
             self.commands[cmd_name] = get_command(verb_app)

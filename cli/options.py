@@ -152,10 +152,15 @@ def duration_option(
 
 
 def parse_pairs(option: str, values: Repeated, shape: str, example: str) -> dict[str, str]:
-    """Parse options of the shape `NAME=OTHER` into a dict. Raises `Usage` for another shape or a repeated name."""
+    """Parse options of the shape `NAME=OTHER` into a dict; with `NAME[=OTHER]`, a name alone is paired with itself.
+
+    Raises `Usage` for another shape or a repeated name.
+    """
     pairs_by_name: dict[str, str] = {}
     for pair in values or ():
         name, equals, other = pair.partition("=")
+        if not equals and "[=" in shape:
+            name, equals, other = pair, "=", pair
         if not (name and equals and other):
             raise Usage(f"{option} {pair!r} is not {shape}", hint=f"for example {option} {example}")
         if pairs_by_name.setdefault(name, other) != other:

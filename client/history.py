@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
@@ -43,7 +43,16 @@ from ..store.versions import history as history_of
 from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .declared.questions import CheckOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
+from .declared.questions import (
+    CheckOptions,
+    OperationsOptions,
+    ReconcileOptions,
+    RejectedOptions,
+    SearchOptions,
+    VerifyOptions,
+    When,
+    WhyNotOptions,
+)
 from .moment import Bisection, Moment
 from .replays import check_determinism, explain_verdict
 from .results import KeyHistory, Log
@@ -52,6 +61,9 @@ from .show.document import Block, Title
 from .show.shown import Result
 from .status import commits, stages, status, waiting_sentences
 from .when import NewestMomentMethods, moment_text
+
+if TYPE_CHECKING:
+    from .reconcile.calls import Reconciled, WhyNot
 
 
 @check_method_arguments
@@ -335,6 +347,57 @@ class AppHistory(NewestMomentMethods):
             with open_rows(RowSource(str(labels))) as reader:
                 labels = reader.read_all()
         return read_as_of(client.store, client.cache, self.name, table, labels, time=time, key=on, by=by)
+
+    def reconcile(
+        self,
+        table: str,
+        theirs: pa.Table | str | Path,
+        *,
+        at: When = "now",
+        limit: int = 50,
+        **options: Unpack[ReconcileOptions],
+    ) -> "Reconciled":
+        """Compare a table with somebody else's rows, and explain the keys that differ.
+
+        Args:
+            table: a table of the app.
+            theirs: rows, one a key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, before which
+                databases may be attached with READ_ONLY; or `"app/table@moment"`.
+            at: the moment of `table`, as `at` takes it.
+            limit: number of differing keys to explain; 0 for all.
+
+        Raises:
+            NotFound: the app, the table or the moment does not exist.
+            Usage: columns do not fit, or the query does more than read.
+            Refused: the rows cannot be read, or several are of one key.
+        """
+        from .reconcile.calls import open_theirs, reconcile_table
+
+        client, moment = self._client, self._moment_of_table(table, at)
+        return reconcile_table(client, moment, table, open_theirs(client, theirs), options, max_keys=limit or None)
+
+    def why_not(self, table: str, key: object, *, at: When = "now", **options: Unpack[WhyNotOptions]) -> "WhyNot":
+        """Explain why a record, or every record of a key, is not in a table's row.
+
+        Args:
+            table: a table of the app.
+            key: the key, in the forms that `Moment.get` takes.
+            at: the moment of `table`, as `at` takes it.
+
+        Raises:
+            NotFound: the app, the table, the moment or the record's topic does not exist.
+            Usage: the key, the record or the condition is malformed.
+        """
+        from .reconcile.calls import explain_absence
+
+        return explain_absence(self._client, self._moment_of_table(table, at), table, key, options)
+
+    def _moment_of_table(self, table: str, at: When) -> Moment:
+        from .reconcile.calls import ref_of_table
+
+        text = moment_text(at)
+        ref = ref_of_table(self._client, self.name, table, f"@{text}" if text != "now" else "")
+        return Moment.from_ref(self._client, ref, "compared")
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
         """Return the newest `limit` rejected records (0 for all); without `every`, only those not yet retried.

@@ -53,6 +53,8 @@ OTHERS = f"""
     export flights/carriers out.csv
     clone app@~1 copy
     rejected flights
+    reconcile flights/carriers --with flights/carriers
+    why-not flights/carriers C1
     watch flights --once
     rewind flights@before --keep-offsets --dry-run
     edit flights/carriers --sql "UPDATE carriers SET delay = 0" --dry-run

@@ -21,6 +21,7 @@ _FIND = {
     "bisect": "bisect",
     **dict.fromkeys(("replay", "check"), "replay"),
     "watch": "watch",
+    **dict.fromkeys(("reconcile", "why-not"), "reconcile"),
     "verify": "status",
     "rejected": "rows",
 }

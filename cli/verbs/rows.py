@@ -185,8 +185,7 @@ def asof(
     app, name, moment = split_table_ref(table)
     if moment:
         raise Usage(f"--table {table}: the labels' times choose the moments", hint=f"leave out {moment}")
-    pairs = [pair if "=" in pair else f"{pair}={pair}" for pair in on or ()]
-    columns = parse_pairs("--on", pairs, "KEY=COLUMN", "carrier=code")
+    columns = parse_pairs("--on", on, "KEY[=COLUMN]", "carrier=code")
     joined = session.app(app).asof(labels, name, time=time, on=columns, by=by)
     if out is not None:
         values.write_table(joined.rows, out)

@@ -1,6 +1,6 @@
 """Options of each question about an app. Each interface has its own argument for the app, moment, table or key."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from typing import Annotated, Literal, TypedDict
 
@@ -105,6 +105,59 @@ class RejectedOptions(TypedDict, total=False):
 
     stage: Annotated[str, Param("Only records of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
     every: Annotated[bool, Param("Also show retried records.", option="--all")]
+
+
+class ReconcileOptions(TypedDict, total=False):
+    """Compare a table with somebody else's numbers.
+
+    Theirs is a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree, differ,
+    are here only and there only. Says of each key that differs which version parted it from their row, and which of its
+    records are not in: never in the topic, not read yet, rejected, late, filtered, and so on. Exits with 1 if anything
+    differs.
+    """
+
+    on: Annotated[
+        Mapping[str, str],
+        Param(
+            "A key column, and their column with its values. Default: the same names.",
+            "KEY[=COLUMN]",
+            pair="carrier=code",
+        ),
+    ]
+    columns: Annotated[
+        Mapping[str, str],
+        Param(
+            "A value column to compare, and theirs. Default: all that both sides have under one name.",
+            "COLUMN[=COLUMN]",
+            option="--columns",
+            pair="flights=n",
+        ),
+    ]
+    tolerance: Annotated[
+        float,
+        Param(
+            "Numbers that differ by at most this much count as equal. Default: rounding of floats alone.",
+            "N",
+            default=0.0,
+            limits={"ge": 0},
+        ),
+    ]
+    time: Annotated[str, Param("Their column with the time at which a row was right: a timestamp or a date.", "COLUMN")]
+
+
+class WhyNotOptions(TypedDict, total=False):
+    """Say why records are not in a table's row.
+
+    Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
+    version: it was never in the topic, is not read yet, was rejected, was late, and so on. What only a replay of the
+    program can tell is said to be not known.
+    """
+
+    record: Annotated[str, Param("Only this record: topic[partition]@offset.", "RECORD")]
+    where: Annotated[
+        str,
+        Param("Only records for which this condition over topic, key, value and so on is true.", "SQL", limits=_SQL),
+    ]
 
 
 class OperationsOptions(TypedDict, total=False):

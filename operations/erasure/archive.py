@@ -19,9 +19,9 @@ from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
 from ...store.versions.manifest import Manifest
+from ..key_search.matching import Matches, Rule, message_rows
 from .family import Member
 from .held import HeldObject, KeySearch
-from .matching import Matches, Rule, message_rows
 
 _ROUNDS = 100
 """Maximum number of attempts to replace objects. An attempt fails if another process changes the archive meanwhile."""

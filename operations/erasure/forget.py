@@ -33,11 +33,11 @@ from ...store.read.cache import SstCache
 from ...store.versions import forgotten, keys
 from ...store.versions.forgotten import ForgetJournal
 from ...store.versions.side_tables import table_name
+from ..key_search.key_fields import NOTHING_DECLARED, DeclaredFields
+from ..key_search.matching import KeyRows, MessageDecoder
 from . import archive
 from .family import HashedKeys, Member, RequestedKeys, check_tables, find_family
 from .held import IN_FLIGHT, HeldObject, KeySearch, Progress, UndecidedRecords, decode_in_full, find_unread_records
-from .key_fields import NOTHING_DECLARED, DeclaredFields
-from .matching import KeyRows, MessageDecoder
 from .reach import OutOfReach, list_out_of_reach
 from .taking_out import Erasure, commit_versions, delete_replaced, mask_texts, remove_archived_keys, remove_keys
 

@@ -36,9 +36,18 @@ from ...store.versions import history, keys
 from ...store.versions.entries.ssts import Sst
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import REJECTED, all_ssts, has_parts, table_name
+from ..key_search.key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
+from ..key_search.matching import (
+    FieldComparison,
+    KeyRows,
+    Mask,
+    Matches,
+    MessageDecoder,
+    Rule,
+    match_records,
+    message_rows,
+)
 from .family import HashedKeys, Member, RequestedKeys
-from .key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
-from .matching import FieldComparison, KeyRows, Mask, Matches, MessageDecoder, Rule, match_records, message_rows
 from .texts import TextMasker
 
 Progress = Callable[[str], None]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .matching import KeyRows
+from ..key_search.matching import KeyRows
 
 MASK = "(forgotten)"
 _MIN_WORD_LENGTH = 3

@@ -31,7 +31,7 @@ from ...store.versions.entries.ssts import Sst
 from ...store.versions.manifest import Table
 from ...store.versions.side_tables import find_owner, table_declarations
 from ..cut.moments import heads_of, stages_of
-from ..query.row_source import is_convertible
+from ..query.row_source import fit_columns
 from .key_history import VersionList
 from .stored_rows import TableSide
 
@@ -124,25 +124,8 @@ def _key_columns(labels: pa.Table, declared: Table, table: str, names: Mapping[s
     schema = arrow_schema(declared.key)
     if unknown := names.keys() - set(schema.names):
         raise Usage(f"table {table!r} has no key column {min(unknown)!r}: its key is {', '.join(schema.names)}")
-    columns = []
-    for column in schema:
-        name = names.get(column.name, column.name)
-        if name not in labels.column_names:
-            raise Usage(
-                f"the labels have no column {name!r} for the key column {column.name!r} of {table!r}"
-                f"{nearest_hint(name, labels.column_names)}",
-                hint=f"name the column that has it: --on {column.name}=COLUMN",
-            )
-        values = labels.column(name)
-        try:
-            if not is_convertible(values.type, column.type):
-                raise pa.ArrowInvalid(f"{values.type} is not converted")
-            columns.append(values.cast(column.type))
-        except pa.ArrowException as error:
-            raise Usage(
-                f"column {name!r} of the labels is no {column.type}, as the key of {table!r}: {error}"
-            ) from error
-    return normalise_keys(pa.table(columns, schema=schema), schema.names)
+    columns = fit_columns(labels, schema, names, noun="the labels", role=f"the key of {table!r}", option="--on")
+    return normalise_keys(columns, schema.names)
 
 
 def _times_ms(labels: pa.Table, name: str) -> pa.ChunkedArray:

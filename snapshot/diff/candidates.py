@@ -33,6 +33,7 @@ from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import SideManifest, as_main_table, stage_of, table_name
 from ..cut.stored import find_snapshot
 from ..query.columns import visible_schema
+from .equality import Tolerance
 from .key_changes import KeyChanges
 from .stored_rows import TableSide, distinct_keys, sst_identity
 
@@ -244,7 +245,9 @@ def _look_up_changes(
 ) -> KeyChanges:
     looked_up = (side.look_up(keys, names, rows) for side, rows in zip(sides, newest_rows, strict=True))
     (before, was), (after, is_there) = looked_up
-    return KeyChanges.compare(keys.drop_columns([HASH]), before, after, was, is_there, tolerant=tolerant)
+    return KeyChanges.compare(
+        keys.drop_columns([HASH]), before, after, was, is_there, tolerance=Tolerance() if tolerant else None
+    )
 
 
 def _removed_keys(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import duckdb
@@ -130,14 +130,38 @@ def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
     return numbered
 
 
-def flag_near_values(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
-    """Flag the rows in which two columns of one type are equal within the tolerance."""
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Tolerance of a comparison of two sources."""
+
+    absolute: float = 0.0
+    """Largest difference of two numbers that count as equal; 0 for the tolerance of floats alone."""
+    largest: Mapping[str, float] = field(default_factory=dict)
+    """By float column: the largest number of the whole column, if only some of its rows are compared."""
+
+
+def flag_near_values(
+    ours: pa.ChunkedArray, theirs: pa.ChunkedArray, largest: float = 0.0, absolute: float = 0.0
+) -> Flags:
+    """Flag the rows in which two columns of one type are equal within the tolerance.
+
+    `largest` is the largest number of the columns, if more rows belong to them. Numbers also count as equal if they
+    differ by `absolute` or less.
+    """
     count = len(ours)
     both = pa.table([pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)], names=["value"])
     equal = np.zeros(count, bool)
-    for values in _grid_digests(both, 0.0):
+    for values in _grid_digests(both, largest) if has_floats(ours.type) else ():
         equal |= values[:count] == values[count:]
+    if absolute and is_number(ours.type):
+        with np.errstate(invalid="ignore"):
+            numbers = [side.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy() for side in (ours, theirs)]
+            equal |= np.abs(numbers[0] - numbers[1]) <= absolute
     return equal
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def has_floats(kind: pa.DataType) -> bool:

@@ -1,6 +1,6 @@
 """Keys of one table with their rows at two moments, side by side."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.sst.arrow_types import maps_as_lists, python_rows
-from .equality import Flags, flag_near_values, has_floats
+from .equality import Flags, Tolerance, flag_near_values, has_floats, is_number
 
 _CHUNK_KEYS = 10_000
 
@@ -59,9 +59,9 @@ class KeyChanges:
         had_row: npt.NDArray[np.bool_],
         has_row: npt.NDArray[np.bool_],
         *,
-        tolerant: bool = False,
+        tolerance: Tolerance | None = None,
     ) -> "KeyChanges":
-        """Compare the rows of these keys. With `tolerant`, floats are compared within the tolerance of `equality`."""
+        """Compare the rows of these keys: exactly, or with the tolerance of `equality`."""
         both = had_row & has_row
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, had_row, has_row, dict.fromkeys(before.column_names, both))
@@ -74,16 +74,41 @@ class KeyChanges:
             unequal = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
         named = zip(before.column_names, unequal, strict=True)
         differing = {name: both & np.asarray(flags.to_numpy(), np.bool_) for name, flags in named}
-        if not tolerant:
+        if tolerance is None:
             return cls(keys, before, after, had_row, has_row, differing)
-        floats = [name for name in differing if has_floats(before.schema.field(name).type)]
+        types = {name: before.schema.field(name).type for name in differing}
+        inexact = [name for name, kind in types.items() if has_floats(kind) or (tolerance.absolute and is_number(kind))]
         within = {
-            name: differing[name] & flag_near_values(before[name], after[name])
-            for name in floats
+            name: differing[name]
+            & flag_near_values(before[name], after[name], tolerance.largest.get(name, 0.0), tolerance.absolute)
+            for name in inexact
             if differing[name].any()
         }
         differing |= {name: differing[name] & ~flags for name, flags in within.items()}
         return cls(keys, before, after, had_row, has_row, differing, within)
+
+    @classmethod
+    def concat(cls, parts: Sequence["KeyChanges"]) -> "KeyChanges":
+        """Return the keys of all parts, at least one, which have the same columns."""
+
+        def flags(of_parts: Iterable[Mapping[str, Flags]]) -> dict[str, Flags]:
+            every = [*of_parts]
+            names = dict.fromkeys(name for some in every for name in some)
+            zeros = [np.zeros(len(part), np.bool_) for part in parts]
+            return {
+                name: np.concatenate([some.get(name, none) for some, none in zip(every, zeros, strict=True)])
+                for name in names
+            }
+
+        return cls(
+            pa.concat_tables(part.keys for part in parts),
+            pa.concat_tables(part.before for part in parts),
+            pa.concat_tables(part.after for part in parts),
+            np.concatenate([part.had_row for part in parts]),
+            np.concatenate([part.has_row for part in parts]),
+            flags(part.differing for part in parts),
+            flags(part.near_equal for part in parts),
+        )
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)

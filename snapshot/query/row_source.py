@@ -5,9 +5,11 @@ wider type, or as a narrower type that can hold it; a decimal as a double. A num
 without a zone is not converted to a time with a zone, since the meaning is unclear. The user can cast in SQL.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import duckdb
 import pyarrow as pa
@@ -19,7 +21,7 @@ from ...store.sst.arrow_types import from_arrow, python_rows
 from ...store.sst.schema import arrow_schema
 from ...store.versions.manifest import Table, is_internal
 from .clauses import strip_comments
-from .sql import empty_database
+from .sql import empty_database, parse_reading_statement
 
 _BATCH_ROWS = 1 << 17
 """Rows per batch: large enough that overhead is negligible, small enough that several batches fit in memory."""
@@ -55,15 +57,21 @@ class RowSource:
 
 
 @contextmanager
-def open_rows(source: RowSource) -> Iterator[pa.RecordBatchReader]:
+def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.RecordBatchReader]:
     """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source names a zone.
 
-    Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
+    With `only_reads`, statements that write anything or install an extension are refused; DuckDB loads the extensions
+    that are installed. Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
     """
+    # What a URL or a statement before the query may have as a password or signature.
+    url = urlsplit(source.file) if "://" in source.file else None
+    secrets = [url.netloc.rpartition("@")[0], url.query] if url is not None else []
     with closing(empty_database()) as con:
         con.execute("SET TimeZone = 'UTC'")
         # Preserving the order takes memory, and no order is promised.
         con.execute("SET preserve_insertion_order = false")
+        if only_reads:
+            con.execute("SET autoinstall_known_extensions = false")
         try:
             if source.file:
                 file = source.file.replace("'", "''")
@@ -72,14 +80,77 @@ def open_rows(source: RowSource) -> Iterator[pa.RecordBatchReader]:
                 statements = con.extract_statements(source.sql)
                 if not statements or statements[-1].type is not duckdb.StatementType.SELECT:
                     raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
+                if only_reads:
+                    _check_reads(con, statements)
+                secrets += [text for statement in statements[:-1] for text in _TEXT.findall(statement.query)]
                 for statement in statements[:-1]:
                     con.execute(statement)
                 query = strip_comments(statements[-1].query)
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             # Raised also by the caller's reads inside of the context.
-            sentence, _, more = str(error).strip().partition("\n")
-            raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
+            text = f"{source} cannot be read: {str(error).strip()}"
+            for secret in filter(None, secrets):
+                text = text.replace(secret, "…")
+            sentence, _, more = text.partition("\n")
+            raise Refused(sentence, quoted=more.strip()) from (None if any(secrets) else error)
+
+
+_TEXT = re.compile(r"'((?:[^']|''){3,})'")
+"""Text in a statement before the query, such as a database's address with a password. No message has it."""
+_PREPARES = re.compile(
+    r"\s*(ATTACH\b.*\bREAD_ONLY\b|LOAD\b|SET\b|CREATE\s+(TEMPORARY\s+)?SECRET\b)", re.IGNORECASE | re.DOTALL
+)
+"""Statements that may precede a query that only reads."""
+
+
+def _check_reads(con: duckdb.DuckDBPyConnection, statements: Sequence[duckdb.Statement]) -> None:
+    for statement in statements[:-1]:
+        if not _PREPARES.match(strip_comments(statement.query)):
+            # Not quoted: it may have a password.
+            raise Usage(
+                "before the query, only ATTACH … (READ_ONLY), LOAD, SET and CREATE SECRET are allowed; found "
+                f"{statement.type.name}",
+                hint="a database is attached with READ_ONLY; an extension is installed once, by DuckDB itself: "
+                """python -c "import duckdb; duckdb.sql('INSTALL postgres')\"""",
+            )
+    parse_reading_statement(con, statements[-1].query, hint="")
+
+
+def fit_columns(
+    rows: pa.Table, schema: pa.Schema, names: Mapping[str, str], *, noun: str, role: str, option: str
+) -> pa.Table:
+    """Return the columns of `schema`, converted, of rows whose columns may have other names.
+
+    Args:
+        rows: the rows.
+        schema: the columns that a table has.
+        names: by column of the table, the column of `rows`; columns left out have the same name.
+        noun: the rows in messages: `the labels`.
+        role: the columns of the table in messages: `the key of 'carriers'`.
+        option: option that names a column, for the hint.
+
+    Raises `Usage` (a column is missing, or its values do not fit).
+    """
+    columns = []
+    for column in schema:
+        name = names.get(column.name, column.name)
+        if name not in rows.column_names:
+            raise Usage(
+                f"{noun} have no column {name!r} for {column.name} of {role}{nearest_hint(name, rows.column_names)}",
+                hint=f"name the column that has it: {option} {column.name}=COLUMN",
+            )
+        values = rows.column(name)
+        try:
+            if not is_convertible(values.type, column.type):
+                raise pa.ArrowInvalid(f"{values.type} is not converted")
+            columns.append(values.cast(column.type))
+        except pa.ArrowException as error:
+            raise Usage(
+                f"column {name!r} of {noun} is no {column.type}, as {column.name} of {role}: {error}",
+                hint=f"cast it in SQL: SELECT * REPLACE (… AS {name}) FROM …",
+            ) from error
+    return pa.table(columns, schema=schema)
 
 
 MAX_EXAMPLES = 3

@@ -154,6 +154,7 @@ CHANGES_ELSEWHERE = {
 """Verbs in the log of operations that other tests cover, with the reason."""
 ELSEWHERE = {
     "asof": "only reads: tests/cli/verbs/test_asof.py",
+    **dict.fromkeys(("reconcile", "why-not"), "only read: tests/cli/verbs/test_reconcile.py"),
     **dict.fromkeys(("serve", "mcp"), "only read: tests/serve"),
     "run": "each version says who made it",
     "watch": "its tag is a snapshot that says who moved it",

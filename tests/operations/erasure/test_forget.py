@@ -11,7 +11,7 @@ from slackwater.common.instants import now_ms
 from slackwater.errors import Corruption, NotFound, Refused, Usage
 from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import ErasureResult, abandon_erasure, forget, search_keys
-from slackwater.operations.erasure.key_fields import DeclaredFields
+from slackwater.operations.key_search.key_fields import DeclaredFields
 from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.kafka.messages import encode_rows
 from slackwater.snapshot.cut.resolve import resolve

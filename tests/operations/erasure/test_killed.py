@@ -6,7 +6,7 @@ from typing import Any
 from slackwater.errors import Refused
 from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import ErasureResult, forget
-from slackwater.operations.erasure.key_fields import DeclaredFields
+from slackwater.operations.key_search.key_fields import DeclaredFields
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.audit_log import because, list_operations

@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from slackwater.operations.erasure.matching import KeyRows
 from slackwater.operations.erasure.texts import TextMasker
+from slackwater.operations.key_search.matching import KeyRows
 
 
 @pytest.mark.parametrize(

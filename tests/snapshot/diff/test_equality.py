@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.snapshot.diff.equality import (
+    Tolerance,
     flag_unmatched_rows,
     pair_similar_rows,
     sort_list_elements,
@@ -93,7 +94,7 @@ def test_a_key_whose_sum_came_in_another_order_has_not_changed(values: list[floa
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     sides = [pa.table({"sum": [math.fsum([0.0]) + sum(order), 1.0]}) for order in (values, shuffled)]
     there = np.array([True, True])
-    changes = KeyChanges.compare(pa.table({"k": [1, 2]}), *sides, there, there, tolerant=True)
+    changes = KeyChanges.compare(pa.table({"k": [1, 2]}), *sides, there, there, tolerance=Tolerance())
     assert changes.kinds().tolist() == ["same", "same"]
     # It says so where the two are not the same to the last bit.
     is_near = changes.near_equal.get("sum", np.array([False, False])).tolist()
@@ -104,7 +105,7 @@ def test_a_key_whose_sum_came_in_another_order_has_not_changed(values: list[floa
 def test_a_key_with_another_value_has_changed(value: float, part: float) -> None:
     sides = [pa.table({"sum": [number]}) for number in (value, value * (1 + part))]
     there = np.array([True])
-    assert KeyChanges.compare(pa.table({"k": [1]}), *sides, there, there, tolerant=True).kinds() == ["changed"]
+    assert KeyChanges.compare(pa.table({"k": [1]}), *sides, there, there, tolerance=Tolerance()).kinds() == ["changed"]
 
 
 def sent(*values: object) -> pa.Table:

@@ -7,8 +7,8 @@ from slackwater.errors import Refused, SlackwaterError
 from slackwater.operations.disaster_recovery.replicate import Replicator
 from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
-from slackwater.operations.erasure.key_fields import DeclaredFields
 from slackwater.operations.exchange.export import export_folder
+from slackwater.operations.key_search.key_fields import DeclaredFields
 from slackwater.operations.maintenance.removal import Protection, Removal, remove_app
 from slackwater.operations.staging.refresh import RefreshJournal
 from slackwater.snapshot.change.migrate import carry_out

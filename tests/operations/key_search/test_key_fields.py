@@ -2,7 +2,7 @@
 
 import pytest
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.operations.erasure.key_fields import DeclaredFields, KeyFields
+from slackwater.operations.key_search.key_fields import DeclaredFields, KeyFields
 from slackwater.store.versions.column_types import FieldSource, Lineage
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Table
 

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any, Protocol, Self
 
@@ -98,9 +98,10 @@ class KeyRows:
         return tuple(KeyColumn(column.combine_chunks()) for column in self.rows.columns)
 
     @cached_property
-    def combined(self) -> frozenset[tuple[int, ...]]:
-        """Keys as tuples with one value code for each key column."""
-        return frozenset(zip(*(column.key_codes for column in self.columns), strict=True))
+    def combined(self) -> Mapping[tuple[int, ...], int]:
+        """Row number of each key, by a tuple with one value code for each key column."""
+        codes = zip(*(column.key_codes for column in self.columns), strict=True)
+        return {key: number for number, key in enumerate(codes)}
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
         """Return byte strings such that every record with a key contains one of them; None if they are unknown.
@@ -127,6 +128,8 @@ class Matches:
     mask: Mask
     fields: Counter[str] = field(default_factory=Counter)
     unproved: Counter[str] = field(default_factory=Counter)
+    keys: dict[int, dict[str, set[int]]] = field(default_factory=dict)
+    """Row numbers of the keys (`KeyRows`) that a record holds, by row number of the record and by table."""
 
 
 @dataclass
@@ -246,6 +249,16 @@ def match_records(
     return matches
 
 
+def filter_candidates(rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> pa.Table:
+    """Return the records of a topic that may hold a requested key, judged by their bytes; all if that is not known."""
+    pattern = _needles(rules, keys)
+    columns = {comparison.field.column for rule in rules for some in rule.columns for comparison in some}
+    if pattern is None or not columns <= {"key", "value"}:
+        return rows
+    masks = (pc.fill_null(pc.match_substring_regex(rows[name], pattern), False) for name in sorted(columns))
+    return rows.filter(reduce(pc.or_, masks)) if columns else rows
+
+
 def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Matches, unproved: dict[int, str]) -> None:
     count = documents.rows.num_rows
     label = ", ".join(" or ".join(comparison.text for comparison in some) for some in rule.columns if some)
@@ -253,7 +266,10 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
         _ColumnValues.find(documents, comparisons, column, label if len(keys.columns) > 1 else "")
         for comparisons, column in zip(rule.columns, keys.columns, strict=True)
     ]
-    holds_key = _match_combined(columns, keys, count)
+    holds_key = np.zeros(count, np.bool_)
+    for row, numbers in _match_combined(columns, keys):
+        holds_key[row] = True
+        matches.keys.setdefault(row, {}).setdefault(rule.table, set()).update(numbers)
     uncounted = holds_key & ~matches.mask
     for text, is_match in (item for column in columns for item in column.by_field.items()):
         # A record counts once.
@@ -307,13 +323,12 @@ class _ColumnValues:
         return cls(values, by_field, undecided)
 
 
-def _match_combined(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mask:
-    holds_key = np.zeros(count, np.bool_)
+def _match_combined(columns: Sequence[_ColumnValues], keys: KeyRows) -> Iterator[tuple[int, set[int]]]:
+    """Yield the records that hold a key, by row number, each with the row numbers of its keys."""
     for row in set.intersection(*(set(column.values) for column in columns)) if columns else ():
-        holds_key[row] = len(columns) == 1 or any(
-            key in keys.combined for key in product(*(column.values[row] for column in columns))
-        )
-    return holds_key
+        combinations = product(*(column.values[row] for column in columns))
+        if numbers := {keys.combined[key] for key in combinations if key in keys.combined}:
+            yield row, numbers
 
 
 def _values_in(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.operations.erasure.matching import FieldComparison, KeyRows, Matches, Rule, match_records
+from slackwater.operations.key_search.matching import FieldComparison, KeyRows, Matches, Rule, match_records
 from slackwater.snapshot.query.fields import Field, all_column_text, column_leaves
 from slackwater.store.archive.columns import HEADERS
 

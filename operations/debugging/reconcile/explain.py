@@ -1,0 +1,288 @@
+"""Comparison of a table with somebody else's rows, and explanation of the keys that differ; `why_not` explains one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import pyarrow as pa
+
+from ....common.instants import format_iso
+from ....errors import NotFound
+from ....snapshot.bisect.verdict import RecordLocation
+from ....snapshot.cut.graph import Cut
+from ....snapshot.cut.kafka_topics import KafkaTopics
+from ....snapshot.diff.key_changes import KeyChange
+from ....snapshot.diff.key_history import RowChange
+from ....snapshot.query.columns import parse_key
+from ....store.objects.protocol import ObjectStore
+from ....store.read.cache import SstCache
+from ....store.sst.arrow_types import python_rows
+from ....store.versions import history
+from ....store.versions.side_tables import stage_of
+from ...key_search.key_fields import NOTHING_DECLARED, DeclaredFields
+from ...key_search.matching import MessageDecoder
+from .compare import Matching, TableComparison, compare
+from .fate import RecordFates
+from .key_records import KeyFinder, KeyRecords, find_topic, matching_records, source_topics
+from .parting import Parting, find_partings, open_histories
+from .reasons import LABELS, MissingReason
+from .theirs import Theirs
+
+DifferenceKind = Literal["differs", "here only", "there only"]
+_KINDS: Mapping[str, DifferenceKind] = {"changed": "differs", "added": "here only", "removed": "there only"}
+_MAX_CHECKED = 20
+"""Maximum number of unreadable ranges of offsets whose fate is looked up for a key without a record."""
+_ORDER = {kind: number for number, kind in enumerate(LABELS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A table at a cut, with what explanations of it read."""
+
+    store: ObjectStore
+    cache: SstCache
+    cut: Cut
+    table: str
+    now_ms: int
+    topics: KafkaTopics | None = None
+    """Kafka; None if it is not configured: the archive alone is then searched for records."""
+    declared: DeclaredFields = NOTHING_DECLARED
+    formats: MessageDecoder | None = None
+
+    @property
+    def stage(self) -> str:
+        if self.table not in self.cut.tables:
+            raise NotFound(f"table at {self.cut.ref}", self.table, self.cut.tables)
+        return stage_of(self.cut.tables[self.table])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDifference:
+    """A key that differs, and why."""
+
+    key: Mapping[str, object]
+    kind: DifferenceKind
+    ours: Mapping[str, object] | None
+    theirs: Mapping[str, object] | None
+    parting: Parting
+    reasons: tuple[MissingReason, ...]
+    """Why records of the key, or its row, are not in the table; empty if nothing is known to be missing."""
+    counted: int
+    """Number of records of the key that were counted, as far as they can still be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """A table compared with somebody else's rows."""
+
+    app: str
+    ref: str
+    comparison: TableComparison
+    keys: tuple[KeyDifference, ...]
+    """Explained keys, in order of the key."""
+    gaps: tuple[str, ...]
+    """Sentences on records that could not be searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why something is not in a table."""
+
+    app: str
+    table: str
+    key: Mapping[str, object]
+    row: Mapping[str, object] | None
+    """The key's row; None if there is none."""
+    reasons: tuple[MissingReason, ...]
+    """Records that are not in the row, and why; then why the row is gone."""
+    counted: tuple[MissingReason, ...]
+    gaps: tuple[str, ...]
+
+
+def reconcile(place: Place, theirs: Theirs, matching: Matching, *, max_keys: int | None = 50) -> Reconciliation:
+    """Compare a table with somebody else's rows, and explain the first `max_keys` differing keys (None for all).
+
+    Raises the errors of `compare`.
+    """
+    store, cache, cut = place.store, place.cache, place.cut
+    compared = compare(store, cache, cut, place.table, theirs, matching, max_keys=max_keys)
+    partings = find_partings(store, cache, cut, compared, now_ms=place.now_ms)
+    search = _Explanation.of(place, compared.changes.keys)
+    changes = enumerate(zip(compared.changes, partings, strict=True))
+    keys = tuple(search.difference(number, change, parting) for number, (change, parting) in changes)
+    return Reconciliation(cut.app, cut.ref, compared, keys, search.found.gaps)
+
+
+def why_not(
+    place: Place, key_values: Sequence[object], *, record: RecordLocation | None = None, where: str = ""
+) -> Absence:
+    """Explain why a record, records, or all records of a key are not in the row of the key.
+
+    Args:
+        place: the table.
+        key_values: the values of the key columns, in their order.
+        record: the record to look for.
+        where: a condition over the columns of an archive for the records to look for; without `record` and `where`,
+            they are found by the table's lineage.
+
+    Raises `NotFound` (no such table, topic or column) and `Usage` (a value or the condition is malformed).
+    """
+    declared = place.cut.tables[place.table].table if place.table in place.cut.tables else None
+    if declared is None:
+        raise NotFound(f"table at {place.cut.ref}", place.table, place.cut.tables)
+    key = parse_key(place.table, declared, key_values)
+    search = _Explanation.of(place, key, tuple(_given_records(place, record, where)) if record or where else None)
+    (changes,) = open_histories(place.store, place.cache, place.cut, place.table, key, now_ms=place.now_ms)
+    newest = next(changes, None)
+    row = newest.after if newest is not None else None
+    parting = Parting(newest, had_theirs=newest is not None, changes=() if newest is None else (newest,))
+    reasons = search.reasons(0, parting, is_missing=row is None)
+    (named,) = python_rows(key)
+    return Absence(place.cut.app, place.table, named, row, reasons, search.fates_of(0)[1], search.found.gaps)
+
+
+def _given_records(place: Place, record: RecordLocation | None, where: str) -> Iterable[RecordLocation]:
+    topics = source_topics(place.store, place.cut.stages, place.stage, place.topics)
+    if record is not None:
+        yield replace(record, topic=find_topic(topics, record.topic).source.topic)
+        return
+    for topic in topics:
+        yield from matching_records(topic, place.topics, where, topic.readable())
+
+
+@dataclass
+class _Explanation:
+    """Records of some keys, and their fates."""
+
+    place: Place
+    keys: pa.Table
+    fates: RecordFates
+    found: KeyRecords
+    was_given: bool
+
+    @classmethod
+    def of(cls, place: Place, keys: pa.Table, records: Sequence[RecordLocation] | None = None) -> _Explanation:
+        heads, stage = place.cut.stages, place.stage
+        sources = source_topics(place.store, heads, stage, place.topics)
+        finder = KeyFinder(heads, stage, keys, sources, place.topics, place.declared, place.formats)
+        if records is not None:
+            found = KeyRecords({0: list(records)})
+        elif place.table != stage:
+            found = KeyRecords(other_gaps=[f"{place.table} is a side table: its records are not searched for"])
+        else:
+            found = finder.find() if keys.num_rows else KeyRecords()
+        return cls(place, keys, RecordFates(place.store, place.cache, heads, finder), found, records is not None)
+
+    @cached_property
+    def _fates(self) -> dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]]:
+        return {}
+
+    def fates_of(self, number: int) -> tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]:
+        """Return the fates of a key's records: of those that are not counted, and of those that are."""
+        if number not in self._fates:
+            exists = not self.was_given
+            fates = [
+                self.fates.of_record(record, number, exists=exists) for record in self.found.records.get(number, ())
+            ]
+            known = {fate.record for fate in fates}
+            for stage in () if self.was_given or self.place.table != self.place.stage else self._upstream():
+                for row, numbers in self.fates.rejected_with_keys(stage):
+                    record = RecordLocation(str(row["topic"]), _int(row["partition"]), _int(row["offset"]))
+                    if number in numbers and record not in known and row["input"] not in self._channels:
+                        fates.append(self.fates.of_record(record, number, exists=True))
+            missing = tuple(fate for fate in fates if fate.kind != "counted")
+            self._fates[number] = missing, tuple(fate for fate in fates if fate.kind == "counted")
+        return self._fates[number]
+
+    @cached_property
+    def _channels(self) -> frozenset[str]:
+        return frozenset(name for head in self.place.cut.stages.values() for name in head.outputs)
+
+    def _upstream(self) -> Iterable[str]:
+        heads, waiting = self.place.cut.stages, [self.place.stage]
+        for stage in waiting:
+            senders = {source.upstream for source in heads[stage].inputs.values()} & heads.keys()
+            waiting += sorted(senders - {*waiting})
+        return waiting
+
+    def difference(self, number: int, change: KeyChange, parting: Parting) -> KeyDifference:
+        return KeyDifference(
+            key=change.key,
+            kind=_KINDS[change.kind],
+            ours=change.after,
+            theirs=change.before,
+            parting=parting,
+            reasons=self.reasons(number, parting, is_missing=change.after is None),
+            counted=len(self.fates_of(number)[1]),
+        )
+
+    def reasons(self, number: int, parting: Parting, *, is_missing: bool) -> tuple[MissingReason, ...]:
+        missing, counted = self.fates_of(number)
+        newest = parting.changes[0] if parting.changes else None
+        change = newest if is_missing else parting.change if parting.had_theirs else None
+        gone = self._why_gone(change) if change is not None else None
+        reasons = sorted((*missing, *([gone] if gone is not None else [])), key=lambda reason: _ORDER[reason.kind])
+        if reasons or counted or not is_missing:
+            return tuple(reasons)
+        return (self._never(),)
+
+    def _never(self) -> MissingReason:
+        """Return the reason why no record of a key is known."""
+        topics = self.fates.finder.sources
+        where = ", ".join(
+            f"{topic.source.topic}[{partition}] up to {end}"
+            for topic in topics
+            for partition, end in enumerate(topic.end_offsets)
+        )
+        if not topics:
+            return MissingReason("unknown", f"{self.place.stage} reads no topic", proved=False)
+        if self.found.gaps:
+            return self._not_searched()
+        if all(topic.ends is None for topic in topics):
+            return MissingReason("absent", f"no record of it was read; Kafka was not asked for later ones ({where})")
+        return MissingReason("absent", f"no record of it is in {where}")
+
+    def _not_searched(self) -> MissingReason:
+        """Return why a key may have no record, if some of the records that it may have had are nowhere any more."""
+        found, fates = self.found, list[MissingReason]()
+        unknown = MissingReason("unknown", f"no record found, but not all were searched: {found.gaps[0]}", proved=False)
+        unreadable = [(topic, extent) for topic, extents in found.unreadable.items() for extent in extents]
+        if found.other_gaps or len(unreadable) > _MAX_CHECKED:
+            return unknown
+        for topic, extent in unreadable:
+            ends = {extent.first, extent.end - 1}
+            fates += (self.fates.of_record(RecordLocation(topic, extent.partition, at), 0) for at in sorted(ends))
+        kinds = {fate.kind for fate in fates} | ({"forgotten"} if found.erased else set())
+        if kinds == {"forgotten"} and found.erased:
+            return MissingReason("forgotten", f"no record of it is left: {found.gaps[0]}", proved=False)
+        if kinds in ({"lost"}, {"skipped"}):
+            return replace(
+                fates[0], sentence=f"no record of it is left: {fates[0].sentence}", record=None, proved=False
+            )
+        return unknown
+
+    def _why_gone(self, change: RowChange) -> MissingReason | None:
+        """Return why a version changed or removed a row, if no record did it."""
+        version, at = f"{change.stage}@v{change.version}", format_iso(change.time_ms)
+        if change.expired:
+            return MissingReason("expired", f"the row expired at {at} ({version})")
+        if change.inherited:
+            return None
+        manifest = history.find(self.place.store, self.place.cut.app, change.stage, change.version)
+        if manifest is None:
+            return None
+        if (rewind := manifest.rewind) is not None:
+            return MissingReason("rewound", f"the rewind {version} to v{rewind.to}, at {at}, undid the row")
+        if manifest.edited is not None:
+            return MissingReason("edited", f"{version} edited the row, by {manifest.edited.by}, at {at}")
+        if change.after is None:
+            return MissingReason("removed", f"{version} removed the row, at {at}", proved=not change.gap)
+        return None
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)  # noqa: S101  columns of the table of rejected records
+    return value

@@ -1,0 +1,49 @@
+"""Reasons why a record is not in a table: their kinds, and how sure each is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ....snapshot.bisect.verdict import RecordLocation
+
+ReasonKind = Literal[
+    "absent", "unread", "rejected", "late", "filtered", "unmatched", "expired", "skipped", "lost", "forgotten",
+    "rewound", "removed", "edited", "counted", "unknown",
+]  # fmt: skip
+
+LABELS: Mapping[ReasonKind, str] = {
+    "absent": "never in the topic",
+    "unread": "not read yet",
+    "rejected": "rejected",
+    "late": "late",
+    "filtered": "filtered by the program",
+    "unmatched": "joined with nothing",
+    "expired": "expired",
+    "skipped": "skipped by a reset",
+    "lost": "lost to retention",
+    "forgotten": "forgotten",
+    "rewound": "counted before a rewind",
+    "removed": "removed by the program",
+    "edited": "edited by hand",
+    "counted": "counted",
+    "unknown": "not known",
+}
+"""Words of each kind, in the order in which the kinds are preferred for a key with several reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingReason:
+    """Why a record, or all records of a key, are not in a row of a table.
+
+    `proved` is True if stored objects leave no other reason; the sentence says what else may be the case.
+    """
+
+    kind: ReasonKind
+    sentence: str
+    record: RecordLocation | None = None
+    proved: bool = True
+
+    def of_record(self, record: RecordLocation) -> MissingReason:
+        return replace(self, record=record)
