@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...common.instants import format_iso, now_ms
 from . import formats
-from .picture import SearchPicture
+from .render.picture import SearchPicture
 
 
 @dataclass(frozen=True, slots=True)

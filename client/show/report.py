@@ -33,7 +33,7 @@ from .document import (
     Value,
 )
 from .formats import MAX_SHOWN, plural, quote_word
-from .picture import search_picture
+from .render.picture import search_picture
 from .status import verification_blocks
 from .values import format_bytes, format_value, key_changes_table, shorten
 from .verdict import cause_noun, evidence_rows, lineage_blocks, ranges_table

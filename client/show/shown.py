@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec
 
 from ...common.printable import printable
 from .document import Block, Facts, Listing, NextCommand, Remark, TableBlock, Title, cell_text, spans
-from .picture import SearchPicture
+from .render.picture import SearchPicture
 
 if TYPE_CHECKING:
     import msgspec

@@ -1,1 +1,1 @@
-"""Renderers of documents: HTML for report files and notebooks, and Markdown."""
+"""Renderers of documents: HTML for report files and notebooks, Markdown, and the picture of a search."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.client.show.picture import Point, SearchPicture, draw_svg, search_picture
+from slackwater.client.show.render.picture import Point, SearchPicture, draw_svg, search_picture
 from slackwater.client.show.report import ReportInput
 from slackwater.snapshot.bisect.causes import TracedCause, unknown_cause
 from slackwater.snapshot.bisect.session import CommandPredicate

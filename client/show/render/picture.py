@@ -11,12 +11,12 @@ from math import copysign, log2
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ...common.printable import printable
-from . import formats
+from ....common.printable import printable
+from .. import formats
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.evidence import VerdictEvidence
-    from ...snapshot.bisect.verdict import Answer, Verdict
+    from ....snapshot.bisect.evidence import VerdictEvidence
+    from ....snapshot.bisect.verdict import Answer, Verdict
 
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24
 _CURVE, _ROW, _LANE = 110, 40, 30
@@ -51,8 +51,8 @@ class SearchPicture:
 
 
 def search_picture(verdict: "Verdict", evidence: "VerdictEvidence") -> SearchPicture:
-    from ...snapshot.bisect.evidence import commits_from_bad
-    from ...snapshot.cut.graph import topological_order
+    from ....snapshot.bisect.evidence import commits_from_bad
+    from ....snapshot.cut.graph import topological_order
 
     in_order, bad = attrgetter("distance"), verdict.bad.versions
     probes = [Point(commits_from_bad(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps]
