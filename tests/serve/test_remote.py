@@ -141,6 +141,10 @@ def test_the_rest_of_what_a_server_offers_is_the_same(client: Client, server: Se
     assert theirs.stages(theirs.at("~2"))["stages"] == encoded_again(mine.stages(mine.at("~2"))["stages"])
     with pytest.raises(Refused, match="started without its program"):
         theirs.replay("carriers", 3)
+    with pytest.raises(Refused, match="started without its program"):
+        theirs.why("carriers", "C1")
+    with pytest.raises(Refused, match="started without its program"):
+        theirs.impact("flights[0]@1")
 
 
 def encoded_again(data: object) -> Any:

@@ -7,7 +7,9 @@ also where a function ignores it, as a maximum ignores smaller values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +37,7 @@ from ....store.versions.manifest import Manifest
 from ..replay.batches import OpenBatches, ReplayBatch
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay, filter_by_keys
-from .walk import hash_range
+from .walk import difference_of_key, hash_range
 
 
 @dataclass
@@ -103,8 +105,13 @@ class ImpactWalk:
                 return NotTaken(after.stage, after.version, "rejected", detail), int(row["retried"] or 0)
         return None, 0
 
-    def _noting(self, what: str) -> _Noting:
-        return _Noting(self.unknown, what)
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        """Keep the message of an error as a reason why something is not known."""
+        try:
+            yield
+        except Exception as error:
+            self.unknown[f"{what}: {reason_of(error)}"] = None
 
     def _open(self, stage: str, version: int) -> ReplayBatch | None:
         place = stage, version
@@ -146,10 +153,12 @@ class ImpactWalk:
         keys = normalise_keys(kept.select(names).cast(arrow_schema(replay.table.key)), names)
         for at in np.unique(kept[HASH].to_numpy(), return_index=True)[1].tolist():
             key = keys.slice(at, 1)
+            if (reason := difference_of_key(replay, key)) is not None:
+                self.unknown[reason] = None
             self._reach_key(replay.after, key, _sides(replay, filter_by_keys(kept, key)))
 
-    def _note_not_taken(self, after: Manifest, kind: str, detail: str) -> None:
-        self.not_taken.append(NotTaken(after.stage, after.version, kind, detail))  # type: ignore[arg-type]
+    def _note_not_taken(self, after: Manifest, kind: Literal["late", "filtered"], detail: str) -> None:
+        self.not_taken.append(NotTaken(after.stage, after.version, kind, detail))
 
     def _reach_key(self, first: Manifest, key: pa.Table, sides: list[pa.Table]) -> None:
         """Follow a key's row from the version `first`, which the record went into, until the row is removed."""
@@ -240,23 +249,6 @@ class ImpactWalk:
                     rejected, _ = self._rejection(batch, batch.address(number))
                     if rejected is not None:
                         self.not_taken.append(rejected)
-
-
-@dataclass(frozen=True, slots=True)
-class _Noting:
-    """Context that keeps the message of an error as a reason why something is not known."""
-
-    unknown: dict[str, None]
-    what: str
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.unknown[f"{self.what}: {reason_of(error)}"] = None
-        return True
 
 
 def rows_of_records(replay: StageReplay, numbers: RecordNumbers) -> pa.Table:
