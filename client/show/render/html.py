@@ -11,7 +11,7 @@ from string import Template
 from ....common.printable import printable
 from .. import document
 from ..document import Block, Cell, Page, Span, TableBlock, span_text, spans
-from ..picture import SearchPicture, draw_svg
+from .picture import SearchPicture, draw_svg
 
 _NUMBER = ("", ' class="number"')
 

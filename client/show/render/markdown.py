@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ....common.printable import printable
 from .. import document
 from ..document import Block, Cell, Page, Span, TableBlock, span_text, spans
-from ..picture import SearchPicture
+from .picture import SearchPicture
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII punctuation, which may begin markup."""

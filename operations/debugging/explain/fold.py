@@ -80,9 +80,9 @@ class KeyFold:
         """Return True if the chosen records give a row, or no row, that equals `expected` within the tolerance."""
         row = self.row(chosen).select(expected.column_names)
         if row.num_rows != expected.num_rows or not row.num_rows:
-            return row.num_rows == expected.num_rows
+            return bool(row.num_rows == expected.num_rows)
         row = row.cast(expected.schema).combine_chunks()
-        if row.equals(expected.combine_chunks()):
+        if bool(row.equals(expected.combine_chunks())):
             return True
         return any(map(has_floats, row.schema.types)) and len(pair_similar_rows(expected, row)[0]) == 1
 
