@@ -32,7 +32,9 @@ _SYNONYMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("stop", "kill", "shutdown", "quit"): ("run --help", "dev down"),  # Ctrl-C ends a run, as its help says
     ("logs", "commits", "versions", "changes", "reflog"): ("log", "dev status"),
     ("audit", "operations", "events", "who"): ("log --operations",),
-    ("blame", "why", "trace", "lineage", "changelog"): ("history", "bisect"),
+    ("blame", "trace", "lineage", "provenance", "explain"): ("why", "history", "bisect"),
+    ("changelog",): ("history",),
+    ("affected", "downstream", "reach", "blast-radius"): ("impact",),
     ("search", "find", "debug"): ("bisect", "query"),
     ("abort", "quit", "cancel"): ("bisect reset",),
     ("lookup", "read", "key", "row", "fetch", "cat"): ("get",),

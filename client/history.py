@@ -22,6 +22,7 @@ from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
+from ..snapshot.cut.moments import stage_of_table
 from ..snapshot.cut.refs import AtTime, parse_ref
 from ..snapshot.cut.resolve import resolve, retry_if_forgotten
 from ..snapshot.cut.stored import Snapshot, cut_of_snapshot, list_snapshots, open_requests, read_snapshot
@@ -45,6 +46,7 @@ from ..store.versions.manifest import Manifest
 from .backends import Backends
 from .declared.questions import (
     CheckOptions,
+    ImpactOptions,
     OperationsOptions,
     ReconcileOptions,
     RejectedOptions,
@@ -52,10 +54,11 @@ from .declared.questions import (
     VerifyOptions,
     When,
     WhyNotOptions,
+    WhyOptions,
 )
 from .moment import Bisection, Moment
-from .replays import check_determinism, explain_verdict
-from .results import KeyHistory, Log
+from .replays import check_determinism, explain_row, explain_verdict, trace_impact
+from .results import Explanation, KeyHistory, Log, RecordImpact
 from .show import history, snapshots
 from .show.document import Block, Title
 from .show.shown import Result
@@ -302,6 +305,58 @@ class AppHistory(NewestMomentMethods):
             return key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)
 
         return KeyHistory(retry_if_forgotten(client.store, self.name, found))
+
+    def why(
+        self,
+        table: str,
+        key: object,
+        at: When = "now",
+        *,
+        code: str | Path | None = None,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+        **options: Unpack[WhyOptions],
+    ) -> Explanation:
+        """Return the records that made a key's row as a moment shows it, over all stages and versions.
+
+        Replays the batches that wrote the row, and those upstream that sent what went into it, on a local Spark, and
+        compares each with what was committed. Where records are not known (deleted input, a program that is no function
+        of its input, a row older than the history), `unknown` says so.
+
+        Args:
+            table: a table of a stage.
+            key: the key, in the forms that `Moment.get` takes.
+            at: the moment, as for `at`; a version (`v42`) is one of the table's own.
+            code: the file of the program that ran; default: the one in the settings.
+            on_progress: called with a line about the current step.
+
+        Raises:
+            Usage: no Kafka is configured, there is no program, or the key does not fit the table.
+            NotFound: the table or the moment does not exist.
+            Refused: the table is one beside a stage's own, or the program does not run.
+        """
+        client, values = self._client, key if isinstance(key, tuple) else (key,)
+        stage = stage_of_table(client.store, self.name, table)
+        return Explanation(explain_row(client, self.at(at, stage=stage), table, values, code, options, on_progress))
+
+    def impact(
+        self,
+        record: str,
+        *,
+        code: str | Path | None = None,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+        **options: Unpack[ImpactOptions],
+    ) -> RecordImpact:
+        """Return what a record reached: rows, rows sent downstream and to sinks, snapshots and clones.
+
+        `record` is the location that `bisect` and `why` print, `topic[partition]@offset`. `code` and `on_progress` are
+        those of `why`. What is not known is in `unknown`.
+
+        Raises:
+            Usage: `record` is malformed, no Kafka is configured, or there is no program.
+            NotFound: the app reads no such topic.
+            Refused: the program does not run.
+        """
+        return RecordImpact(trace_impact(self._client, self.name, record, code, options, on_progress))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
         """Return the offsets that versions of a stage read, traced back to offsets of users' topics.

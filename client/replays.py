@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..common.extras import require_extras
 from ..common.instants import format_with_age
-from ..errors import Refused, SlackwaterError, Usage
+from ..errors import NotFound, Refused, SlackwaterError, Usage
+from ..operations.staging.listing import list_clones
 from ..snapshot.bisect.causes import (
     Cause,
     TracedCause,
@@ -18,15 +19,17 @@ from ..snapshot.bisect.causes import (
     guess_deploy_cause,
     unknown_cause,
 )
+from ..snapshot.bisect.explained import Impact, RowExplanation
 from ..snapshot.bisect.queried_records import find_queried_records
-from ..snapshot.bisect.verdict import Hop, RecordPath, Verdict
-from ..snapshot.diff.key_history import RowChange, RowHistory
+from ..snapshot.bisect.verdict import Hop, RecordLocation, Verdict
+from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.query.columns import parse_key
 from ..store.versions import forgotten, history
 from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
+from ..store.versions.side_tables import find_owner
 from .backends import Backends, split_stage_name
-from .declared.questions import CheckOptions
+from .declared.questions import CheckOptions, ImpactOptions, WhyOptions
 from .moment import Moment
 from .show.shown import Result
 
@@ -161,26 +164,59 @@ def _find_cause_by_replay(
         return find_cause(program, earlier_programs, verdict, verdict.predicate, on_hop)
 
 
-def records_of_changes(
-    client: Backends, key_history: RowHistory, code: Path | None, progress: Callable[[str], None]
-) -> tuple[RecordPath | None, ...]:
-    """Return the record that caused each change of a key.
+def explain_row(
+    client: Backends,
+    moment: Moment,
+    table: str,
+    key: tuple[object, ...],
+    code: str | Path | None,
+    options: WhyOptions,
+    progress: Callable[[str], None] = lambda _doing: None,
+) -> RowExplanation:
+    """Return the records that made a key's row as a moment shows it; see `StoredApp.why`."""
+    newest = moment.cut.stages.get(table)
+    if newest is None or newest.table is None:
+        declared = moment.table_declaration(table)  # raises for an unknown table
+        stage = find_owner(table, moment.cut.stages)
+        raise Refused(
+            f"{table} is a table beside {stage}, whose rows ({len(declared.columns)} columns) cannot be traced",
+            hint=f"ask for a row of {stage}; the key of a rejected record is its location",
+        )
+    only = parse_key(table, newest.table, key)
+    file = client.program_path(newest.app, code, "to replay the batches with", f"{_ran(newest)}, the program that ran")
+    with _open_program(client, newest.app, file, progress) as program:
+        from ..operations.debugging.explain.answer import explain_row as explain
 
-    The record is None if no batch made the change, or if the record is unknown.
-    """
-    file = client.program_path(
-        key_history.app, code, "to replay the batches with (--why)", "FILE, the program that ran"
-    )
-    with _open_program(client, key_history.app, file, progress) as program:
-        from ..operations.debugging.replay.record import find_record_of_key
+        _note_forgotten(client, (newest,))
+        how = {"minimal": options["minimal"], "payloads": options["payloads"]}
+        return explain(program, newest, only, **how, max_batches=options["limit"], progress=progress)
 
-        def record_of(change: RowChange) -> RecordPath | None:
-            if not change.is_by_batch:
-                return None
-            progress(f"replaying {change.stage} v{change.version}")
-            return find_record_of_key(program, change.stage, change.version, key_history.key)
 
-        return tuple(map(record_of, key_history.changes))
+def trace_impact(
+    client: Backends,
+    app: str,
+    record: str,
+    code: str | Path | None,
+    options: ImpactOptions,
+    progress: Callable[[str], None] = lambda _doing: None,
+) -> Impact:
+    """Return what a record reached; see `StoredApp.impact`."""
+    location = RecordLocation.parse(record)
+    stages = heads_of(client.store, app, stages_of(client.store, app))
+    topics = {source.topic: None for head in stages.values() for source in head.inputs.values()}
+    if location.topic not in topics:
+        raise NotFound(f"topic that {app!r} reads", location.topic, topics)
+    file = client.program_path(app, code, "to replay the batches with", "FILE, the program that ran")
+    clones = {clone.name: (clone.source, clone.cut) for clone in list_clones(client.store) if not clone.state}
+    with _open_program(client, app, file, progress) as program:
+        from ..operations.debugging.explain.answer import trace_impact as trace
+
+        _note_forgotten(client, stages.values())
+        return trace(program, location, clones, max_batches=options["limit"], progress=progress)
+
+
+def _ran(manifest: Manifest) -> str:
+    return manifest.program.path if manifest.program is not None else "FILE"
 
 
 def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
@@ -205,8 +241,7 @@ def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object,
     if key and after.table is None:
         raise Usage(f"stage {stage!r} has no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
-    ran = after.program.path if after.program is not None else "FILE"
-    file = client.program_path(app, code, "to replay with", f"{ran}, the program that ran")
+    file = client.program_path(app, code, "to replay with", f"{_ran(after)}, the program that ran")
     with _open_program(client, after.app, file) as program:
         from ..operations.debugging.replay.compare import read_sent_rows
         from ..operations.debugging.replay.stage_replay import StageReplay

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ..snapshot.bisect.explained import Impact, MinimalRecords, ReachedRow, RowExplanation
+from ..snapshot.bisect.verdict import SourceRecord
 from ..snapshot.cut.graph import Cut
 from ..snapshot.diff import key_history as history
 from ..snapshot.diff.moments import TableDiff
@@ -15,6 +17,7 @@ from ..snapshot.query.log import LogEntry
 from ..snapshot.verify.report import Finding
 from ..snapshot.verify.verify import Report
 from ..store.sst.arrow_types import python_rows
+from .explain.result import explanation_blocks, impact_blocks
 from .show.document import Block, TableBlock, Title
 from .show.history import changes_table, commits_table, table_diff_blocks
 from .show.shown import Displayable
@@ -120,3 +123,52 @@ class KeyHistory(Displayable, tuple[history.RowChange, ...]):  # noqa: SLOT001  
         yield changes_table(key_history)
         if key_history.whole_from:
             yield f"complete from v{key_history.whole_from} on: gc has thinned out older versions"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Displayable):
+    """Records that made a row."""
+
+    full_explanation: RowExplanation
+    """The versions that wrote the row and those upstream, each with the records that it read for the row."""
+
+    @property
+    def row(self) -> dict[str, object] | None:
+        """Values of the row; None if there is none."""
+        return self.full_explanation.row
+
+    @property
+    def records(self) -> tuple[SourceRecord, ...]:
+        """Records of users' topics that went into the row; with their payloads if these were asked for."""
+        return self.full_explanation.sources
+
+    @property
+    def minimal(self) -> MinimalRecords | None:
+        """The smallest set of records that gives the row; None if not asked for, or not known."""
+        return self.full_explanation.minimal
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Reasons why `records` may not be exactly the records that went into the row; empty if they are."""
+        return tuple(
+            f"{version.name}: {version.unknown}" for version in self.full_explanation.versions if version.unknown
+        )
+
+    def _blocks(self) -> Iterator[Block]:
+        return explanation_blocks(self.full_explanation)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordImpact(Displayable):
+    """What a record reached."""
+
+    full_impact: Impact
+    """Rows, rows sent, snapshots and clones; versions that read the record; and what is not known."""
+
+    @property
+    def rows(self) -> tuple[ReachedRow, ...]:
+        """Rows of tables, each with its key and the first version that the record went into."""
+        return self.full_impact.rows
+
+    def _blocks(self) -> Iterator[Block]:
+        return impact_blocks(self.full_impact)

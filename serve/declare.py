@@ -46,6 +46,12 @@ Keys = Annotated[
     ),
 ]
 Key = Annotated[str, Meta(max_length=10_000, description="A key as text, as for rows by key.", examples=["UA"])]
+Record = _text_type(
+    r"^[^\x00-\x1f]+$",
+    "Location of a record, `topic[partition]@offset`, as bisect names it.",
+    "flights[1]@49625",
+    max_length=300,
+)
 Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 means the newest, or none.")]
 Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; repeatable.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results, newest first.")]

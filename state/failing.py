@@ -9,6 +9,8 @@ Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: `ddmin`).
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
+from math import comb
 from typing import Self, TypeVar
 
 import msgspec
@@ -163,6 +165,28 @@ def minimize_failing(
                 break
             parts = min(len(items), 2 * parts)
     return items, True
+
+
+def find_smallest_failing(
+    items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, max_tries: int
+) -> tuple[Sequence[Item], bool, bool]:
+    """Return a small subset of items that is bad; True if no smaller one is; and True if no item can be left out.
+
+    All items together are assumed bad. Subsets are tested by size, the empty one always, and others while all of one
+    size are within `max_tries`; after that, delta debugging (`minimize_failing`) makes up to `max_tries` more tests.
+    """
+    tries, newest_first = 0, items[::-1]
+    for size in range(len(items)):
+        tries += comb(len(items), size)
+        if size and tries > max_tries:
+            break
+        for subset in combinations(newest_first, size):
+            if is_bad(subset[::-1]):
+                return subset[::-1], True, True
+    else:
+        return items, True, True
+    minimal, is_minimal = minimize_failing(items, is_bad, max_tries=max_tries)
+    return minimal, len(minimal) == size, is_minimal
 
 
 RECORD = "_slackwater_record"

@@ -78,7 +78,8 @@ WITH_SPARK = """
     replay flights/carriers@v3 --code flights.py
     check flights.py
     trial flights --code flights.py --from flights@~1
-    history flights/carriers C1 --why --code flights.py
+    why flights/carriers C1 --code flights.py
+    impact flights flights[0]@1 --code flights.py
 """
 
 ELSEWHERE = {"asof", "dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}

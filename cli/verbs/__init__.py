@@ -19,6 +19,7 @@ _LOOK = {
 }
 _FIND = {
     "bisect": "bisect",
+    **dict.fromkeys(("why", "impact"), "explain"),
     **dict.fromkeys(("replay", "check"), "replay"),
     "watch": "watch",
     **dict.fromkeys(("reconcile", "why-not"), "reconcile"),

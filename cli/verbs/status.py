@@ -22,7 +22,6 @@ from ..options import (
     option,
     parse_key_words,
     parse_keys,
-    program_option,
 )
 from ..quick import skip_user_code_setup
 from ..session import Session, name_of_app, throttle, verb
@@ -102,32 +101,24 @@ def log(
     "slackwater history flights/carriers UA",
     "slackwater history flights/aircraft N14228 --limit 0 --json",
     """slackwater history shop/baskets '{"country": "DE", "number": 17}'""",
-    "slackwater history flights/carriers UA --limit 3 --why --code flights.py",
-    kafka=True,
 )
 def history(
     session: Session,
     table_name: str = TABLE,
     key: list[str] = KEY,
     limit: int = option("N", "Maximum changes shown; 0 shows all.", 20, min=0),
-    why: bool = flag("--why", "Replay each change and name its input record."),
-    code: Path | None = program_option("The program that ran, for --why."),
     verbose: bool = flag("--verbose", "Also show bytes read and requests.", "-v"),
 ) -> None:
     """Show each change of one key's row, newest first.
 
     Shows each change's version, the offsets that the version read, and the values before and after. Includes expiry.
+    `slackwater why` names the records.
     """
-    from ...client.replays import records_of_changes
     from ...client.show.history import key_history_result as shown
 
     app, table = session.table(table_name, key)
     key_history = app.history(table, parse_key_words(key), limit=limit).full_history
-    records = None
-    if why and key_history.changes:
-        with session.progress() as progress:
-            records = records_of_changes(session.client, key_history, code, progress)
-    session.show(shown(key_history, " ".join(key), records, limit=limit, verbose=verbose))
+    session.show(shown(key_history, " ".join(key), limit=limit, verbose=verbose))
 
 
 @verb(

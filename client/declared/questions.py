@@ -160,6 +160,29 @@ class WhyNotOptions(TypedDict, total=False):
     ]
 
 
+_BATCHES = Param("Maximum batches to replay; 0 for all.", "N", default=100, limits={"ge": 0, "le": 100_000})
+
+
+class WhyOptions(TypedDict, total=False):
+    """Options of the question which records made a row."""
+
+    minimal: Annotated[bool, Param("Also find the smallest set of records that gives the row.")]
+    payloads: Annotated[bool, Param("Also show keys, values and headers of the records.")]
+    limit: Annotated[int, _BATCHES]
+
+
+class ImpactOptions(TypedDict, total=False):
+    """Show what a record reached.
+
+    Shows rows, rows sent downstream and to sinks, snapshots, clones. Replays the batches that read it, and the later
+    ones in which its keys were written or sent. RECORD is a location as bisect and why print it, also in a repartition
+    topic. A row counts if the function made a row of the record for its key, and so do the key's later rows until one
+    is removed. The app is not touched.
+    """
+
+    limit: Annotated[int, _BATCHES]
+
+
 class OperationsOptions(TypedDict, total=False):
     """Filters of the log of operations."""
 

@@ -19,7 +19,16 @@ from ...snapshot.verify.verify import Report
 from ...store.objects.counting import ReadCounters
 from ...store.sst.arrow_types import to_arrow
 from ...store.versions.codec import register_type
-from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
+from ..declared.questions import (
+    ImpactOptions,
+    MomentOptions,
+    OperationsOptions,
+    RejectedOptions,
+    SearchOptions,
+    VerifyOptions,
+    When,
+    WhyOptions,
+)
 from ..results import KeyHistory, Log
 from ..show import history
 from ..show.document import Block, Title
@@ -180,6 +189,23 @@ class ServedApp(ServedObject, NewestMomentMethods):
         """
         params = {"stage": stage, "version": version, "key": key_to_text(key), "limit": limit}
         document: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **params)
+        return document
+
+    def why(self, table: str, key: object, at: When = "now", **options: Unpack[WhyOptions]) -> dict[str, Any]:
+        """Return the document of `slackwater why --json`, by replays on the server. See `AppHistory.why`.
+
+        Raises the errors of `replay`.
+        """
+        path = ("apps", self.name, "at", moment_text(at), "tables", table, "why")
+        document: dict[str, Any] = self._http.post(path, key=key_to_text(key), **options)
+        return document
+
+    def impact(self, record: str, **options: Unpack[ImpactOptions]) -> dict[str, Any]:
+        """Return the document of `slackwater impact --json`, by replays on the server. See `AppHistory.impact`.
+
+        Raises the errors of `replay`.
+        """
+        document: dict[str, Any] = self._http.post(("apps", self.name, "impact"), record=record, **options)
         return document
 
     def bisect(

@@ -14,7 +14,6 @@ from .shown import Result, attributes
 from .values import changed_rows, format_key_value, tolerance_lines, value_lines
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.verdict import RecordPath
     from ...snapshot.cut.graph import Cut
     from ...snapshot.diff.key_history import RowHistory
     from ...snapshot.diff.moments import TableDiff
@@ -123,18 +122,12 @@ def _version_changes(done: Operation) -> Iterator[str]:
 def key_history_result(
     row_history: RowHistory,
     key: str,
-    records: Sequence[RecordPath | None] | None = None,
     *,
     limit: int = 0,
     verbose: bool = False,
 ) -> Result:
-    """Return the result of `history`. `key` is as the user typed it; `records` has the record behind each change."""
-    # Imported here so that `log` does not load the modules of `diff` and `bisect`.
-    from .verdict import record_data
-
-    reasons = [record.reason for record in records or () if record is not None and record.reason]
-    notes = [f"note: no record found for one change: {reason}" for reason in reasons]
-    notes += _notes(row_history, limit)
+    """Return the result of `history`. `key` is as the user typed it."""
+    notes = [*_notes(row_history, limit)]
     if verbose:
         requests = formats.plural(row_history.reads.requests, "request")
         notes.append(f"read {formats.size(row_history.reads.bytes)} of SSTs in {requests}")
@@ -142,8 +135,7 @@ def key_history_result(
     changes = (
         attributes(change, *names)
         | {"change": change.kind, "inherited": change.inherited or None, "formerly": change.formerly or None}
-        | {"record": record_data(record)}
-        for change, record in zip(row_history.changes, records or (None,) * len(row_history.changes), strict=True)
+        for change in row_history.changes
     )
     data = {
         **attributes(row_history, "app", "table"),
@@ -153,33 +145,19 @@ def key_history_result(
         "read": attributes(row_history.reads, "requests", "bytes"),
     }
     never = f"table {row_history.table} of {row_history.app} has no key {key} in any kept version"
-    return Result(data, changes_table(row_history, records) if row_history.changes else never, notes=notes)
+    return Result(data, changes_table(row_history) if row_history.changes else never, notes=notes)
 
 
-def changes_table(row_history: RowHistory, records_behind: Sequence[RecordPath | None] | None = None) -> TableBlock:
-    """Return a table with a row per changed value; the first row of a change has its time and version."""
-    reads = [formats.join_ranges(map(str, change.windows)) for change in row_history.changes]
-    records = reads if records_behind is None else [format_key_record(record) for record in records_behind]
+def changes_table(row_history: RowHistory) -> TableBlock:
+    """Return a table with a row per changed value; the first row of a change has its time, version and offsets."""
     rows: list[tuple[Cell, ...]] = []
-    for change, record in zip(row_history.changes, records, strict=True):
+    for change in row_history.changes:
         kind = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
         first, *more_lines = value_lines(change.before, change.after)
-        rows.append((instants.format_with_age(change.time_ms), f"v{change.version}", kind, *first, record))
+        read = formats.join_ranges(map(str, change.windows))
+        rows.append((instants.format_with_age(change.time_ms), f"v{change.version}", kind, *first, read))
         rows += (("", "", "", *line, "") for line in more_lines)
-    last = "read" if records_behind is None else "record"
-    return TableBlock.from_rows(("committed", ">version", "", "column", ">before", ">after", last), rows)
-
-
-def format_key_record(guilty: RecordPath | None) -> str:
-    """Format the record that caused a change, and the number of records with the key; `-` without a record."""
-    if guilty is None or not guilty.hops:
-        return "-"
-    record = str(guilty.hops[-1].record)
-    if guilty.of_key == 1:
-        return record
-    if not guilty.of_key:
-        return f"{record} (the last that changed it)"
-    return f"{record} (the last of {guilty.of_key:,} records of this key)"
+    return TableBlock.from_rows(("committed", ">version", "", "column", ">before", ">after", "read"), rows)
 
 
 def _notes(row_history: RowHistory, limit: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Routes of bisect, verify, replay and snapshot requests, and `/me`."""
+"""Routes of bisect, verify, replay, why, impact and snapshot requests, and `/me`."""
 
 import asyncio
 import logging
@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Unpack
 
 from ...client.app import StoredApp
-from ...client.declared.questions import SearchOptions, VerifyOptions
+from ...client.declared.questions import ImpactOptions, SearchOptions, VerifyOptions, WhyOptions
+from ...client.explain.result import explanation_data, impact_data
 from ...client.show.programs import replay_result
 from ...client.show.shown import Result
 from ...client.show.status import verification_result
@@ -16,10 +17,31 @@ from ...errors import SlackwaterError
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.key_text import parse_key_text
 from ...snapshot.take.audit_log import because
-from ..declare import AppName, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
+from ..declare import (
+    AppName,
+    Key,
+    KeyOrNone,
+    Limit,
+    Message,
+    Moment,
+    Record,
+    SnapshotName,
+    Stage,
+    Table,
+    Version,
+    endpoint,
+)
 from ..errors import problem
 from ..service import Call, event
-from .finding import bisect_and_explain, evaluation_data, limit_result, replay_batch, verify_moment
+from .finding import (
+    bisect_and_explain,
+    evaluation_data,
+    explain_row,
+    limit_result,
+    replay_batch,
+    trace_impact,
+    verify_moment,
+)
 from .searching import check_one_predicate
 
 _log = logging.getLogger(__name__)
@@ -94,6 +116,26 @@ async def replay(
     keys = comparison.different.head(limit) if comparison.different is not None else None
     document: Any = replay_result(replace(comparison, keys=keys, channels=channels, parts=parts), None, None).data
     return {**document, "same": comparison.same, "notes": notes}
+
+
+@endpoint("/apps/{app}/at/{ref}/tables/{table}/why", verb="bisect", methods=("POST",), is_long=True)
+async def why(
+    call: Call, app: AppName, ref: Moment, table: Table, key: Key, **options: Unpack[WhyOptions]
+) -> dict[str, Any]:
+    """Return the records that made a row, version by version, by replays with the server's copy of the program."""
+    stored_app = await call.app_with_all_tables(app, "the records of a row")
+    explained, notes = await explain_row(
+        call, stored_app, table, ref, options, lambda declared: tuple(parse_key_text(table, declared, key))
+    )
+    return explanation_data(explained) | {"notes": notes}
+
+
+@endpoint("/apps/{app}/impact", verb="bisect", methods=("POST",), is_long=True)
+async def impact(call: Call, app: AppName, record: Record, **options: Unpack[ImpactOptions]) -> dict[str, Any]:
+    """Return what a record reached, by replays with the server's copy of the program."""
+    stored_app = await call.app_with_all_tables(app, "what a record reached")
+    reached, notes = await trace_impact(call, stored_app, record, options)
+    return impact_data(reached) | {"notes": notes}
 
 
 @endpoint("/apps/{app}/snapshots", verb="snapshot", methods=("POST",))

@@ -1,4 +1,4 @@
-"""Long operations of a request: a bisect that finds the input record, a verification, and the replay of a batch."""
+"""Long operations of a request: a bisect that finds the input record, a verification, and questions by replays."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
-from ...client.declared.questions import SearchOptions, VerifyOptions
+from ...client.declared.questions import ImpactOptions, SearchOptions, VerifyOptions, WhyOptions
 from ...client.show import verdict as shown
 from ...common import runtime
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import TracedCause
-from ...snapshot.bisect.verdict import Evaluation, Verdict
+from ...snapshot.bisect.explained import Impact, RowExplanation
+from ...snapshot.bisect.verdict import Evaluation, RecordLocation, Verdict
 from ...snapshot.verify.verify import Report
 from ...store.versions.manifest import Table
 from ..service import Call
-from .replays import explain_in_process, replay_in_process
+from .replays import explain_in_process, explain_row_in_process, replay_in_process, trace_impact_in_process
 from .searching import Searcher, SearchStopped, check_one_predicate
 
 if TYPE_CHECKING:
@@ -107,6 +108,30 @@ async def replay_batch(
     with call.service.long_operation():
         key = await call.service.in_thread(parse_key)
         return await replay_in_process(call.service, stored_app.called, f"{stored_app.name}/{stage}@v{version}", key)
+
+
+async def explain_row(
+    call: Call,
+    stored_app: StoredApp,
+    table: str,
+    ref: str,
+    options: WhyOptions,
+    key_of: Callable[[Table], tuple[object, ...]],
+) -> tuple[RowExplanation, tuple[str, ...]]:
+    """Return the records that made a key's row at a moment, and notes. Raises the errors of `replay_batch`."""
+    with call.service.long_operation():
+        key = await call.service.in_thread(lambda: key_of(stored_app.at().table_declaration(table)))
+        place = stored_app.name, table, ref
+        return await explain_row_in_process(call.service, stored_app.called, place, key, options)
+
+
+async def trace_impact(
+    call: Call, stored_app: StoredApp, record: str, options: ImpactOptions
+) -> tuple[Impact, tuple[str, ...]]:
+    """Return what a record reached, and notes. Raises the errors of `replay_batch`."""
+    RecordLocation.parse(record)
+    with call.service.long_operation():
+        return await trace_impact_in_process(call.service, stored_app.called, stored_app.name, record, options)
 
 
 def evaluation_data(step: Evaluation) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ...client.declared.questions import ImpactOptions, WhyOptions
 from ...client.replays import explain_verdict, open_batch
 from ...errors import Refused
 from ...snapshot.bisect.causes import TracedCause
+from ...snapshot.bisect.explained import Impact, RowExplanation
 from ...snapshot.bisect.verdict import Verdict
 from ..service import Service
 from ..sql import process_client
@@ -32,6 +34,28 @@ class ReplayRequest:
     program: Path
 
 
+@dataclass(frozen=True, slots=True)
+class WhyRequest:
+    """Request for the records that made a row."""
+
+    app: str
+    table: str
+    at: str
+    key: tuple[object, ...]
+    options: WhyOptions
+    program: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ImpactRequest:
+    """Request for what a record reached."""
+
+    app: str
+    record: str
+    options: ImpactOptions
+    program: Path
+
+
 async def explain_in_process(service: Service, verdict: Verdict, called: str) -> tuple[TracedCause, tuple[str, ...]]:
     """Return the cause of a verdict, and notes. Without the app's program, uses only data of the store.
 
@@ -50,13 +74,41 @@ async def replay_in_process(
 
     Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
     """
+    request = ReplayRequest(ref, key, _program_of(service, called))
+    return await service.replays.run(_replay, request, service.options.long_timeout_s)
+
+
+async def explain_row_in_process(
+    service: Service, called: str, ref: tuple[str, str, str], key: tuple[object, ...], options: WhyOptions
+) -> tuple[RowExplanation, tuple[str, ...]]:
+    """Return the records that made a row, by replays in a process of its own, and notes.
+
+    `ref` has the name of the app's folder, the table and the moment. Raises `Refused` without the app's program,
+    `TooOften` and `TooMuch`.
+    """
+    request = WhyRequest(*ref, key, options, _program_of(service, called))
+    return await service.replays.run(_why, request, service.options.long_timeout_s)
+
+
+async def trace_impact_in_process(
+    service: Service, called: str, app: str, record: str, options: ImpactOptions
+) -> tuple[Impact, tuple[str, ...]]:
+    """Return what a record reached, by replays in a process of its own, and notes.
+
+    Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
+    """
+    request = ImpactRequest(app, record, options, _program_of(service, called))
+    return await service.replays.run(_impact, request, service.options.long_timeout_s)
+
+
+def _program_of(service: Service, called: str) -> Path:
     program = service.options.programs.get(called)
     if program is None:
         raise Refused(
             f"cannot replay {called}: the server was started without its program",
             hint=f"start the server with --code {called}=FILE; bisect, history and diff work without",
         )
-    return await service.replays.run(_replay, ReplayRequest(ref, key, program), service.options.long_timeout_s)
+    return program
 
 
 def _cause(verdict_and_program: tuple[Verdict, Path]) -> tuple[TracedCause, tuple[str, ...]]:
@@ -72,6 +124,28 @@ def _replay(request: ReplayRequest) -> tuple["Comparison", tuple[str, ...]]:
             return compare(batch, sent, only)
 
     return _with_notes(compared)
+
+
+def _why(request: WhyRequest) -> tuple[RowExplanation, tuple[str, ...]]:
+    return _with_notes(
+        lambda: (
+            process_client()
+            .unchecked_app(request.app)
+            .why(request.table, request.key, request.at, code=request.program, **request.options)
+            .full_explanation
+        )
+    )
+
+
+def _impact(request: ImpactRequest) -> tuple[Impact, tuple[str, ...]]:
+    return _with_notes(
+        lambda: (
+            process_client()
+            .unchecked_app(request.app)
+            .impact(request.record, code=request.program, **request.options)
+            .full_impact
+        )
+    )
 
 
 def _with_notes(action: Callable[[], T]) -> tuple[T, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from ...client.show.shown import attributes, encode_json
 from ...common.instants import format_iso
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import Cause
+from ...snapshot.bisect.explained import Impact, RowExplanation
 from ...snapshot.bisect.verdict import RecordPath
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.diff.key_history import RowChange
@@ -172,3 +173,82 @@ def record_document(guilty: RecordPath | None, masking: Masking) -> Document | N
     way = [f"{hop.stage} v{hop.version}: {hop.record}, of {hop.records} records" for hop in guilty.hops]
     alone = guilty.hops[0].alone if guilty.hops else None
     return document | {"way": way, "is_wrong_by_itself": alone, "others_that_would_be": guilty.others}
+
+
+def explanation_document(explained: RowExplanation, notes: Sequence[str], masking: Masking) -> Document:
+    minimal = explained.minimal
+    return {
+        "ref": f"{explained.app}/{explained.table}@v{explained.version}",
+        "key": masking.row(explained.key),
+        "row": masking.row(explained.row),
+        "records_are_exact": explained.is_whole,
+        "records": [
+            {
+                "record": str(record.location),
+                "time": iso_time(record.time_ms),
+                "key": masking.data(record.key),
+                "value": masking.data(record.value),
+            }
+            for record in explained.sources
+        ],
+        "versions": [
+            {
+                "ref": f"{explained.app}/{version.name}",
+                "time": iso_time(version.time_ms),
+                "key": masking.row(version.key),
+                "before": masking.row(version.before),
+                "after": masking.row(version.after),
+                "read": [str(record.location) for record in version.records[:MAX_RECORDS]],
+                "num_read": len(version.records),
+                "unknown": _masked_reason(version.unknown, masking),
+            }
+            for version in explained.versions[:MAX_RECORDS]
+        ],
+        "num_versions": len(explained.versions),
+        "smallest_set": {
+            "records": [*map(str, minimal.records[:MAX_RECORDS])],
+            "num_records": len(minimal.records),
+            "no_smaller_set_gives_the_row": minimal.is_smallest,
+            "none_can_be_left_out": minimal.is_minimal,
+        }
+        if minimal is not None
+        else None,
+        "unknown": _masked_reason(explained.unknown, masking),
+        "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
+    }
+
+
+def impact_document(impact: Impact, notes: Sequence[str], masking: Masking) -> Document:
+    return {
+        "record": str(impact.record),
+        "read_by": impact.readers,
+        "not_taken": [
+            {"version": f"{taken.stage}@v{taken.version}", "kind": taken.kind}
+            | {"why": _masked_reason(taken.detail, masking)}
+            for taken in impact.not_taken
+        ],
+        "rows": [
+            {
+                "table": row.stage,
+                "key": masking.row(row.key),
+                "from": f"v{row.version}",
+                "until": f"v{row.until}" if row.until else None,
+                "before": masking.row(row.before),
+                "after": masking.row(row.after),
+            }
+            for row in impact.rows
+        ],
+        "sent": [
+            attributes(sent, "output", "kind", "readers", "is_published")
+            | {"by": f"{sent.stage}@v{sent.version}", "num_rows": len(sent.rows)}
+            for sent in impact.outputs[:MAX_RECORDS]
+        ],
+        "num_sent": len(impact.outputs),
+        "kept_in": [attributes(copy, "kind", "name", "stages", "in_flight") for copy in impact.copies[:MAX_RECORDS]],
+        "unknown": [_masked_reason(reason, masking) for reason in impact.unknown],
+        "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
+    }
+
+
+def _masked_reason(text: str, masking: Masking) -> str | None:
+    return masking.mask.reason(masking.mask.sql(text)) if text else None

@@ -2,21 +2,23 @@
 
 from typing import Unpack
 
-from ...client.declared.questions import DiffOptions, SearchOptions, VerifyOptions
+from ...client.declared.questions import DiffOptions, ImpactOptions, SearchOptions, VerifyOptions, WhyOptions
 from ...client.show import rows as shown_rows
 from ...client.show import values
 from ...client.show.shown import attributes
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.columns import select
 from ...store.archive import index
-from ..acting.finding import bisect_and_explain, replay_batch, verify_moment
-from ..declare import AppName, KeyOrNone, Moment, Stage, Table
+from ..acting.finding import bisect_and_explain, explain_row, replay_batch, trace_impact, verify_moment
+from ..declare import AppName, KeyOrNone, Moment, Record, Stage, Table
 from .answers import (
     Document,
     ToolAnswer,
     change_documents,
     commit_document,
     diff_documents,
+    explanation_document,
+    impact_document,
     iso_time,
     key_change_document,
     verdict_document,
@@ -259,6 +261,40 @@ async def replay(
         return ToolAnswer(about, "different", len(about["different"]))
 
     return await call.in_thread(document)
+
+
+@tool("The records that made a row", verb="bisect", is_long=True)
+async def why(
+    call: ToolCall, app: AppName, table: Table, key: KeyText, ref: Ref = "now", **options: Unpack[WhyOptions]
+) -> ToolAnswer:
+    """The input records that made a key's row at a moment, version by version, over all stages.
+
+    By replays of the batches that wrote the row. Use it when `history` shows a wrong row and you need its records; pass
+    one of them to `impact`. With `minimal`, also the smallest set of records that gives the row. `unknown` says why
+    records may be missing. Requires `can_be_replayed` of `apps`.
+    """
+    request, masking = call.request, call.masking
+    stored_app = await request.app_with_all_tables(app, "the records of a row")
+    explained, notes = await explain_row(
+        request, stored_app, table, ref, options, lambda declared: masking.key(table, declared, key)
+    )
+    return await call.in_thread(
+        lambda: ToolAnswer(explanation_document(explained, notes, masking), "records", len(explained.sources))
+    )
+
+
+@tool("What a record reached", verb="bisect", is_long=True)
+async def impact(call: ToolCall, app: AppName, record: Record, **options: Unpack[ImpactOptions]) -> ToolAnswer:
+    """What an input record reached: rows, rows sent downstream and to sinks, snapshots and clones.
+
+    By replays of the batches that read it and of those that its keys were in later. Use it after `bisect` or `why`
+    named a record. `unknown` says what is not known. Requires `can_be_replayed` of `apps`.
+    """
+    stored_app = await call.request.app_with_all_tables(app, "what a record reached")
+    reached, notes = await trace_impact(call.request, stored_app, record, options)
+    return await call.in_thread(
+        lambda: ToolAnswer(impact_document(reached, notes, call.masking), "rows", len(reached.rows))
+    )
 
 
 @tool("Verify a moment", is_long=True)

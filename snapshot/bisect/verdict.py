@@ -1,18 +1,20 @@
 """Results of bisect: the first bad commit, and the input record that caused it, with the evidence for both."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
 
-from ...errors import Refused
+from ...errors import Refused, Usage
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage, Window
 from ..diff.key_changes import KeyChanges
 from .predicate import Predicate
 
 MAX_ROWS = 1_000_000
+_LOCATION = re.compile(r"([a-zA-Z0-9._-]{1,249})\[([0-9]{1,6})\]@([0-9]{1,19})(?:\+([0-9]{1,9}))?")
 
 Answer = Literal["good", "bad", "skip"]
 
@@ -156,6 +158,17 @@ class RecordLocation:
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}{'' if self.row is None else f'+{self.row}'}"
+
+    @classmethod
+    def parse(cls, text: str) -> "RecordLocation":
+        """Parse the form of `str()`. Raises `Usage`."""
+        if (match := _LOCATION.fullmatch(text)) is None:
+            raise Usage(
+                f"{text!r} is not the location of a record; expected TOPIC[PARTITION]@OFFSET",
+                hint="as bisect prints it: 'flights[1]@49625'; quote it, because of the brackets",
+            )
+        topic, partition, offset, row = match.groups()
+        return cls(topic, int(partition), int(offset), int(row) if row else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,8 +166,13 @@ def key_history(
     return RowHistory(app, table, key, changes, whole_from, stored.reads)
 
 
-def key_changes(versions: VersionList, stored: KeyReader, now_ms: int) -> Iterator[RowChange]:
-    """Yield the changes of a key, newest first. Raises `NotFound` if a version was collected meanwhile."""
+def key_changes(
+    versions: VersionList, stored: KeyReader, now_ms: int, *, rewrites: bool = False
+) -> Iterator[RowChange]:
+    """Yield the changes of a key, newest first. Raises `NotFound` if a version was collected meanwhile.
+
+    With `rewrites`, also yields writes that left the row as it was.
+    """
     later: _VisibleRow | None = None
     for first, last, row in _stored_spans(versions, stored):
         for shown in _visible_rows(versions, first, last, row, now_ms):
@@ -175,7 +180,8 @@ def key_changes(versions: VersionList, stored: KeyReader, now_ms: int) -> Iterat
                 # After a migration, the same row is shown in different columns.
                 is_other = later.row is None or shown.row is None or later.seq != shown.seq
                 # NaN is not equal to itself, but its repr is.
-                if is_other and shown.row != later.row and repr(shown.row) != repr(later.row):
+                is_changed = shown.row != later.row and repr(shown.row) != repr(later.row)
+                if is_other and (is_changed or (rewrites and shown.row is not None is not later.row)):
                     yield _row_change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:

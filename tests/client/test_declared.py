@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 import pytest
 from slackwater.cli.main import app
 from slackwater.client.app import StoredApp
-from slackwater.client.declared.questions import DiffOptions, SearchOptions, WrongOptions
+from slackwater.client.declared.questions import DiffOptions, ImpactOptions, SearchOptions, WhyOptions, WrongOptions
 from slackwater.client.moment import Moment
 from slackwater.client.remote import ServedApp, ServedMoment
 from slackwater.common.arguments import all_parameters
@@ -20,6 +20,8 @@ ROUTES = {each.name: each.parameters for each in ENDPOINTS}
 METHODS: dict[str, tuple[type, tuple[Any, ...]]] = {
     "diff": (DiffOptions, (Moment.diff, StoredApp.diff, ServedApp.diff, ServedMoment.diff)),
     "bisect": (SearchOptions, (StoredApp.bisect, ServedApp.bisect)),
+    "why": (WhyOptions, (StoredApp.why, ServedApp.why)),
+    "impact": (ImpactOptions, (StoredApp.impact, ServedApp.impact)),
 }
 
 
@@ -36,7 +38,12 @@ def test_a_declared_parameter_exists_in_methods_routes_and_tools(question: str) 
 
 def test_a_declared_parameter_is_an_option_of_the_verb() -> None:
     root: Any = get_command(app)
-    for question, declaration in (("diff", DiffOptions), ("bisect", WrongOptions)):
+    for question, declaration in (
+        ("diff", DiffOptions),
+        ("bisect", WrongOptions),
+        ("why", WhyOptions),
+        ("impact", ImpactOptions),
+    ):
         options = {name for param in root.get_command(None, question).params for name in param.opts}
         assert {f"--{name}" for name in get_type_hints(declaration)} <= options
 

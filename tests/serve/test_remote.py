@@ -143,6 +143,10 @@ def test_verification_timeline_and_other_methods_are_the_same(client: Client, se
     assert theirs.stages(theirs.at("~2"))["stages"] == encoded_again(mine.stages(mine.at("~2"))["stages"])
     with pytest.raises(Refused, match="started without its program"):
         theirs.replay("carriers", 3)
+    with pytest.raises(Refused, match="started without its program"):
+        theirs.why("carriers", "C1")
+    with pytest.raises(Refused, match="started without its program"):
+        theirs.impact("flights[0]@1")
 
 
 def encoded_again(data: object) -> Any:

@@ -1,6 +1,7 @@
 """Searches for failing items satisfy their definitions: the other items pass, and no found item can be added back."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from math import ceil, log2
 
 import pytest
@@ -12,6 +13,7 @@ from slackwater.state.failing import (
     find_culprits,
     find_early_turning_point,
     find_late_turning_point,
+    find_smallest_failing,
     find_turning_point,
     minimize_failing,
 )
@@ -146,3 +148,27 @@ def test_delta_debugging_stops_after_its_maximum_of_tries_and_reports_that(count
     assert len(asked) <= most
     assert {0, count - 1} <= set(left)
     assert is_smallest <= (len(left) == 2)
+
+
+@given(st.integers(1, 7), st.data())
+def test_a_smallest_failing_set_is_no_larger_than_any_that_fails(count: int, data: st.DataObject) -> None:
+    subsets = [subset for size in range(count) for subset in combinations(range(count), size)]
+    failing = {*data.draw(st.sets(st.sampled_from(subsets))), tuple(range(count))}
+    least = min(map(len, failing))
+    tried = 0
+
+    def is_bad(some: Sequence[int]) -> bool:
+        nonlocal tried
+        tried += 1
+        return tuple(some) in failing
+
+    left, is_smallest, is_minimal = find_smallest_failing(range(count), is_bad, max_tries=1 << count)
+    assert tuple(left) in failing
+    assert (len(left), is_smallest, is_minimal) == (least, True, True)
+    most, tried = data.draw(st.integers(0, 20)), 0
+    left, is_smallest, is_minimal = find_smallest_failing(range(count), is_bad, max_tries=most)
+    assert tuple(left) in failing
+    assert tried <= 2 * most + 1
+    assert not is_smallest or len(left) == least
+    if is_minimal:
+        assert not any(tuple(item for item in left if item != out) in failing for out in left)

@@ -116,6 +116,9 @@ class ReplayBatch:
         records = list(self.replay.records.values())[int(self.inputs[number])]
         return dataclasses.replace(records, origin=self.origin).location(number)
 
+    def time_ms(self, number: int) -> int:
+        return int(self.column(ORIGIN_SCHEMA.names[3])[number])
+
     def for_output(self, name: str) -> StageReplay:
         """Return the replay for a channel that the stage writes, or for the stage's tables if `name` is empty."""
         if name not in self._replays:

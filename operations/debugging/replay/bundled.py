@@ -42,7 +42,7 @@ class BundledReplay(StageReplay):
     known_keys: pa.Table | None = None
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
-    def merge(self, rows: pa.Table) -> StepResult:
+    def merge(self, rows: pa.Table, hashes: tuple[int, int] = EVERY_HASH) -> StepResult:
         """Merge rows into the table. Raises `Refused` for keys whose previous rows are not in the bundle."""
         assert self.known_keys is not None  # noqa: S101  a stage without a table merges nothing
         known_hashes = hash_keys(self.known_keys, self.known_keys.column_names)
@@ -54,7 +54,7 @@ class BundledReplay(StageReplay):
                 hint=f"write it again with this program: slackwater replay {self.after.app}/{self.after.stage}"
                 f"@v{self.after.version} --code FILE --bundle FILE.zip",
             )
-        return super().merge(rows)
+        return super().merge(rows, hashes)
 
 
 def capture_bundle(

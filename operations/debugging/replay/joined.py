@@ -60,7 +60,7 @@ def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[
             return None
         key = row.select(list(bound.key))
         present = SubsetReplay(search.batches, record.records_until).numbers(batch)
-        records = _records_of_side(present, batch, bound, sides[0], row)
+        records = records_of_side(present, batch, bound, sides[0], row)
         version = 0 if len(records) else _waiting_row_version(batch, sides[0], key, row)
         return JoinPartner(at, key, records, batch, version)
     return None
@@ -93,7 +93,7 @@ def _columns_at_fault(search: RecordSearch, record: FirstRecord, part: InputPart
     return columns
 
 
-def _records_of_side(
+def records_of_side(
     present: RecordNumbers, batch: ReplayBatch, bound: BoundJoin, side: JoinSide, row: pa.Table
 ) -> RecordNumbers:
     replay = batch.replay

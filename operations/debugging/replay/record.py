@@ -387,22 +387,24 @@ def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa
     """
     store, cache, app = program.store, program.cache, program.app.name
     previous, after = (history.read(store, app, stage, number) for number in (version - 1, version))
-    cut = Cut(app, {stage: after})
-    predicate = _IsAsCommitted(
-        "the row is what was committed", stage, key, _row(Context(store, cache, cut), after, key)
-    )
+    cut, predicate = Cut(app, {stage: after}), IsAsCommitted.of(program, after, key)
     keys = changed_keys(store, cache, previous, after, key)
     windows = direct_windows(previous, after, skipped_windows(after))
     return find_record_of_commit(program, predicate, cut, stage, keys, windows, last=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _IsAsCommitted(AnyTablePredicate):
+class IsAsCommitted(AnyTablePredicate):
     """Predicate that selects a key if its row is equal to the committed row, or if both are missing."""
 
     stage: str
     key: pa.Table
     row: pa.Table
+
+    @classmethod
+    def of(cls, program: LoadedProgram, after: Manifest, key: pa.Table) -> IsAsCommitted:
+        context = Context(program.store, program.cache, Cut(after.app, {after.stage: after}))
+        return cls("the row is what was committed", after.stage, key, _row(context, after, key))
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         row = _row(at, at.cut.stages[self.stage], self.key)

@@ -24,7 +24,7 @@ from ....snapshot.diff.equality import flag_unmatched_rows
 from ....snapshot.diff.stored_rows import TableSide
 from ....state.event_time import Due, Lateness, due_span_after
 from ....state.failing import RECORD
-from ....state.step import Step, StepResult
+from ....state.step import EVERY_HASH, Step, StepResult
 from ....store.read.multi_get import TableLookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
@@ -228,10 +228,13 @@ class StageReplay:
         ssts = sst.write_partitions(scratch, None, app=app, stage=stage, table=table, rows=rows)
         return [replace(written, root=scratch.url) for written in ssts]
 
-    def merge(self, rows: pa.Table) -> StepResult:
-        """Merge the function's rows into the table. The result has all columns of the table, also without rows."""
+    def merge(self, rows: pa.Table, hashes: tuple[int, int] = EVERY_HASH) -> StepResult:
+        """Merge the function's rows into the table. The result has all columns of the table, also without rows.
+
+        `hashes` is the lowest and the highest hash of rows that may fall due.
+        """
         step = self.step
-        result = step.apply(step.split_late(rows)[0], self.stored, parts=self.look_ups)
+        result = step.apply(step.split_late(rows)[0], self.stored, hashes, self.look_ups)
         if result.new.num_columns:
             return result
         return StepResult(
@@ -288,12 +291,13 @@ class StageReplay:
         different = pa.concat_tables([rows.select(key.names).filter(pa.array(flags)) for rows, flags in sides])
         return np.unique(hash_keys(different.cast(key), key.names))
 
-    def sent_rows(self, rows: pa.Table) -> pa.Table:
+    def sent_rows(self, rows: pa.Table, hashes: tuple[int, int] = EVERY_HASH) -> pa.Table:
+        """Return the rows that the stage sends for the function's rows. For `hashes`, see `merge`."""
         if self.shape.bound is None:
             return rows
-        if self.stage.late_output is not None and self.output == self.stage.late_output.name:
+        if self.is_late_output:
             return self.late_rows(rows)
-        emitted = self.merge(rows).emitted
+        emitted = self.merge(rows, hashes).emitted
         names = [output.name for output in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
@@ -303,9 +307,20 @@ class StageReplay:
             return None
         if self.shape.bound is None:
             return self.record_of(rows)
-        if self.stage.late_output is not None and self.output == self.stage.late_output.name:
+        if self.is_late_output:
             return self.record_of(self.step.split_late(rows)[1])
         return None
+
+    @property
+    def is_late_output(self) -> bool:
+        return self.stage.late_output is not None and self.output == self.stage.late_output.name
+
+    def records_of_keys(self, keys: pa.Table) -> RecordNumbers:
+        """Return the numbers of the records of which the function made rows of these keys that were not late.
+
+        Requires `knows_records`.
+        """
+        return np.unique(self.record_of(filter_by_keys(self.step.split_late(self.rows())[0], keys)))
 
     def late_rows(self, rows: pa.Table) -> pa.Table:
         columns = self.shape.late_columns

@@ -195,7 +195,8 @@ def test_a_recreated_topic_is_not_the_topic_that_was_read(app: FlightsApp, monke
         ("bisect", "flights", "--where", BAD, "--code", "there.py", "--code", "nosuch.py"),
         ("bisect", "flights", "--where", BAD, "--code", "nosuch.py:rows"),
         ("replay", "flights/carriers@v3", "--code", "nosuch.py"),
-        ("history", "flights/carriers", "C1", "--why", "--code", "nosuch.py"),
+        ("why", "flights/carriers", "C1", "--code", "nosuch.py"),
+        ("impact", "flights", "flights[0]@1", "--code", "nosuch.py"),
         ("init", "flights/carriers", "rows.parquet", "--code", "nosuch.py"),
     ],
 )

@@ -160,7 +160,7 @@ ELSEWHERE = {
     "watch": "its tag is a snapshot that says who moved it",
     "check": "runs in a Spark of its own, and writes nothing",
     "trial": "makes a clone that goes again, and looks at the app",
-    "replay": "runs in a Spark of its own, and writes nothing",
+    **dict.fromkeys(("replay", "why", "impact"), "runs in a Spark of its own, and writes nothing"),
     "tour": "has an app of its own: tests/cli/test_tour.py",
     "new": "writes a project on this machine: tests/client/test_project.py",
     "doctor": "writes no more than one object, and deletes it: tests/operations/maintenance/test_doctor.py",

@@ -43,4 +43,15 @@ def test_a_search_continues_to_the_record_and_a_batch_is_replayed(
         sent = {"stage": first_bad["stage"], "version": first_bad["version"], "key": "quokka"}
         one = urllib3.request("POST", f"{url}/apps/{ledger.app}/replay", json=sent, timeout=200, retries=False).json()
         assert (one["same"], one["keys_replayed"], one["different"]) == (True, 1, [])
+        (cause,) = agent("why", app=ledger.app, table="accounts", key="quokka", minimal=True)["records"]
+        assert cause["record"] == address
+        reached = agent("impact", app=ledger.app, record=address)
+        assert {each["table"] for each in reached["rows"]} == {"accounts", "latest", "branches"}, reached
+        path = f"{url}/apps/{ledger.app}/at/now/tables/accounts/why"
+        explained = urllib3.request("POST", path, json={"key": "quokka"}, timeout=200, retries=False).json()
+        assert [each["record"] for each in explained["records"]] == [address]
+        assert explained["row"]["balance"] == HUGE
+        path = f"{url}/apps/{ledger.app}/impact"
+        downstream = urllib3.request("POST", path, json={"record": address}, timeout=200, retries=False).json()
+        assert [each["until"] for each in downstream["rows"]] == [None] * 3
         assert [each for each in agent.answers if "quokka" in each or str(HUGE) in each] == []

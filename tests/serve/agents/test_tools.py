@@ -58,7 +58,8 @@ def blind(hiding: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_tools_are_few_read_only_and_described(masked: Agent) -> None:
     tools = masked.tools
-    assert [*tools] == [*TOOLS] == ["apps", "log", "query", "get", "diff", "history", "bisect", "replay", "verify"]
+    by_replay = ["bisect", "replay", "why", "impact"]
+    assert [*tools] == [*TOOLS] == ["apps", "log", "query", "get", "diff", "history", *by_replay, "verify"]
     for each in tools.values():
         assert each.annotations.read_only_hint
         assert not each.annotations.destructive_hint
@@ -284,6 +285,10 @@ def test_rows_beyond_the_limit_are_omitted_with_a_note(masked: Agent) -> None:
         ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE false"}, "Refused"),
         ("replay", {"app": APP, "stage": "carriers", "version": 3}, "Refused"),
         ("replay", {"app": APP, "stage": "carriers", "version": -1}, "Usage"),
+        ("why", {"app": APP, "table": "carriers", "key": "C1"}, "Refused"),
+        ("why", {"app": APP, "table": "nothing", "key": "C1"}, "NotFound"),
+        ("impact", {"app": APP, "record": "flights[0]@1"}, "Refused"),
+        ("impact", {"app": APP, "record": "flights 1"}, "Usage"),
         ("verify", {"app": APP, "ref": "none-such"}, "NotFound"),
         ("verify", {"app": APP, "deep": "perhaps"}, "Usage"),
         ("forget", {"app": APP}, "NotFound"),

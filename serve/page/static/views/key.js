@@ -5,13 +5,14 @@ import { path, query } from "../ask.js";
 import { Command, Empty, Problem, Reading, Time, useRequest } from "../parts.js";
 import { address, navigate, versionOf } from "../route.js";
 import { command, formatValue, identifier, literal, numberOf, offsets, plural, printable, shortened, tick } from "../words.js";
+import { Why } from "./why.js";
 
 const LIMIT = 500;
 const HEIGHT = 220;
 const MOST_PAIRS = 12;
 const INKS = ["--ink-1", "--ink-2", "--ink-3", "--ink-4", "--ink-5"];
 
-export function Key({ route, live, current }) {
+export function Key({ route, live, current, me }) {
   const [table, key = ""] = route.names;
   const asked = useRequest(table ? query(path("apps", route.app, "tables", table, "history"), { key, limit: LIMIT }) : "", live);
   const about = useRequest(table ? path("apps", route.app, "at", "now") : "", route.app);
@@ -28,6 +29,7 @@ export function Key({ route, live, current }) {
     ${changes.length > 0 && html`
       <${Plot} changes=${changes} types=${types} route=${route} />
       ${current && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
+      <${Why} route=${route} table=${table} name=${key} me=${me} />
       <${Changes} changes=${changes} route=${route} />`}
     <${Command} line=${command("history", route.app, table ?? "", key)} />`;
 }

@@ -1,0 +1,1 @@
+"""Output of `why` and `impact`."""
