@@ -544,9 +544,9 @@ class Moment(Displayable):
 
 
 def _not_replayed() -> Cause:
-    from ..snapshot.bisect.causes import unknown_cause
+    from ..snapshot.bisect.causes import NOT_REPLAYED, unknown_cause
 
-    return unknown_cause("nothing was replayed")
+    return unknown_cause(NOT_REPLAYED)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -11,6 +11,7 @@ from ..common.instants import format_with_age
 from ..errors import NotFound, Refused, SlackwaterError, Usage
 from ..operations.staging.listing import list_clones
 from ..snapshot.bisect.causes import (
+    NOT_REPLAYED,
     Cause,
     TracedCause,
     absence_cause,
@@ -85,7 +86,7 @@ def cause_without_replay(client: Backends, verdict: Verdict) -> Cause:
     """
     store = client.store
     if verdict.candidates:
-        return unknown_cause("the commit is not certain, so nothing was replayed")
+        return unknown_cause(f"the commit is not certain, so {NOT_REPLAYED}")
     if (done := find_operation_cause(store, verdict)) is not None:
         return done
     if (verdict_hop := find_untouched_keys(store, client.cache, verdict)) is not None:
@@ -93,7 +94,7 @@ def cause_without_replay(client: Backends, verdict: Verdict) -> Cause:
         return absence_cause(
             store, verdict, verdict_hop, proved=False, suffix="" if _non_kafka_sources(verdict) else how
         )
-    return guess_deploy_cause(store, verdict) or unknown_cause("nothing was replayed")
+    return guess_deploy_cause(store, verdict) or unknown_cause(NOT_REPLAYED)
 
 
 def replay_programs(client: Backends, verdict: Verdict, codes: ProgramFiles) -> ProgramFiles:

@@ -11,7 +11,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
 
-from ...snapshot.bisect.causes import NOTE, TracedCause
+from ...snapshot.bisect.causes import NOT_REPLAYED, NOTE, TracedCause
 from ...snapshot.bisect.evidence import MAX_COUNTED, VerdictEvidence, commits_from_bad
 from ...snapshot.bisect.verdict import Evaluation, RecordPath, Verdict
 from ...snapshot.diff.key_changes import KeyChanges
@@ -248,7 +248,8 @@ def _search(case: ReportInput, mask: Mask) -> Iterator[Block]:
 def _cause(case: ReportInput, mask: Mask) -> Iterator[Block]:
     cause = case.explanation.cause
     if cause.kind == "unknown":
-        yield mask.reason(f"{cause.sentence}.")
+        sentence = f"{cause.sentence}."
+        yield sentence if cause.sentence.endswith(NOT_REPLAYED) else mask.reason(sentence)
         return
     proved = "proved" if cause.proved else "a guess"
     yield (f"{cause_noun(cause)}, {proved}: ".capitalize(), f"{cause.sentence.removeprefix('a guess: ')}.")

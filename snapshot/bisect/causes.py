@@ -87,6 +87,10 @@ class Cause:
             )
 
 
+NOT_REPLAYED = "nothing was replayed"
+"""Reason for an unknown cause, or the end of a reason, that quotes no data."""
+
+
 def unknown_cause(reason: str) -> Cause:
     return Cause("unknown", proved=False, sentence=f"the cause is unknown: {reason}", evidence={"reason": reason})
 

@@ -107,6 +107,7 @@ def test_an_unknown_record_is_explained_and_the_read_offsets_are_listed(case: Re
     assert "the record behind it" not in parsed.texts["h1"][0]
     parsed = Parsed.of(reports(replace(case, explanation=TracedCause(unknown_cause("nothing was replayed"))))[0])
     assert any(text.startswith("Nothing was replayed") for text in parsed.texts["p"])
+    assert "the cause is unknown: nothing was replayed." in parsed.texts["p"]
 
 
 def test_a_verdict_with_several_candidate_commits_names_them_and_the_reason(case: ReportInput) -> None:
