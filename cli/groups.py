@@ -9,7 +9,6 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import NotFound, SlackwaterError, Usage
-from ..settings import NO_STORE
 from .synonyms import SYNONYMS, commands_for
 
 _FIRST_WORD = "slackwater.first_word"
@@ -99,6 +98,8 @@ class VerbGroup(Group):
 
 def add_hint_on_local_servers(error: Exception) -> None:
     """Extend the hint of an error about an app or a store, if `dev up` wrote settings that this shell lacks."""
+    from ..settings import NO_STORE
+
     is_missing = (isinstance(error, NotFound) and error.what == "app") or str(error) == NO_STORE
     lacks_settings = "SLACKWATER_STORE" not in os.environ and _LOCAL_SETTINGS.exists()
     if isinstance(error, SlackwaterError) and is_missing and lacks_settings:

@@ -58,7 +58,7 @@ from .declared.questions import (
 )
 from .moment import Bisection, Moment
 from .replays import check_determinism, explain_row, explain_verdict, trace_impact
-from .results import Explanation, KeyHistory, Log, RecordImpact
+from .results import KeyHistory, Log, RecordImpact, RowAnswer
 from .show import history, snapshots
 from .show.document import Block, Title
 from .show.shown import Result
@@ -315,7 +315,7 @@ class AppHistory(NewestMomentMethods):
         code: str | Path | None = None,
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[WhyOptions],
-    ) -> Explanation:
+    ) -> RowAnswer:
         """Return the records that made a key's row as a moment shows it, over all stages and versions.
 
         Replays the batches that wrote the row, and those upstream that sent what went into it, on a local Spark, and
@@ -336,7 +336,7 @@ class AppHistory(NewestMomentMethods):
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         stage = stage_of_table(client.store, self.name, table)
-        return Explanation(explain_row(client, self.at(at, stage=stage), table, values, code, options, on_progress))
+        return RowAnswer(explain_row(client, self.at(at, stage=stage), table, values, code, options, on_progress))
 
     def impact(
         self,

@@ -126,7 +126,7 @@ class KeyHistory(Displayable, tuple[history.RowChange, ...]):  # noqa: SLOT001  
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Displayable):
+class RowAnswer(Displayable):
     """Records that made a row."""
 
     full_explanation: RowExplanation

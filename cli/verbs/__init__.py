@@ -19,10 +19,9 @@ _LOOK = {
 }
 _FIND = {
     "bisect": "bisect",
-    **dict.fromkeys(("why", "impact"), "explain"),
+    **dict.fromkeys(("why", "impact", "reconcile", "why-not"), "explain"),
     **dict.fromkeys(("replay", "check"), "replay"),
     "watch": "watch",
-    **dict.fromkeys(("reconcile", "why-not"), "reconcile"),
     "verify": "status",
     "rejected": "rows",
 }

@@ -241,7 +241,7 @@ def adopt(
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Turn a stopped Spark query into a stage, keeping its state and offsets.
+    """Turn a stopped Spark query into a stage, with state and offsets.
 
     Each batch that the checkpoint still has becomes a version of the stage; the last is compared with what Spark reads.
     `slackwater run PROGRAM` then continues at the next offset. Atomic and resumable; the checkpoint is only read. If

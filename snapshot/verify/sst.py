@@ -15,7 +15,7 @@ from ...store.objects.protocol import ObjectStore, check_key
 from ...store.read.decode import check_columns, decode, read_groups
 from ...store.read.fetch import fetch
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
-from ...store.sst.arrow_types import python_rows
+from ...store.sst.arrow_types import is_sql_safe, python_rows
 from ...store.sst.hashing import hash_keys, sort_keys
 from ...store.sst.parquet_index import DECODE_ERRORS, probe_filter, split_filter
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
@@ -149,6 +149,7 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
     reported: set[str] = set()
     offset = tombstones = expiring = 0
     last: pa.Table | None = None
+    is_showable = True
     bounds: dict[str, tuple[int, int]] = {}
     for batch in batches:
         rows = pa.Table.from_batches([batch])
@@ -166,12 +167,15 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
             bounds[EXPIRES] = _extend_range(bounds.get(EXPIRES), stamped.to_numpy())
             expiring += len(stamped)
         tombstones += int(np.count_nonzero(np.asarray(batch.column(OP)) == TOMBSTONE))
+        is_showable = is_showable and is_sql_safe(rows)
         offset += rows.num_rows
         last = rows.slice(rows.num_rows - 1) if rows.num_rows else last
     if tombstones != sst.tombstones:
         yield f"it has {tombstones} tombstones; expected {sst.tombstones}"
     if expiring != sst.expiring:
         yield f"{expiring} of its rows expire; expected {sst.expiring}"
+    if is_showable == sst.unshowable:
+        yield f"its values {'can all' if is_showable else 'cannot all'} be shown by SQL; expected the opposite"
     expected_ranges = {
         HASH: (sst.hash_min, sst.hash_max),
         SEQ: (sst.seq_min, sst.seq_max),

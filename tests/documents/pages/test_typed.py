@@ -51,6 +51,7 @@ NOT_TYPED_PAGES = {
     "docs/first-app.md": "typed by test_first_app.py, on a broker",
     "docs/on-call.md": "needs collectors of traces and lineage; tests/pipeline/telemetry has them",
     "docs/page.md": "serves until Ctrl-C; tests/serve/page does it",
+    "docs/reconcile.md": "needs rows of a warehouse; tests/operations/debugging/reconcile has them",
     "docs/testing.md": "takes hours",
 }
 """Pages without typed commands, and the reasons."""

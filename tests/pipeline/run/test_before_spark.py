@@ -119,7 +119,7 @@ def test_a_missing_java_is_reported(
     code, message = shown(*HEAD, STAGE, FUNCTION, kafka=memory_kafka.address)
     assert code == 1
     assert f"Spark needs Java 17 or newer, and there is no java in JAVA_HOME ({tmp_path / java})" in message
-    assert "or set JAVA_HOME" in message
+    assert "hint: unset JAVA_HOME" in message
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_package_sent_to_workers_has_all_modules_that_a_task_imports(tmp_pat
     home = Path(slackwater.__file__).parent
     data = _zipped(home)
     assert data == _zipped(home)
-    assert len(data) < 5 << 18
+    assert len(data) < 6 << 18
     sent = tmp_path / "slackwater.zip"
     sent.write_bytes(data)
     program = (

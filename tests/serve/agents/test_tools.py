@@ -285,7 +285,7 @@ def test_rows_beyond_the_limit_are_omitted_with_a_note(masked: Agent) -> None:
         ("bisect", {"app": APP, "where": "SELECT carrier FROM carriers WHERE false"}, "Refused"),
         ("replay", {"app": APP, "stage": "carriers", "version": 3}, "Refused"),
         ("replay", {"app": APP, "stage": "carriers", "version": -1}, "Usage"),
-        ("why", {"app": APP, "table": "carriers", "key": "C1"}, "Refused"),
+        ("why", {"app": APP, "table": "carriers", "key": "C1"}, "Usage"),
         ("why", {"app": APP, "table": "nothing", "key": "C1"}, "NotFound"),
         ("impact", {"app": APP, "record": "flights[0]@1"}, "Refused"),
         ("impact", {"app": APP, "record": "flights 1"}, "Usage"),

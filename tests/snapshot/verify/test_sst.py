@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.operations.staging.clone import clone
@@ -468,7 +468,10 @@ def test_any_wrong_field_of_an_ssts_entry_is_found(made: History, data: st.DataO
     value = data.draw(
         any_value(get_type_hints(Sst, include_extras=True)[name]).filter(lambda value: value != getattr(sst, name))
     )
-    damage.say(**{name: value})
+    try:
+        damage.say(**{name: value})
+    except ValueError:  # a checksum of half a byte has no stored form
+        reject()
     assert not report(damage.app).consistent
 
 

@@ -90,7 +90,7 @@ def test_partial_aggregates_give_the_same_state_as_their_rows(tasks: list[list[R
     totals = [sum(row["v"] or 0 for row in each) for each in by_key(everything).values()]
     if any(not -(1 << 63) <= total < 1 << 63 for total in totals):
         for table in (partials, plain):
-            with pytest.raises(BadRecord, match="has no room"):
+            with pytest.raises(BadRecord, match="does not fit a long"):
                 merged(bound, table)
         return
     assert merged(bound.over_partials(tuple(kinds)), partials) == merged(bound, plain)
