@@ -1,4 +1,4 @@
-"""The command that installs slackwater, for messages, templates and pages, and the repository of its releases.
+"""The install command of slackwater and the repository of its releases, for messages, templates and pages.
 
 `python -m docs.install` writes what follows from `REPOSITORY` into pages, examples and `pyproject.toml`.
 """

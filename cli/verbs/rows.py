@@ -184,7 +184,7 @@ def asof(
         values.check_ending(out)
     app, name, moment = split_table_ref(table)
     if moment:
-        raise Usage(f"--table {table}: the labels' times choose the moments", hint=f"leave out {moment}")
+        raise Usage(f"--table {table} names a moment, but each label has its own", hint=f"leave out {moment}")
     columns = parse_pairs("--on", on, "KEY[=COLUMN]", "carrier=code")
     joined = session.app(app).asof(labels, name, time=time, on=columns, by=by)
     if out is not None:

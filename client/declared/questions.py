@@ -110,16 +110,16 @@ class RejectedOptions(TypedDict, total=False):
 class ReconcileOptions(TypedDict, total=False):
     """Compare a table with somebody else's numbers.
 
-    Theirs is a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree, differ,
-    are here only and there only. Says of each key that differs which version parted it from their row, and which of its
-    records are not in: never in the topic, not read yet, rejected, late, filtered, and so on. Exits with 1 if anything
-    differs.
+    The numbers are in a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree,
+    differ, and are on one side only. Shows for each key that differs the version since which the rows differ, and the
+    records that are missing from the row, with the reason: never in the topic, not read yet, rejected, late, filtered,
+    and so on. Exits with 1 if anything differs.
     """
 
     on: Annotated[
         Mapping[str, str],
         Param(
-            "A key column, and their column with its values. Default: the same names.",
+            "A key column; COLUMN is its name on the other side. Default: the same names.",
             "KEY[=COLUMN]",
             pair="carrier=code",
         ),
@@ -127,7 +127,7 @@ class ReconcileOptions(TypedDict, total=False):
     columns: Annotated[
         Mapping[str, str],
         Param(
-            "A value column to compare, and theirs. Default: all that both sides have under one name.",
+            "A value column to compare; COLUMN is its name on the other side. Default: all that both sides have.",
             "COLUMN[=COLUMN]",
             option="--columns",
             pair="flights=n",

@@ -40,7 +40,7 @@ def reconciliation_result(found: Reconciliation, out: Path | None) -> Result:
 
 
 def reconciliation_blocks(found: Reconciliation, out: Path | None = None) -> Iterator[Block]:
-    """Yield the numbers of keys, and the explained keys with their reasons; without these if they are in `out`."""
+    """Yield the counts of keys and, unless they are in `out`, the explained keys with their reasons."""
     compared = found.comparison
     counts = (
         (compared.agree, "agree"),

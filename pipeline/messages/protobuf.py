@@ -73,9 +73,9 @@ class ProtobufReader(Reader):
         return values
 
     def _read_columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """Return the columns of the messages, and the row numbers of messages for Protobuf's own parser.
+        """Return the columns of the messages, and the row numbers of messages that Protobuf's own parser must decode.
 
-        Those messages must be decoded again. Raises `BadMessage` for bytes that do not match the schema.
+        Raises `BadMessage` for bytes that do not match the schema.
         """
         try:
             batch = self._handler.array_to_record_batch(bodies)

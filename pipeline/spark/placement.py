@@ -103,8 +103,8 @@ class Homes:
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
         """Return the rows of a micro-batch, each partition on the executor that had it in the last batch.
 
-        `partition` is the number of a row's partition, an int from 0 to `count` - 1 that is never null. `count` divides
-        the number of homes. A partition with several homes is placed at the first of them.
+        `partition` is the number of a row's partition, an int from 0 to `count` - 1 that is never null. The number of
+        homes is a multiple of `count`. A partition that has several homes is placed at the first one.
         """
         address = address_column(partition * (self._count // count), self._count)
         at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), self._count)

@@ -346,7 +346,7 @@ def complete_ref(store: ObjectStore, app: str, text: str, *, now_ms: int, stage:
 def _version_manifests(
     store: ObjectStore, clause: VersionsClause, stage: str, since: Cut, until: Cut
 ) -> tuple[Manifest, ...]:
-    """Return the version at the start of a clause, and all later versions whose rows may differ.
+    """Return the version at the clause's first moment, and each later one whose rows may differ from those before.
 
     If the clause has a step, returns only the last version of each step.
     """

@@ -63,8 +63,8 @@ class LedgerEntry:
     def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
         """Counts by Kafka partition: records sent, consumed, lost and in flight, and the difference. Empty if unknown.
 
-        If the in-flight records are known only as a sum over all partitions, they are None here, and so is the
-        difference, unless more records were consumed or lost than were sent.
+        If the in-flight records are known only as a sum over all partitions, they are None here. The difference is then
+        None too, except in a partition where more records were consumed or lost than were sent.
         """
         lost = self.lost or (0,) * len(self.sent)
         if not len(self.sent) == len(self.consumed) == len(lost):

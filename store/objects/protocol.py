@@ -126,7 +126,7 @@ class HasUnfinishedWrites(Protocol):
     """Store in which interrupted writes leave data."""
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
-        """Yield the unfinished writes of keys under `prefix`; all unfinished writes if the store does not know keys."""
+        """Yield the unfinished writes of keys under `prefix`; all if the store does not say which keys they are for."""
 
     def discard(self, leftover: UnfinishedWrite) -> None:
         """Abort an unfinished write, and free its space. An ended write is no error."""

@@ -141,9 +141,10 @@ class TableLookUps:
         return values, present, seqs
 
     def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """Return all parts of the given keys, or single parts, as `find_parts` does.
+        """Return parts, as `find_parts` does.
 
-        `keys` has the key columns of the stage's table, or all key columns of the table of parts.
+        If `keys` has the key columns of the stage's table, returns all parts of each key. If it has all key columns of
+        the table of parts, returns these single parts.
         """
         hashes = hash_keys(keys, keys.column_names)
         if keys.num_columns == len(self.table.key):

@@ -140,7 +140,7 @@ def _clones(
 
 
 def _read_by(walk: ImpactWalk, clone: str, record: RecordLocation) -> Iterator[str]:
-    """Yield the versions of a clone that read a record by themselves, after its cut."""
+    """Yield the clone's own versions, after the moment from which it was made, that read the record."""
     store = walk.program.store
     for head in heads_of(store, clone, stages_of(store, clone)).values() if apps.find_app(store, clone) else ():
         if any(source.topic == record.topic for source in head.inputs.values()):

@@ -142,7 +142,7 @@ class Written:
         return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
-        """Commit a version, after messages of a fenced writer; `count` is an error in the manifest's row count."""
+        """Send messages as a fenced writer, then commit a version whose row count is wrong by `count`."""
         self.version += 1
         self.send("dead", [7, 8, 9])
         ends, attempt = list(self.output.ends), f"w.{self.version}"

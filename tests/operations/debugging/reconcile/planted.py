@@ -191,7 +191,7 @@ class Plants:
         )
 
     def undo(self) -> None:
-        """Count a record, and roll the table back to before; its offset stays."""
+        """Count a record, then roll the table back to its state before the record. The offset is kept."""
         before = self.head.version
         self.batch("rewound")
         self.app.rewind(f"{APP}/{STAGE}@v{before}", keep_offsets=True)
