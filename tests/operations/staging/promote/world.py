@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -63,7 +64,8 @@ class World:
         self.sent = 0
         self.runners: dict[str, Runner] = {}
         self.starting: dict[str, Iterator[None]] = {}
-        self.depth = 0
+        self._lock = Lock()
+        """The promoter sends some requests in several threads."""
         self.send(3)
         self.start("p")
         until_idle(self.runners["p"])
@@ -97,10 +99,11 @@ class World:
 
     def happens(self) -> None:
         """Run random steps during a request of the promoter, or kill the promoter."""
-        if self.chance.random() < 0.4:
-            self.step()
-        if self.chance.random() < 0.01:
-            raise Killed
+        with self._lock:
+            if self.chance.random() < 0.4:
+                self.step()
+            if self.chance.random() < 0.01:
+                raise Killed
 
     def pause(self) -> None:
         self.now_s += 0.1
