@@ -12,8 +12,8 @@ from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.explained import Impact, MinimalRecords, ReachedCopy, RowExplanation
 from ....snapshot.bisect.verdict import RecordLocation, SourceRecord
 from ....snapshot.cut.moments import heads_of, stages_of
-from ....snapshot.cut.readers import versions_that_read
 from ....snapshot.cut.stored import list_snapshots
+from ....snapshot.diff.reading import versions_that_read
 from ....state.records import topic_id_in
 from ....store.sst.arrow_types import python_rows
 from ....store.versions import apps, history

@@ -22,9 +22,9 @@ from ....pipeline.reject.table import RejectedTable
 from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.explained import NotTaken, ReachedOutput, ReachedRow
 from ....snapshot.bisect.verdict import RecordLocation
-from ....snapshot.cut.readers import version_that_consumed, versions_that_read
 from ....snapshot.diff.equality import find_row_numbers, flag_unmatched_rows, pair_similar_rows
 from ....snapshot.diff.key_history import RowChange, VersionList, key_changes
+from ....snapshot.diff.reading import version_that_consumed, versions_that_read
 from ....snapshot.diff.stored_rows import KeyReader
 from ....state.failing import RECORD
 from ....state.kinds.join import BoundJoin

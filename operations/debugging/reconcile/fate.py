@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 from ....common.instants import format_iso
 from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.cut.lineage import records_of
-from ....snapshot.diff.key_history import VersionList
+from ....snapshot.diff.reading import (
+    VersionLine,
+    has_lost,
+    offset_of,
+    position_consuming,
+    positions_reading,
+    skips,
+    undone_lines,
+)
 from ....snapshot.diff.stored_rows import KeyReader, TableSide
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
@@ -29,7 +37,6 @@ from ....store.versions.manifest import Input, Manifest
 from ....store.versions.side_tables import REJECTED, REJECTED_RECORDS, as_main_table, table_name
 from .joins import explain_unmatched, is_join
 from .key_records import KeyFinder, SourceTopic, find_topic, take_record
-from .reading import VersionLine, offset_of, positions_reading, skips, undone_lines
 from .reasons import MissingReason
 
 
@@ -91,9 +98,7 @@ class RecordFates:
     def line(self, stage: str) -> VersionLine:
         """Return the versions whose input is still in effect."""
         if stage not in self._lines:
-            head = self.heads[stage]
-            versions = VersionList(self.store, head.app, head.stage, head.version)
-            self._lines[stage] = VersionLine.of_ranges(versions, head.base_versions())
+            self._lines[stage] = VersionLine.up_to(self.store, self.heads[stage])
         return self._lines[stage]
 
     def _reach(self, stage: str, record: RecordLocation) -> Reached | MissingReason:
@@ -190,16 +195,15 @@ class RecordFates:
         source = head.inputs[name]
         for sender in sent.versions:
             version = sender.version
-            position = line.first_where(0, len(line), partial(_has_consumed, name, version))
-            if position == len(line):
+            position = position_consuming(line, name, version)
+            if position is None:
                 return MissingReason(
                     "unread",
                     f"in flight: {_name(sender)} read it, and {stage} has read {source.upstream} up to "
                     f"v{source.version}",
                 )
             manifest = line[position]
-            lost = manifest.lost.get(name)
-            if lost is not None and lost.after < version <= lost.up_to:
+            if has_lost(manifest, name, version):
                 return MissingReason(
                     "lost", f"Kafka had deleted what {_name(sender)} sent: {_name(manifest)} skipped it"
                 )
@@ -369,11 +373,6 @@ def _collected(stage: str, after: Manifest) -> MissingReason:
 def _rejection(stage: str, row: Mapping[str, object]) -> MissingReason:
     message = str(row["message"]).partition("\n")[0]
     return MissingReason("rejected", f"{stage}@v{row['version']} rejected it: {row['error']}: {message}")
-
-
-def _has_consumed(name: str, version: int, manifest: Manifest) -> bool:
-    source = manifest.inputs.get(name)
-    return source is not None and source.version >= version
 
 
 def _rewind_after(head: Manifest, version: int) -> str:

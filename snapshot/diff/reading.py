@@ -1,4 +1,4 @@
-"""Which versions of a stage read a record, and which offsets no version read.
+"""Search for the versions of a stage that read a record, or the rows that a version of a sender sent.
 
 The offsets that a stage has read increase from version to version, except where a reset or a rewind moved them. Between
 those, a version is found by a binary search over manifests.
@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ....snapshot.cut.lineage import skipped_windows
-from ....snapshot.diff.key_history import VersionList
-from ....store.versions.manifest import Input, Manifest
+from ...errors import NotFound
+from ...store.objects.protocol import ObjectStore
+from ...store.versions.manifest import Input, Manifest
+from ..cut.lineage import skipped_windows
+from .key_history import VersionList
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class VersionLine:
         """Return the line of some ranges of version numbers."""
         index = versions.index_from_version
         return cls(versions, tuple(range(index(part.start), index(part.stop)) for part in ranges))
+
+    @classmethod
+    def up_to(cls, store: ObjectStore, head: Manifest) -> VersionLine:
+        """Return the versions on which `head` is based, and `head` last. Versions that a rewind undid are left out."""
+        return cls.of_ranges(VersionList(store, head.app, head.stage, head.version), head.base_versions())
 
     def __len__(self) -> int:
         return sum(map(len, self.spans))
@@ -46,6 +53,13 @@ class VersionLine:
     def has_gap_before(self, position: int) -> bool:
         """Return True if versions right before this one were collected, any of which may have done what it seems to."""
         return self.versions.has_gap_before(self.index(position))
+
+    def checked(self, position: int) -> Manifest:
+        """Return the version at a position. Raises `NotFound` if one right before it, which may count, is missing."""
+        manifest = self[position]
+        if self.has_gap_before(position) or (position == 0 and manifest.version > 1):
+            raise NotFound("version", f"{manifest.stage}@v{manifest.version - 1}")
+        return manifest
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
         """Return the first position from `low` to `high` for which `holds` is true; it stays true once it is."""
@@ -83,6 +97,57 @@ def positions_reading(line: VersionLine, name: str, partition: int, offset: int)
         if position < high and not begins:
             found.append(position)
     return tuple(found)
+
+
+def versions_that_read(store: ObjectStore, head: Manifest, topic: str, partition: int, offset: int) -> tuple[int, ...]:
+    """Return the versions up to `head` that read the record at an offset, ascending; several after a reset.
+
+    Raises `NotFound` if a version that may have read it was collected, or is of the source of a clone.
+    """
+    line, numbers = VersionLine.up_to(store, head), set[int]()
+    for name in (name for name, source in head.inputs.items() if source.topic == topic):
+        if len(line) and offset_of(line[0].inputs.get(name), partition) > offset:
+            line.checked(0)
+        read = map(line.checked, positions_reading(line, name, partition, offset))
+        numbers |= {
+            manifest.version
+            for manifest in read
+            if manifest.traits.reads_records and not skips(manifest, topic, partition, offset)
+        }
+    return tuple(sorted(numbers))
+
+
+def position_consuming(line: VersionLine, channel: str, sent: int) -> int | None:
+    """Return the position of the version that passed the rows which version `sent` of a channel's sender sent.
+
+    None if no version has passed them. A version passes rows also if Kafka had lost them (`has_lost`).
+    """
+
+    def has_passed(manifest: Manifest) -> bool:
+        source = manifest.inputs.get(channel)
+        return source is not None and source.version >= sent
+
+    position = line.first_where(0, len(line), has_passed)
+    return position if position < len(line) else None
+
+
+def has_lost(manifest: Manifest, channel: str, sent: int) -> bool:
+    """Return True if a claim skipped what version `sent` of a channel's sender sent, because Kafka had deleted it."""
+    lost = manifest.lost.get(channel)
+    return lost is not None and lost.after < sent <= lost.up_to
+
+
+def version_that_consumed(store: ObjectStore, head: Manifest, channel: str, sent: int) -> int | None:
+    """Return the version up to `head` that read the rows which version `sent` of a channel's sender sent.
+
+    None if no version has read them, or if they were lost. Raises `NotFound` as `versions_that_read` does.
+    """
+    line = VersionLine.up_to(store, head)
+    if (position := position_consuming(line, channel, sent)) is None:
+        return None
+    manifest = line.checked(position)
+    is_read = manifest.traits.reads_records and not has_lost(manifest, channel, sent)
+    return manifest.version if is_read else None
 
 
 def undone_lines(versions: VersionList, head: Manifest) -> tuple[VersionLine, ...]:
