@@ -221,7 +221,9 @@ def _round_floats(column: pa.Array, largest: float, offset: float) -> pa.Array:
     values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
     finite = np.isfinite(values)
     top = max(largest, np.abs(values[finite]).max(initial=0.0))
-    step = 2.0 ** (np.frexp(top)[1] - (_BITS if pa.types.is_float64(kind) else _BITS_OF_32))
+    # The step of a column of subnormal numbers would be 0.
+    bits = _BITS if pa.types.is_float64(kind) else _BITS_OF_32
+    step = max(2.0 ** (np.frexp(top)[1] - bits), np.finfo(np.float64).smallest_subnormal)
     with np.errstate(invalid="ignore"):
         steps = np.where(finite, np.floor(values / step + offset), values) + 0.0
     return pa.array(steps, mask=np.asarray(column.is_null()))

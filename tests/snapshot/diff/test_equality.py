@@ -56,6 +56,12 @@ def test_floats_that_differ_by_more_are_unequal(kind: pa.DataType, value: float,
     assert flag_unmatched_rows(*pair)[0].any()
 
 
+@given(st.floats(-1e-312, 1e-312), st.floats(-1e-312, 1e-312))
+def test_subnormal_floats_are_equal_only_if_identical(value: float, other: float) -> None:
+    pair = [pa.table({"x": pa.array([number])}) for number in (value, other)]
+    assert flag_unmatched_rows(*pair)[0].any() == (value != other)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, -0.0])
 def test_null_nan_and_infinity_equal_only_themselves(value: float | None) -> None:
     one = pa.table({"x": pa.array([value], pa.float64())})
