@@ -10,7 +10,6 @@ import msgspec
 
 from ..common.arguments import check_arguments, check_method_arguments
 from ..common.extras import require_extras
-from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, list_apps, read_app, replace_name_by_folder
 from .backends import Backends, split_stage_name, split_table_ref
@@ -96,21 +95,13 @@ class Client(Backends, Displayable):
 
         Raises `NotFound` for an unknown table, and the errors of `moment`.
         """
-        from ..snapshot.cut.moments import heads_of, stages_of
-        from ..store.versions.side_tables import find_owner, possible_owners, table_declarations
+        from ..snapshot.cut.moments import ref_of_table
+        from .moment import Moment
 
         app, table, moment = split_table_ref(text)
-        folder = folder_of(self.store, app)
-        stages = stages_of(self.store, folder)
-        # A stage's own table is found without reading its newest version, which may be damaged.
-        stage = (
-            table
-            if table in stages
-            else find_owner(table, heads_of(self.store, folder, possible_owners(table, stages)))
-        )
-        if stage not in stages:
-            raise NotFound(f"table of app {app!r}", table, table_declarations(heads_of(self.store, folder, stages)))
-        return self.moment(f"{app}/{stage}{moment}", participle), table
+        ref = ref_of_table(self.store, folder_of(self.store, app), table, moment, called=app)
+        # The ref has the folder, which may also be another app's name.
+        return Moment.from_ref(self, ref, participle), table
 
     def clones(self, source: str = "") -> "Result":
         """List the clones in this store, and the clones that its apps have under other store roots.

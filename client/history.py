@@ -22,7 +22,7 @@ from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
-from ..snapshot.cut.moments import stage_of_table
+from ..snapshot.cut.moments import ref_of_table, stage_of_table
 from ..snapshot.cut.refs import AtTime, parse_ref
 from ..snapshot.cut.resolve import resolve, retry_if_forgotten
 from ..snapshot.cut.stored import Snapshot, cut_of_snapshot, list_snapshots, open_requests, read_snapshot
@@ -448,10 +448,8 @@ class AppHistory(NewestMomentMethods):
         return explain_absence(self._client, self._moment_of_table(table, at), table, key, options)
 
     def _moment_of_table(self, table: str, at: When) -> Moment:
-        from .reconcile.calls import ref_of_table
-
         text = moment_text(at)
-        ref = ref_of_table(self._client, self.name, table, f"@{text}" if text != "now" else "")
+        ref = ref_of_table(self._client.store, self.name, table, f"@{text}" if text != "now" else "")
         return Moment.from_ref(self._client, ref, "compared")
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:

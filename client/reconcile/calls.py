@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ...common import instants
-from ...errors import NotFound, Usage
+from ...errors import Usage
 from ...operations.debugging.reconcile import explain
 from ...operations.debugging.reconcile.compare import Matching
 from ...operations.debugging.reconcile.explain import Absence, Place, Reconciliation
 from ...operations.debugging.reconcile.theirs import AppTable, Theirs, names_table, source_of
 from ...snapshot.bisect.verdict import RecordLocation
-from ...snapshot.cut.moments import heads_of, stages_of
+from ...snapshot.cut.moments import ref_of_table
 from ...snapshot.cut.resolve import retry_if_forgotten
 from ...snapshot.query.answers import as_relation
 from ...store.versions.apps import folder_of
-from ...store.versions.side_tables import find_owner, table_declarations
 from ..backends import split_table_ref
 from ..declared.questions import ReconcileOptions, WhyNotOptions
 from ..show.document import Block
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from ...store.versions.manifest import Manifest
     from ..backends import Backends
     from ..moment import Moment
-
-_RECORD = re.compile(r"([a-zA-Z0-9._-]{1,249})\[(\d{1,6})\]@(\d{1,19})")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,20 +94,15 @@ def explain_absence(client: Backends, moment: Moment, table: str, key: object, o
     """Explain why records are not in a row; see `AppHistory.why_not`."""
     if options["record"] and options["where"]:
         raise Usage("record and where both name the records", hint="give one of them")
-    record = parse_record(options["record"]) if options["record"] else None
+    record = RecordLocation.parse(options["record"]) if options["record"] else None
+    if record is not None and record.row is not None:
+        raise Usage(f"{record} is a row of a message in a repartition topic", hint="name the record of your topic")
     place, values = _place(client, moment, table), key if isinstance(key, tuple) else (key,)
 
     def found() -> Absence:
         return explain.why_not(place, values, record=record, where=options["where"])
 
     return WhyNot(retry_if_forgotten(client.store, place.cut.app, found))
-
-
-def parse_record(text: str) -> RecordLocation:
-    """Parse `topic[partition]@offset`. Raises `Usage`."""
-    if (match := _RECORD.fullmatch(text)) is None:
-        raise Usage(f"{text!r} is no record", hint="write it as topic[partition]@offset, such as 'flights[0]@1203'")
-    return RecordLocation(match[1], int(match[2]), int(match[3]))
 
 
 def open_theirs(client: Backends, theirs: pa.Table | str | Path) -> Theirs:
@@ -123,18 +114,9 @@ def open_theirs(client: Backends, theirs: pa.Table | str | Path) -> Theirs:
     from ..moment import Moment
 
     app, table, at = split_table_ref(theirs)
-    moment = Moment.from_ref(client, ref_of_table(client, app, table, at), "compared")
+    ref = ref_of_table(client.store, folder_of(client.store, app), table, at, called=app)
+    moment = Moment.from_ref(client, ref, "compared")
     return AppTable(client.store, client.cache, moment.current_cut(), table, theirs)
-
-
-def ref_of_table(client: Backends, app: str, table: str, at: str) -> str:
-    """Return the ref of the stage that has a table; `at` is `@MOMENT` or empty. Raises `NotFound`."""
-    folder = folder_of(client.store, app)
-    heads = heads_of(client.store, folder, stages_of(client.store, folder))
-    stage = find_owner(table, heads)
-    if stage not in heads:
-        raise NotFound(f"table of app {app!r}", table, table_declarations(heads))
-    return f"{folder}/{stage}{at}"
 
 
 def _place(client: Backends, moment: Moment, table: str) -> Place:

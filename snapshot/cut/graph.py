@@ -118,6 +118,14 @@ def downstream_stages(stages: Mapping[str, Manifest], stage: str) -> frozenset[s
     return frozenset(affected - {stage})
 
 
+def upstream_stages(stages: Mapping[str, Manifest], stage: str) -> tuple[str, ...]:
+    """Return the stages whose rows reach a stage through channels, the nearest first."""
+    reached = [stage]
+    for name in reached:
+        reached += sorted((consumed_versions(stages[name]).keys() & stages.keys()) - {*reached})
+    return tuple(reached[1:])
+
+
 def channels(cut: Cut) -> tuple[Channel, ...]:
     """Return the channels of a cut, upstream senders first: one entry per receiver, or one if there is no receiver."""
     result: list[Channel] = []

@@ -15,7 +15,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import find_owner, possible_owners
+from ...store.versions.side_tables import find_owner, possible_owners, table_declarations
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
 from .migrations import MIGRATIONS
@@ -235,6 +235,19 @@ def stage_of_table(store: ObjectStore, app: str, table: str) -> str:
     Makes one list request and reads one or two heads.
     """
     return find_owner(table, heads_of(store, app, possible_owners(table, history.list_stages(store, app))))
+
+
+def ref_of_table(store: ObjectStore, app: str, table: str, at: str = "", *, called: str = "") -> str:
+    """Return the ref of the stage that has a table; `at` is `@MOMENT` or empty.
+
+    Raises `NotFound` for an unknown table, with `called` as the app's name, if given.
+    """
+    stages = stages_of(store, app)
+    # A stage's own table is found without reading its newest version, which may be damaged.
+    stage = table if table in stages else find_owner(table, heads_of(store, app, possible_owners(table, stages)))
+    if stage not in stages:
+        raise NotFound(f"table of app {(called or app)!r}", table, table_declarations(heads_of(store, app, stages)))
+    return f"{app}/{stage}{at}"
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:

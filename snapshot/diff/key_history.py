@@ -19,7 +19,6 @@ from ...store.objects.counting import ReadCounters
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.fetch import request_pool
-from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import has_expired_rows, read_clock_ms
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -155,7 +154,7 @@ def key_history(
     if declared is None:
         raise NotFound(f"table of app {app!r}", table, tables)
     key = parse_key(table, declared, key_values)
-    stored = KeyReader(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
+    stored = KeyReader(store, cache, key)
     owner = find_owner(table, heads)
     versions = VersionList(store, app, owner, heads[owner].version, table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))

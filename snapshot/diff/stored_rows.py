@@ -22,7 +22,7 @@ from ...store.read.multi_get import multi_get
 from ...store.read.parts import read_hashes
 from ...store.read.remote_sst import SMALL_BYTES, PageSelection, RangedSst
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.hashing import KeyShare, same_keys, sort_keys
+from ...store.sst.hashing import KeyShare, hash_keys, same_keys, sort_keys
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ...store.sst.sorted_runs import overlapping
 from ...store.versions.entries.ssts import Sst
@@ -201,15 +201,16 @@ class StoredRow:
 class KeyReader:
     """Looks up one key in the SSTs of any version, including tombstones and expired rows.
 
-    `key` is a table of one row with the normalised values of the key columns. `hashed` is the `_hash` of the key.
+    `key` is a table of one row with the normalised values of the key columns. `hashed` is the `_hash` of the key, if
+    it is known.
     """
 
-    def __init__(self, store: ObjectStore, cache: SstCache, key: pa.Table, hashed: int) -> None:
+    def __init__(self, store: ObjectStore, cache: SstCache, key: pa.Table, hashed: int | None = None) -> None:
         self.key = key
         self.reads = ReadCounters()
         """Requests and bytes read, manifests not counted."""
         self._store, self._cache = store, cache
-        self._hashes = np.array([hashed], np.int64)
+        self._hashes = hash_keys(key, key.column_names) if hashed is None else np.array([hashed], np.int64)
         # By object, checksum and schema number, as a row is decoded by the table's columns.
         self._cached_rows: dict[tuple[str, str, int], StoredRow | None] = {}
 

@@ -151,7 +151,7 @@ def _windows_to_search(bad: BadCommit, guilty: RecordPath) -> Iterator[Window]:
     if key.column_names != [column.name for column in commit.table.key]:
         return
     versions = VersionList(store, commit.app, commit.stage, commit.version)
-    stored = KeyReader(store, bad.program.cache, key, int(hash_keys(key, key.column_names)[0]))
+    stored = KeyReader(store, bad.program.cache, key)
     try:
         changes = (change for change in key_changes(versions, stored, now_ms()) if change.version < commit.version)
         for change in islice(changes, MAX_CHANGES):

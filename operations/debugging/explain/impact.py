@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -23,9 +24,8 @@ from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.explained import NotTaken, ReachedOutput, ReachedRow
 from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.diff.equality import find_row_numbers, flag_unmatched_rows, pair_similar_rows
-from ....snapshot.diff.key_history import RowChange, VersionList, key_changes
+from ....snapshot.diff.key_history import RowChange
 from ....snapshot.diff.reading import version_that_consumed, versions_that_read
-from ....snapshot.diff.stored_rows import KeyReader
 from ....state.failing import RECORD
 from ....state.kinds.join import BoundJoin
 from ....state.multi_input import INPUT_COLUMN, tagged_name
@@ -37,7 +37,7 @@ from ....store.versions.manifest import Manifest
 from ..replay.batches import OpenBatches, ReplayBatch
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay, filter_by_keys
-from .walk import difference_of_key, hash_range
+from .walk import difference_of_key, hash_range, writes_of_key
 
 
 @dataclass
@@ -64,7 +64,7 @@ class ImpactWalk:
     _emitted: set[tuple[str, int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.batches = OpenBatches(self.program)
+        self.batches = OpenBatches(self.program, self.max_batches)
 
     def run(self, record: RecordLocation) -> None:
         """Walk from a record of a user's topic or of a repartition topic."""
@@ -115,7 +115,7 @@ class ImpactWalk:
 
     def _open(self, stage: str, version: int) -> ReplayBatch | None:
         place = stage, version
-        if place not in self.batches.opened and 0 < self.max_batches <= len(self.batches.opened):
+        if self.batches.is_full(*place):
             self.unknown[f"what it reached after {self.max_batches:,} batches: --limit 0 replays all"] = None
             return None
         with self._noting(f"what {stage}@v{version} made of it"):
@@ -189,16 +189,8 @@ class ImpactWalk:
 
     def _writes(self, first: Manifest, key: pa.Table) -> list[RowChange]:
         """Return the writes of a key from the version `first` on, until its row is removed; ascending."""
-        program, head = self.program, self.heads[first.stage]
-        reader = KeyReader(program.store, program.cache, key, int(hash_keys(key, key.column_names)[0]))
-        bases, writes = head.base_versions(of_rows=True), list[RowChange]()
-        for change in key_changes(
-            VersionList(program.store, head.app, head.stage, head.version), reader, 0, rewrites=True
-        ):
-            if change.version < first.version:
-                break
-            if any(change.version in versions for versions in bases):
-                writes.insert(0, change)
+        newest_first = writes_of_key(self.program, self.heads[first.stage], key)
+        writes = [*takewhile(lambda change: change.version >= first.version, newest_first)][::-1]
         removed = next((at for at, change in enumerate(writes) if change.after is None), len(writes))
         return writes[: removed + 1]
 

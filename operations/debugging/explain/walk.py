@@ -99,7 +99,7 @@ class RowWalk:
     versions: dict[tuple[str, int, int | None], WalkedVersion] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.batches = OpenBatches(self.program)
+        self.batches = OpenBatches(self.program, self.max_batches)
 
     @property
     def sources(self) -> Iterator[PartRecord]:
@@ -149,19 +149,8 @@ class RowWalk:
         self._add_changes(chain([newest], changes), key, pairs)
 
     def changes(self, newest: Manifest, key: pa.Table) -> Iterator[RowChange]:
-        """Yield the writes of a key up to `newest`, newest first, back to the one that added the row.
-
-        Versions that a rewind undid are left out.
-        """
-        store, stage = self.program.store, newest.stage
-        bases = newest.base_versions(of_rows=True)
-        versions = VersionList(store, newest.app, stage, newest.version)
-        reader = KeyReader(store, self.program.cache, key, int(hash_keys(key, key.column_names)[0]))
-        rewinds = {rewind.version for rewind in newest.rewinds}
-        for change in key_changes(versions, reader, 0, rewrites=True):
-            is_rewind = change.version in rewinds and not change.inherited
-            if is_rewind or not any(change.version in numbers for numbers in bases):
-                continue
+        """Yield the writes of a key up to `newest`, newest first, back to the one that added the row."""
+        for change in writes_of_key(self.program, newest, key):
             yield change
             if change.before is None:
                 return
@@ -170,12 +159,11 @@ class RowWalk:
         manifest = walked.manifest
         if walked.batch is not None:
             return walked.batch
-        is_new = (manifest.stage, manifest.version) not in self.batches.opened
-        if is_new and 0 < self.max_batches <= len(self.batches.opened):
+        if self.batches.is_full(manifest.stage, manifest.version):
             walked.reasons[f"not replayed, after {self.max_batches:,} batches: --limit 0 replays all"] = None
             return None
         try:
-            if is_new:
+            if (manifest.stage, manifest.version) not in self.batches.opened:
                 self.on_version(manifest)
             walked.batch = self.batches.open(manifest)
             _ = walked.batch.replay.rows()
@@ -218,7 +206,7 @@ class RowWalk:
 
     def _add_sender(self, walked: WalkedVersion, part: InputPart, numbers: RecordNumbers) -> None:
         place = part.upstream, part.version
-        if place not in self.batches.opened and 0 < self.max_batches <= len(self.batches.opened):
+        if self.batches.is_full(*place):
             walked.reasons[f"{part.upstream}@v{part.version} is not replayed, after {self.max_batches:,} batches"] = (
                 None
             )
@@ -250,6 +238,16 @@ class RowWalk:
 
 def _place(manifest: Manifest, key: pa.Table) -> tuple[str, int, int | None]:
     return manifest.stage, manifest.version, int(hash_keys(key, key.column_names)[0])
+
+
+def writes_of_key(program: LoadedProgram, newest: Manifest, key: pa.Table) -> Iterator[RowChange]:
+    """Yield the writes of a key up to `newest`, newest first, without rewinds and the versions that they undid."""
+    bases, rewinds = newest.base_versions(of_rows=True), {rewind.version for rewind in newest.rewinds}
+    versions = VersionList(program.store, newest.app, newest.stage, newest.version)
+    for change in key_changes(versions, KeyReader(program.store, program.cache, key), 0, rewrites=True):
+        is_rewind = change.version in rewinds and not change.inherited
+        if not is_rewind and any(change.version in numbers for numbers in bases):
+            yield change
 
 
 def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from ....common.instants import format_iso
 from ....errors import NotFound
 from ....snapshot.bisect.verdict import RecordLocation
-from ....snapshot.cut.graph import Cut
+from ....snapshot.cut.graph import Cut, upstream_stages
 from ....snapshot.cut.kafka_topics import KafkaTopics
 from ....snapshot.diff.key_changes import KeyChange
 from ....snapshot.diff.key_history import RowChange
@@ -162,6 +162,8 @@ class _Explanation:
     fates: RecordFates
     found: KeyRecords
     was_given: bool
+    _fates: dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]] = field(default_factory=dict)
+    """Fates of the records of keys that were asked for, by the key's number: see `fates_of`."""
 
     @classmethod
     def of(cls, place: Place, keys: pa.Table, records: Sequence[RecordLocation] | None = None) -> _Explanation:
@@ -176,10 +178,6 @@ class _Explanation:
             found = finder.find() if keys.num_rows else KeyRecords()
         return cls(place, keys, RecordFates(place.store, place.cache, heads, finder), found, records is not None)
 
-    @cached_property
-    def _fates(self) -> dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]]:
-        return {}
-
     def fates_of(self, number: int) -> tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]:
         """Return the fates of a key's records: of those that are not counted, and of those that are."""
         if number not in self._fates:
@@ -188,7 +186,8 @@ class _Explanation:
                 self.fates.of_record(record, number, exists=exists) for record in self.found.records.get(number, ())
             ]
             known = {fate.record for fate in fates}
-            for stage in () if self.was_given or self.place.table != self.place.stage else self._upstream():
+            stages = (self.place.stage, *upstream_stages(self.place.cut.stages, self.place.stage))
+            for stage in () if self.was_given or self.place.table != self.place.stage else stages:
                 for row, numbers in self.fates.rejected_with_keys(stage):
                     record = RecordLocation(str(row["topic"]), _int(row["partition"]), _int(row["offset"]))
                     if number in numbers and record not in known and row["input"] not in self._channels:
@@ -200,13 +199,6 @@ class _Explanation:
     @cached_property
     def _channels(self) -> frozenset[str]:
         return frozenset(name for head in self.place.cut.stages.values() for name in head.outputs)
-
-    def _upstream(self) -> Iterable[str]:
-        heads, waiting = self.place.cut.stages, [self.place.stage]
-        for stage in waiting:
-            senders = {source.upstream for source in heads[stage].inputs.values()} & heads.keys()
-            waiting += sorted(senders - {*waiting})
-        return waiting
 
     def difference(self, number: int, change: KeyChange, parting: Parting) -> KeyDifference:
         return KeyDifference(

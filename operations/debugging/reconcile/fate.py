@@ -35,7 +35,7 @@ from ....store.versions import forgotten, history
 from ....store.versions.entries.ssts import Sst
 from ....store.versions.manifest import Input, Manifest
 from ....store.versions.side_tables import REJECTED, REJECTED_RECORDS, as_main_table, table_name
-from .joins import explain_unmatched, is_join
+from .joins import explain_unmatched, join_of
 from .key_records import KeyFinder, SourceTopic, find_topic, take_record
 from .reasons import MissingReason
 
@@ -237,7 +237,7 @@ class RecordFates:
     def _filtered(self, reached: Reached, read: Manifest) -> MissingReason:
         way = " and ".join(_name(version) for _, version in (*reached.path, (self.stage, read)))
         why = f"{way} read it, and the program gave no row of the key for it"
-        if joins := [stage for stage, version in reached.path if is_join(version)]:
+        if joins := [stage for stage, version in reached.path if join_of(version) is not None]:
             return MissingReason("filtered", f"{why}, or {joins[0]} joined it with nothing", proved=False)
         if waits := [stage for stage, version in reached.path if _keeps_until_due(version)]:
             return MissingReason("filtered", f"{why}, or its row is not due yet in {waits[0]}", proved=False)
@@ -321,7 +321,7 @@ class RecordFates:
 
     def _unmatched(self, reached: Reached, record: RecordLocation) -> MissingReason | None:
         for stage, version in reached.path:
-            if is_join(version):
+            if join_of(version) is not None:
                 topic = find_topic(self.finder.sources, record.topic)
                 rows = take_record(topic, self.finder.topics, record)
                 if rows is None or not rows.num_rows:

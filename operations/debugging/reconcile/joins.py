@@ -10,16 +10,19 @@ import pyarrow as pa
 from ....snapshot.diff.key_history import RowChange, VersionList, key_changes
 from ....snapshot.diff.stored_rows import KeyReader
 from ....snapshot.query.fields import Field, json_leaves, parse_json, record_leaves
+from ....state.kinds.join import Join
+from ....state.kinds.kind import kind_of
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
-from ....store.sst.hashing import hash_keys, normalise_keys
+from ....store.sst.hashing import normalise_keys
 from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Manifest
 from .reasons import MissingReason
 
 
-def is_join(version: Manifest) -> bool:
-    return version.table is not None and version.table.state.get("kind") == "join"
+def join_of(version: Manifest) -> Join | None:
+    kind = kind_of(version.table.state) if version.table is not None else None
+    return kind if isinstance(kind, Join) else None
 
 
 def explain_unmatched(
@@ -36,16 +39,15 @@ def explain_unmatched(
     `read` is the version of the join's stage that read the record, `topic` the record's topic as the program calls it.
     None if the record met a row, or if its key at the join is not known.
     """
-    key = join_key(heads[stage], topic, record)
-    if key is None or read.table is None:
+    key, join = join_key(heads[stage], topic, record), join_of(read)
+    if key is None or join is None or read.table is None:
         return None
     head = heads[stage]
     versions = VersionList(store, head.app, head.stage, head.version)
-    reader = KeyReader(store, cache, key, int(hash_keys(key, key.column_names)[0]))
+    reader = KeyReader(store, cache, key)
     if reader.find_seq(read, read.row_seq, read.table) is None:
         return None
-    sides = (str(read.table.state["left"]), str(read.table.state["right"]))
-    others = [side for side in sides if side != topic]
+    others = [side for side in (join.left, join.right) if side != topic]
     if len(others) != 1:
         return None
     changes = [*key_changes(versions, reader, 0)]

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from ....errors import NotFound, Unavailable
 from ....snapshot.bisect.verdict import RecordLocation
+from ....snapshot.cut.graph import upstream_stages
 from ....snapshot.cut.kafka_topics import KafkaTopics
 from ....snapshot.query.sql import run_query, sandboxed_database
 from ....state.records import is_kafka_id, is_other_topic
@@ -104,13 +105,9 @@ def source_topics(
 ) -> tuple[SourceTopic, ...]:
     """Return the users' topics that a stage reads, directly or through channels."""
     sources: dict[str, Input] = {}
-    waiting, seen = [stage], {stage}
-    for at in waiting:
+    for at in (stage, *upstream_stages(heads, stage)):
         for name, source in heads[at].inputs.items():
-            if source.upstream in heads:
-                waiting += {source.upstream} - seen
-                seen.add(source.upstream)
-            elif not source.upstream:
+            if not source.upstream:
                 sources.setdefault(name, source)
     app = heads[stage].app
     archives = Archives(lambda: store, app)

@@ -170,6 +170,8 @@ class OpenBatches:
     """Batches of an app that are open for replays; each is opened once."""
 
     program: LoadedProgram
+    max_batches: int = 0
+    """Number of batches from which `is_full` is True; 0 for no limit."""
     opened: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
     _commits_by_version: dict[tuple[str, int], frozenset[LinePosition]] = field(default_factory=dict)
 
@@ -182,6 +184,10 @@ class OpenBatches:
         if place not in self.opened:
             self.opened[place] = ReplayBatch(StageReplay.for_version(self.program, after))
         return self.opened[place]
+
+    def is_full(self, stage: str, version: int) -> bool:
+        """Return True if this batch is not open, and as many are open as should be."""
+        return (stage, version) not in self.opened and 0 < self.max_batches <= len(self.opened)
 
     def previous(self, batch: ReplayBatch) -> ReplayBatch | None:
         """Return the newest opened batch of the same stage before `batch`; None if there is none."""

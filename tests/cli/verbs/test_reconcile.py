@@ -178,7 +178,8 @@ def test_a_record_is_counted_filtered_or_in_flight(app: FlightsApp) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("C1", "--record", "flights-1-2"), ("is no record", "flights[0]@1203")),
+        (("C1", "--record", "flights-1-2"), ("is not the location of a record", "flights[1]@49625")),
+        (("C1", "--record", "flights[0]@1+2"), ("is a row of a message",)),
         (("C1", "--record", "orders[0]@1"), ("orders", "flights")),
         (("C1", "--record", "flights[0]@1", "--where", "true"), ("both name the records",)),
         (("C1", "C2"), ("carrier",)),
