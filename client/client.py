@@ -95,13 +95,14 @@ class Client(Backends, Displayable):
 
         Raises `NotFound` for an unknown table, and the errors of `moment`.
         """
-        from ..snapshot.cut.moments import ref_of_table
+        from ..snapshot.cut.moments import existing_stage_of_table
         from .moment import Moment
 
         app, table, moment = split_table_ref(text)
-        ref = ref_of_table(self.store, folder_of(self.store, app), table, moment, called=app)
-        # The ref has the folder, which may also be another app's name.
-        return Moment.from_ref(self, ref, participle), table
+        folder = folder_of(self.store, app)
+        stage = existing_stage_of_table(self.store, folder, table, called=app)
+        # Not `self.moment`, which takes an app's name: the folder may be another app's name.
+        return Moment.from_ref(self, f"{folder}/{stage}{moment}", participle), table
 
     def clones(self, source: str = "") -> "Result":
         """List the clones in this store, and the clones that its apps have under other store roots.

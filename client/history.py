@@ -22,7 +22,7 @@ from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
-from ..snapshot.cut.moments import ref_of_table, stage_of_table
+from ..snapshot.cut.moments import existing_stage_of_table
 from ..snapshot.cut.refs import AtTime, parse_ref
 from ..snapshot.cut.resolve import resolve, retry_if_forgotten
 from ..snapshot.cut.stored import Snapshot, cut_of_snapshot, list_snapshots, open_requests, read_snapshot
@@ -335,7 +335,7 @@ class AppHistory(NewestMomentMethods):
             Refused: the table is one beside a stage's own, or the program does not run.
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
-        stage = stage_of_table(client.store, self.name, table)
+        stage = existing_stage_of_table(client.store, self.name, table)
         return RowAnswer(explain_row(client, self.at(at, stage=stage), table, values, code, options, on_progress))
 
     def impact(
@@ -448,9 +448,8 @@ class AppHistory(NewestMomentMethods):
         return explain_absence(self._client, self._moment_of_table(table, at), table, key, options)
 
     def _moment_of_table(self, table: str, at: When) -> Moment:
-        text = moment_text(at)
-        ref = ref_of_table(self._client.store, self.name, table, f"@{text}" if text != "now" else "")
-        return Moment.from_ref(self._client, ref, "compared")
+        text, stage = moment_text(at), existing_stage_of_table(self._client.store, self.name, table)
+        return Moment.from_ref(self._client, f"{self.name}/{stage}{'' if text == 'now' else f'@{text}'}", "compared")
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
         """Return the newest `limit` rejected records (0 for all); without `every`, only those not yet retried.

@@ -37,9 +37,8 @@ def why(
     from ...client.explain.result import explanation_result
 
     check_names_table(ref, key)
-    app, _, _ = ref.partition("/")
-    moment, table = session.client.moment_of_table(ref, "explained")
-    at = moment.ref.partition("@")[2] or "now"
+    app, table, moment = split_table_ref(ref)
+    at = moment.removeprefix("@") or "now"
     with session.progress() as progress:
         explained = session.app(app).why(table, parse_key_words(key), at, code=code, on_progress=progress, **options)
     session.show(explanation_result(explained.full_explanation, payloads=options["payloads"]))

@@ -16,7 +16,7 @@ from ...operations.debugging.reconcile.compare import Matching
 from ...operations.debugging.reconcile.explain import Absence, Place, Reconciliation
 from ...operations.debugging.reconcile.theirs import AppTable, Theirs, names_table, source_of
 from ...snapshot.bisect.verdict import RecordLocation
-from ...snapshot.cut.moments import ref_of_table
+from ...snapshot.cut.moments import existing_stage_of_table
 from ...snapshot.cut.resolve import retry_if_forgotten
 from ...snapshot.query.answers import as_relation
 from ...store.versions.apps import folder_of
@@ -114,8 +114,9 @@ def open_theirs(client: Backends, theirs: pa.Table | str | Path) -> Theirs:
     from ..moment import Moment
 
     app, table, at = split_table_ref(theirs)
-    ref = ref_of_table(client.store, folder_of(client.store, app), table, at, called=app)
-    moment = Moment.from_ref(client, ref, "compared")
+    folder = folder_of(client.store, app)
+    stage = existing_stage_of_table(client.store, folder, table, called=app)
+    moment = Moment.from_ref(client, f"{folder}/{stage}{at}", "compared")
     return AppTable(client.store, client.cache, moment.current_cut(), table, theirs)
 
 

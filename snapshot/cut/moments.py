@@ -237,17 +237,17 @@ def stage_of_table(store: ObjectStore, app: str, table: str) -> str:
     return find_owner(table, heads_of(store, app, possible_owners(table, history.list_stages(store, app))))
 
 
-def ref_of_table(store: ObjectStore, app: str, table: str, at: str = "", *, called: str = "") -> str:
-    """Return the ref of the stage that has a table; `at` is `@MOMENT` or empty.
+def existing_stage_of_table(store: ObjectStore, app: str, table: str, *, called: str = "") -> str:
+    """Return the stage that has this table now.
 
-    Raises `NotFound` for an unknown table, with `called` as the app's name, if given.
+    Raises `NotFound` if no stage has it, with `called` as the app's name, if given.
     """
     stages = stages_of(store, app)
     # A stage's own table is found without reading its newest version, which may be damaged.
     stage = table if table in stages else find_owner(table, heads_of(store, app, possible_owners(table, stages)))
     if stage not in stages:
         raise NotFound(f"table of app {(called or app)!r}", table, table_declarations(heads_of(store, app, stages)))
-    return f"{app}/{stage}{at}"
+    return stage
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
