@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition, Uuid
@@ -54,6 +55,8 @@ _TIMEOUT_CODES = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUE
 _METADATA_TIMEOUT_S = 10.0
 _MAX_NEW_PARTITIONS = 100_000
 """librdkafka's limit for one topic. Brokers have limits of their own."""
+_RECENT = 10_000
+"""Number of offsets before a partition's end in which a record that was just written is searched."""
 _NO_ID = str(Uuid(0, 0))
 """Id of every topic on brokers without topic ids (before Kafka 2.8)."""
 _Answer = TypeVar("_Answer")
@@ -232,13 +235,19 @@ class LibrdKafka(Kafka):
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         producer = self._clients.producer(patience_s)
         ends: dict[int, int] = {}
+        unknown: dict[int, Record] = {}
         failed: list[KafkaError] = []
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def deliver(record: Record, error: KafkaError | None, message: Message) -> None:
+            partition, offset = message.partition(), message.offset()
             if error is not None:
                 failed.append(error)
+            elif offset is None:
+                # A broker that already has the record, from an attempt whose answer was lost, may not tell its offset.
+                unknown[partition] = record
             else:
-                ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
+                ends[partition] = max(ends.get(partition, 0), offset + 1)
+                unknown.pop(partition, None)
 
         try:
             for record in records:
@@ -248,7 +257,9 @@ class LibrdKafka(Kafka):
                     "headers": list(record.headers) or None,
                 }
                 keywords = {name: value for name, value in extra.items() if value is not None}
-                produce_waiting(producer, topic, record.value, record.key, on_delivery=delivered, **keywords)
+                produce_waiting(
+                    producer, topic, record.value, record.key, on_delivery=partial(deliver, record), **keywords
+                )
                 producer.poll(0)
             patience = kafka_patience(self, patience_s + 5)
             while producer.flush(1) > 0:
@@ -265,7 +276,27 @@ class LibrdKafka(Kafka):
             passing = failed[0].retriable() or failed[0].code() in (KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT)
             not_taken = SendFailed(self.name, topic, failed[0].str(), retriable=passing)
             raise missing_right_error(self.properties, failed[0], "Write", topic) or not_taken
-        return ends
+        return ends | self._find_ends(topic, unknown, ends, patience_s) if unknown else ends
+
+    def _find_ends(
+        self, topic: str, records: Mapping[int, Record], ends: Mapping[int, int], patience_s: float
+    ) -> dict[int, int]:
+        """Return by partition the offset after a record that was just written, by reading the partition's end."""
+        resolved: dict[int, int] = {}
+        for partition, record in records.items():
+            with self._clients.consumer() as consumer:
+                bounds = partial(consumer.get_watermark_offsets, TopicPartition(topic, partition))
+                first, end = self._retry_until_leader(bounds, patience_s)
+            start = max(first, ends.get(partition, end - _RECENT))
+            offsets = [
+                message.offset()
+                for messages in self.read(topic, partition, start, end, patience_s=patience_s)
+                for message in messages
+                if (message.value(), message.key()) == (record.value, record.key)
+                and (message.headers() or []) == list(record.headers)
+            ]
+            resolved[partition] = max(offsets, default=end - 1) + 1
+        return resolved
 
     def transactional_producer(self, settings: TransactionSettings) -> LibrdKafkaProducer:
         return LibrdKafkaProducer(self.properties, settings, self.max_message_bytes)
