@@ -83,7 +83,11 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     If versions were collected, returns the newest remaining cut up to that time, or an empty cut. If `requested` names
     a stage that was retired by then, returns the cut at the time of its retirement.
     """
-    newest = map_concurrently(lambda stage: history.latest_at(store, app, stage, time_ms), stages)
+
+    def latest(stage: str) -> Manifest | None:
+        return history.latest_at(store, app, stage, time_ms, with_leaves=requested in ("", stage))
+
+    newest = map_concurrently(latest, stages)
     versions = {version.stage: version for version in newest if version is not None}
     if requested in versions and versions[requested].retired:
         return cut_at_commit(store, stages, versions[requested])

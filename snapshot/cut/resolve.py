@@ -133,7 +133,7 @@ def cut_of_ref(store: ObjectStore, ref: Ref, *, only_stage: bool = False) -> Cut
                 newest_versions(store, app, stages).get(stage) if only_stage else newest_cut(store, app, stages, stage)
             )
         case AtTime(time_ms) if only_stage:
-            target = history.latest_at(store, app, stage, time_ms)
+            target = history.latest_at(store, app, stage, time_ms, with_leaves=True)
         case AtTime(time_ms):
             target = cut_of_time(store, app, stages, time_ms, stage)
         case CommitsBack(commits):

@@ -163,19 +163,21 @@ def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]
         earlier = previous_version(store, earlier)
 
 
-def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
+def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int, *, with_leaves: bool = False) -> Manifest | None:
     """Return the newest version that was committed at or before `time_ms`, or None.
 
-    If a page covers that time, costs three round trips: for listings, the page, and the version together with the
-    leaves of a small table. Without a page, costs the requests of `head` and a binary search. Only the complete history
-    is searched; a boundary's `moments` list the cuts of older versions that were kept.
+    If a page covers that time, costs three round trips: for listings, the page, and the version. `with_leaves` reads
+    the version's leaves in the third, too, for tables of up to `MAX_SSTS_OF_LEAVES` SSTs. Without a page, costs the
+    requests of `head` and a binary search. Only the complete history is searched; a boundary's `moments` list the cuts
+    of older versions that were kept.
     """
     pages = StagePages(store, app, stage)
     with runtime.executor(3) as pool:
         reading = pool.submit(horizon.newest, store, app)
         pool.submit(forgotten.cached_index, store, app)  # for the version that is read last
         low, later = pages.around(time_ms)
-        pool.submit(cache_leaves, store, pages.leaves(low))
+        if with_leaves:
+            pool.submit(cache_leaves, store, pages.leaves(low))
         first = reading.result().first.get(stage, 0)
         newest = later or head(store, app, stage)
         return newest_at(store, newest, first, time_ms, pages) if newest is not None else None

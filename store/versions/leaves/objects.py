@@ -91,7 +91,7 @@ def cache_leaves(store: ObjectStore, places: Iterable[tuple[str, str]]) -> None:
     Errors are ignored: a later read raises them.
     """
     with suppress(SlackwaterError):
-        for_each_concurrently(lambda place: _read_entries(store, *place), places)
+        for_each_concurrently(lambda place: _read_entries(store, *place), places, MAX_LEAVES)
 
 
 def _read_leaf(store: ObjectStore, needed_by: str, leaf: Leaf) -> tuple[Sst, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from .. import checks, keys, limits
+from .. import checks, limits
 from ..checks import Violation
 from ..entries.ssts import Leaf, Ssts
 from ..kinds import VersionKind
@@ -170,8 +170,11 @@ class VersionPage(Struct, frozen=True, dict=True):
         if at == len(self.rows) or self.numbers[at] != version:
             return []
         spans = [span for span in self.spans if span.first <= at <= span.last]
-        named = self._objects(spans) if len(spans) <= most else ()
-        return [(leaf.root, leaf.key) for leaf in named if keys.LEAF.fullmatch(leaf.key)]
+        if len(spans) > most:
+            return []
+        with_leaves = {number for number, folder in enumerate(self.folders) if folder.prefix.endswith("/leaves/")}
+        named = self._objects(span for span in spans if span.folder in with_leaves)
+        return [(leaf.root, leaf.key) for leaf in named]
 
     def objects(self) -> Iterator[NamedObject]:
         return self._objects(self.spans)

@@ -185,19 +185,21 @@ class LeafBesideVersion(CountingStore):
         return super().get_range(key, start, length)
 
 
-def test_the_leaf_of_a_small_table_is_read_concurrently_with_the_version() -> None:
+@pytest.mark.parametrize(("ssts", "leaves"), [(12, 1), (600, 16)])
+def test_the_leaves_of_a_table_are_read_concurrently_with_the_version(ssts: int, leaves: int) -> None:
     store = MemoryStore()
-    full = Ssts(sst(number, 1) for number in range(12))
-    folded = apply_fold(full, write_fold(store, "app", "stage", plan_fold(full, SMALL, per_leaf=12)))
+    full = Ssts(sst(number, 1) for number in range(ssts))
+    folded = apply_fold(full, write_fold(store, "app", "stage", plan_fold(full, SMALL, per_leaf=ssts // leaves)))
     write(store, *(replace(manifest(version), table=TABLE, ssts=folded) for version in range(1, 80)))
     write_page(store, range(1, 65))
     counting = LeafBesideVersion(store, keys.manifest("app", "stage", 30))
-    version = history.latest_at(counting, "app", "stage", 305)
+    version = history.latest_at(counting, "app", "stage", 305, with_leaves=True)
     assert version is not None
     assert (version.version, version.ssts.leaves) == (30, folded.leaves)
     spent = dict(counting.counts)
     assert {*version.ssts} == {*full}
-    assert spent == dict(counting.counts) == {"list": 3, "get_range": 4}
+    assert spent == dict(counting.counts) == {"list": 3, "get_range": 3 + len(folded.leaves)}
+    assert len(folded.leaves) >= leaves
 
 
 def test_a_page_without_any_remaining_manifest_is_not_used(paged: MemoryStore) -> None:
