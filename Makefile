@@ -55,7 +55,7 @@ test: $(READY) ## all checks and tests, from nothing
 	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 test-all: $(READY) ## the same with each server of S3, the oldest Spark, each point at which a verb may be killed, many more examples (hours)
-	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" PROGRAMS="$(PROGRAMS) promtool helm" test
+	@SLACKWATER_PROFILE=ci PYTEST_ADDOPTS="--timeout 3600" $(MAKE) --no-print-directory CHOSEN="not soak" PROGRAMS="$(PROGRAMS) promtool helm azurite fake-gcs-server" test
 	@$(MAKE) --no-print-directory SPARKS="$(firstword $(SPARKS))" matrix
 
 # What needs Kafka alone is the same with every Spark. One that fails does not keep the next from being tried.
@@ -143,7 +143,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slackwater needs Python 3.11 or later; say make PYTHON=python3.11")'
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,demo,dev,iceberg,local,openlineage,otel,registry,serve]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,clouds,demo,dev,iceberg,local,openlineage,otel,registry,serve]'
 	@touch $@
 
 # What only the benchmark compares with.

@@ -80,7 +80,9 @@ def _option_name(parameter: inspect.Parameter, param: Param) -> str:
     return param.option or f"--{name.replace('_', '-')}"
 
 
-STORE = option("ROOT", "Store root: s3://bucket/prefix or a folder. Default: SLACKWATER_STORE, then slackwater.toml.")
+STORE = option(
+    "ROOT", "Store root: s3://…, gs://…, az://… or a folder. Default: SLACKWATER_STORE, then slackwater.toml."
+)
 KAFKA = option("HOST:PORT", "Kafka brokers, comma-separated. Default: SLACKWATER_KAFKA, then slackwater.toml.")
 JSON = flag("--json", "Print JSON; errors as one JSON object on stderr.")
 LOG_FORMAT = option(None, "Log lines as text or as JSON objects.", "text", envvar="SLACKWATER_LOG_FORMAT")

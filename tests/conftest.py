@@ -31,6 +31,7 @@ from slackwater.store.versions.leaves import fold
 from tests.crash.points import TALLY
 from tests.durations import Recorder, longest_first, needs_servers
 from tests.models.profiles import PROFILE
+from tests.store.objects.clouds.servers import azurite, fake_gcs
 from tests.support.manifests import SMALL_LEAVES
 from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
@@ -135,6 +136,20 @@ def versitygw_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pyte
     """Return the endpoint of a running versitygw with an empty bucket. Skips if versitygw was not built."""
     with versitygw(tmp_path_factory.mktemp("versitygw")) as endpoint:
         yield _with_bucket(endpoint)
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Return the environment of a running Azurite with an empty container. Skips if it was not built."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def google_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Return the environment of a running fake-gcs-server with an empty bucket. Skips if it was not built."""
+    with fake_gcs(tmp_path_factory.mktemp("gcs")) as environment:
+        yield environment
 
 
 def _with_bucket(endpoint: str) -> str:
@@ -291,6 +306,8 @@ def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
         "folder",
         pytest.param("moto", marks=pytest.mark.s3),
         pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.ci]),
+        pytest.param("azure", marks=pytest.mark.ci),
+        pytest.param("google", marks=pytest.mark.ci),
     ],
 )
 def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
@@ -299,9 +316,27 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         return MemoryStore()
     if request.param == "folder":
         return open_store(str(tmp_path / "root"))
+    if request.param in ("azure", "google"):
+        return open_store(f"{request.getfixturevalue(f'{request.param}_root')}/{uuid4().hex}")
     fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue(fixture))
     return open_store(f"s3://{BUCKET}/{uuid4().hex}")
+
+
+@pytest.fixture
+def azure_root(azure_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the root of a container on Azurite, with the environment that names it."""
+    for name, value in azure_server.items():
+        monkeypatch.setenv(name, value)
+    return f"az://{BUCKET}"
+
+
+@pytest.fixture
+def google_root(google_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the root of a bucket on fake-gcs-server, with the environment that names it."""
+    for name, value in google_server.items():
+        monkeypatch.setenv(name, value)
+    return f"gs://{BUCKET}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Opens object stores by their root, `s3://bucket/prefix` or a folder."""
+"""Opens object stores by their root: a bucket of S3 (`s3://`), Google (`gs://`) or Azure (`az://`), or a folder."""
 
 import os
 import re
@@ -18,14 +18,15 @@ PATIENCE_S = 60.0
 simulated_stores: dict[str, Callable[[], ObjectStore]] = {}
 """Functions that open the stores of the simulation that runs in this process, by root."""
 
-_SUPPORTED = "s3://bucket/prefix or a local folder"
+_SUPPORTED = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _WINDOWS = re.compile(r"[A-Za-z]:\\")
-_CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
+_CREDENTIALS = re.compile(r"(?i:s3[an]?|gs|az)://?[^/]*@|[^:]*://?[^/:]*:.*@")
 _STORED_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _IN_MEMORY = re.compile(r"memory:[0-9]{1,18}")
 _MAX_ROOT = 4096
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+_REMOTE = re.compile(r"(?:s3|gs|az)://")
 
 
 def s3_access_for_others(store: ObjectStore) -> S3Access | None:
@@ -49,13 +50,13 @@ def open_store(
     settings: S3Settings | None = None,
     client_config: S3ClientConfig | None = None,
 ) -> ObjectStore:
-    """Open the store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
+    """Open the store at a root: `s3://…`, `gs://…`, `az://…`, or a local folder as a path or `file://` URL.
 
     Makes no request and creates nothing. The store's `at` opens other roots with the same settings.
 
     Args:
         url: the root.
-        patience_s: time for which each S3 request is retried while the server does not answer, in seconds.
+        patience_s: time for which each request to a server is retried while the server does not answer, in seconds.
         settings: settings of S3 requests; None reads them from this process's environment (`load_s3_settings`).
         client_config: result of `use_s3_access`, which includes settings; None uses AWS's environment.
 
@@ -84,15 +85,19 @@ def open_store(
                     hint=f"write file:///{parts.netloc}{parts.path} if that was meant",
                 )
             return _open_folder(unquote(parts.path), url, open_other)
-        case "s3":
+        case "s3" | "gs" | "az" as kind:
             bucket, _, prefix = url.split(":", 1)[1].removeprefix("//").partition("/")
             prefix = prefix.strip("/")
             if not _BUCKET.fullmatch(bucket):
                 raise Usage(
-                    f"store {url!r} has no valid bucket name: expected s3://bucket/prefix, found bucket {bucket!r}"
+                    f"store {url!r} has no valid bucket name: expected {kind}://bucket/prefix, found {bucket!r}"
                 )
             if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
+            if kind != "s3":
+                from .cloud_store import CloudStore
+
+                return CloudStore(kind, bucket, prefix, patience_s=patience_s)
             # botocore takes a fifth of a second to import, so it is loaded only for S3.
             from .s3_store import S3Store
 
@@ -108,8 +113,8 @@ BaseStore.open_root = staticmethod(open_store)
 
 def check_root(root: str) -> None:
     """Raise `Usage` for an invalid store root in a manifest. An empty root is valid, for the manifest's own root."""
-    bucket, _, prefix = root.removeprefix("s3://").partition("/")
-    if root.startswith("s3://"):
+    bucket, _, prefix = _REMOTE.sub("", root, count=1).partition("/")
+    if _REMOTE.match(root):
         usable = _STORED_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)
     elif root.startswith("/"):
         usable = ".." not in root.split("/")

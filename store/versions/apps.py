@@ -314,7 +314,9 @@ def check_root(store: ObjectStore) -> None:
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_MAX_PARENTS):
-        if not folder or parent == "s3:/" or folder == store.url:  # the last condition is for a store in memory
+        if (
+            not folder or parent in ("s3:/", "gs:/", "az:/") or folder == store.url
+        ):  # the last condition is for a store in memory
             return
         outer, info = store.at(parent or "/"), None
         with suppress(Corruption, Refused, Usage):  # unreadable or foreign folders are skipped

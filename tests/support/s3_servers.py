@@ -26,7 +26,7 @@ _START_PATIENCE_S = 60.0
 def moto(folder: Path) -> Iterator[str]:
     """Run a moto server that writes its log into the folder; yield its endpoint."""
     port, program = choose_port(), Path(__file__).with_name("moto_server.py")
-    with _running([sys.executable, str(program), "-H", HOST, "-p", str(port)], folder, port) as endpoint:
+    with running_server([sys.executable, str(program), "-H", HOST, "-p", str(port)], folder, port) as endpoint:
         yield endpoint
 
 
@@ -45,7 +45,7 @@ def versitygw(
     accounts = ("--iam-dir", str(folder)) if users else ()
     program = str(built("versitygw"))
     command = [program, *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
-    with _running(command, folder, port) as endpoint:
+    with running_server(command, folder, port) as endpoint:
         admin = [program, "admin", "--access", access_key, "--secret", secret_key, "--endpoint-url", endpoint]
         for user, secret in (users or {}).items():
             words = [*admin, "create-user", "--access", user, "--secret", secret, "--role", "user"]
@@ -76,7 +76,8 @@ def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
+def running_server(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
+    """Run a server that listens on the port, with its log in the folder; yield its endpoint."""
     log = folder / "server.log"
     # It ends when this process does, however that happens.
     server = SupervisedProcess(command, folder=folder, log=log)

@@ -52,7 +52,7 @@ def test_an_s3_root_is_a_bucket_and_a_prefix(said: str, url: str) -> None:
         ("s3://b?x/prefix", "has no valid bucket name"),
         ("s3://bucket/a//b", "has an empty, '.' or '..' name"),
         ("s3://bucket/../b", "has an empty, '.' or '..' name"),
-        ("gs://bucket/p", "gs:// is not supported; expected s3://bucket/prefix or a local folder"),
+        ("gcs://bucket/p", "gcs:// is not supported; expected s3://bucket/prefix, gs://bucket/prefix, az://"),
         ("abfs://box@account/p", "abfs:// is not supported"),
         ("https://bucket.s3.amazonaws.com/p", "https:// is not supported"),
         ("file://elsewhere/p", "names the host 'elsewhere'"),

@@ -269,6 +269,10 @@ ODD_NAMES = (
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_an_odd_but_valid_name_works_everywhere(store: ObjectStore, name: str) -> None:
     key = f"odd/{name}/{name}"
+    if store.url.startswith("az:") and "\\" in name:
+        with pytest.raises(Refused, match="is not usable"):
+            store.put_if_absent(key, b"1")
+        return
     store.put_if_absent(key, b"1")
     with pytest.raises(ObjectExists):
         store.put_if_absent(key, b"2")
