@@ -214,7 +214,7 @@ def export(
     iceberg: str = option(
         "ROOT", "Write Apache Iceberg metadata over the SSTs instead, under s3://bucket/prefix or a folder.", ""
     ),
-    every: int | None = duration_option("With --iceberg: keep the tables up to date, this often.", min_ms=1_000),
+    every: int | None = duration_option("With --iceberg: export again this often.", min_ms=1_000),
     keep: int = duration_option(
         "With --iceberg: how long a replaced Iceberg snapshot stays readable. Default: 1h.", 3_600_000
     ),
