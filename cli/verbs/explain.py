@@ -27,12 +27,11 @@ def why(
 ) -> None:
     """Show the records that made a row.
 
-    Version by version, up to your topics: replays the batches that wrote the key's row since it last had none, and the
-    batches upstream that sent what went into it, on a local Spark, and compares each with the commit. The app is not
-    touched.
+    Replays, on a local Spark, the batches that wrote the key's row since the key last had no row, and the upstream
+    batches that sent their input, up to your topics. Compares each replay with the commit. The app is not touched.
 
-    --minimal searches the smallest set of these records that gives the row, by replays of all smaller sets; if there
-    are too many, a set of which none can be left out. The answer says which.
+    --minimal searches for the smallest set of these records that gives the row, by replays of all smaller sets. If
+    there are too many sets, it finds a set from which no record can be left out, and says so.
     """
     from ...client.explain.result import explanation_result
 

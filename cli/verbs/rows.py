@@ -160,7 +160,7 @@ def get(
 )
 def asof(
     session: Session,
-    labels: str = argument("LABELS", "A file with a row for each label that DuckDB reads: Parquet, CSV or JSON."),
+    labels: str = argument("LABELS", "File with one row per label: Parquet, CSV or JSON."),
     table: str = option("APP/TABLE", "The table to read.", ...),
     time: str = option("COLUMN", "The labels' column with the time: a timestamp (UTC without a zone) or a date.", ...),
     on: Repeated = option(
@@ -173,10 +173,10 @@ def asof(
 ) -> None:
     """Join labels with the rows as they were known at each label's time.
 
-    For training sets without leaks: each label gets the row that its key had in the newest version committed up to its
-    time. asof_version names the version; it is 0 before the first one, and null if that version was collected or is
-    older than the clone. --by watermark takes the newest version whose watermark was not past the time; its rows may
-    have read events that are later by the watermark's delay.
+    For training sets without leaks. Each label gets its key's row in the newest version committed up to the label's
+    time. asof_version names the version: 0 before the first version, null if the version was deleted or is older than
+    the clone. --by watermark chooses the newest version whose watermark is not past the label's time; this version may
+    have read events that are later than the label's time, by up to the watermark's delay.
     """
     from ...client.show import rows, values
 
@@ -214,7 +214,7 @@ def export(
     iceberg: str = option(
         "ROOT", "Write Apache Iceberg metadata over the SSTs instead, under s3://bucket/prefix or a folder.", ""
     ),
-    every: int | None = duration_option("With --iceberg: keep the tables up to date, this often.", min_ms=1_000),
+    every: int | None = duration_option("With --iceberg: export again this often.", min_ms=1_000),
     keep: int = duration_option(
         "With --iceberg: how long a replaced Iceberg snapshot stays readable. Default: 1h.", 3_600_000
     ),

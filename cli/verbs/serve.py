@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...serve.server import ListenOptions
 
 _CODE = option("APP=FILE", "The program that ran, to replay down to the input record. May be repeated.", name="--code")
-_VALUES = flag("--values", "Show values to agents. With a token, it also needs the verb `values`.")
+_VALUES = flag("--values", "Show values to agents. A token also needs the verb `values`.")
 _AUDIT = option("FILE", "Append one JSON line per request; '-' is stderr.")
 _SQL_TIME = duration_option("Time limit of a query. Default: 10s.", 10_000, min_ms=100)
 _SQL_MEMORY = option("MIB", "Memory limit of a query, in MiB.", 512, min=64)

@@ -189,8 +189,8 @@ def verify(
     Checks that records between stages are consumed or in flight, versions follow each other, and objects are present.
     Read-only. Exits with 1 at any difference.
 
-    --forgotten checks instead that no object of the app and its clones, at any version, holds the given keys. Also
-    exits with 1 for records that cannot be decoded.
+    --forgotten checks instead that no object of the app and its clones, at any version, holds the given keys. It
+    also exits with 1 if records cannot be decoded.
     """
     from ...client.show.status import verification_result
 

@@ -22,7 +22,7 @@ def trial(
     to: str = option("REF", "End of the input to replay. Default: now.", ""),
     before: Path | None = option(
         "FILE",
-        "The old program: replay the same input with it and compare with that, instead of with the app's tables.",
+        "The old program: compare with its results on the same input, instead of with the app's tables.",
         exists=True,
     ),
     report: Path | None = option("FILE", "Write a report as one .html file, with values hidden."),

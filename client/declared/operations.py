@@ -144,7 +144,7 @@ class RetentionOptions(TypedDict, total=False):
 class ExpiredOptions(TypedDict, total=False):
     """Options for removing expired clones."""
 
-    topics: Annotated[bool, Param("Also delete its repartition topics and consumer groups in Kafka.")]
+    topics: Annotated[bool, Param("Also delete the app's repartition topics and consumer groups in Kafka.")]
     fence: Fence
     dry_run: DryRun
 

@@ -149,8 +149,8 @@ class WhyNotOptions(TypedDict, total=False):
     """Say why records are not in a table's row.
 
     Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
-    version: it was never in the topic, is not read yet, was rejected, was late, and so on. What only a replay of the
-    program can tell is said to be not known.
+    version: never in the topic, not read yet, rejected, late, and so on. A reason that only a replay of the program
+    can tell is reported as not known.
     """
 
     record: Annotated[str, Param("Only this record: topic[partition]@offset.", "RECORD")]
@@ -174,10 +174,10 @@ class WhyOptions(TypedDict, total=False):
 class ImpactOptions(TypedDict, total=False):
     """Show what a record reached.
 
-    Shows rows, rows sent downstream and to sinks, snapshots, clones. Replays the batches that read it, and the later
-    ones in which its keys were written or sent. RECORD is a location as bisect and why print it, also in a repartition
-    topic. A row counts if the function made a row of the record for its key, and so do the key's later rows until one
-    is removed. The app is not touched.
+    Shows the rows that the program made from the record, later rows of their keys until a row is removed, rows sent
+    downstream and to sinks, snapshots and clones. Replays the batches that read the record, and later batches that
+    wrote or sent its keys. RECORD is a location as bisect and why print it, also in a repartition topic. The app is
+    not touched.
     """
 
     limit: Annotated[int, _BATCHES]
