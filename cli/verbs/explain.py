@@ -1,4 +1,4 @@
-"""Verbs that explain which records are in a row and which are not: why, impact, reconcile, why-not."""
+"""Verbs that explain which records are in a row and which are missing: why, impact, reconcile, why-not."""
 
 from pathlib import Path
 from typing import Unpack
@@ -27,12 +27,12 @@ def why(
 ) -> None:
     """Show the records that made a row.
 
-    Version by version, up to your topics: replays the batches that wrote the key's row since it last had none, and the
-    batches upstream that sent what went into it, on a local Spark, and compares each with the commit. The app is not
-    touched.
+    Goes version by version up to your topics. Replays the batches that wrote the key's row since the key last had no
+    row, and the upstream batches whose rows went into it, on a local Spark, and compares each replay with the commit.
+    The app is not touched.
 
-    --minimal searches the smallest set of these records that gives the row, by replays of all smaller sets; if there
-    are too many, a set of which none can be left out. The answer says which.
+    --minimal searches the smallest set of these records that gives the row, by replays of all smaller sets. If there
+    are too many sets, it searches a set in which each record is needed. The answer says which.
     """
     from ...client.explain.result import explanation_result
 

@@ -176,7 +176,7 @@ def asof(
     For training sets without leaks: each label gets the row that its key had in the newest version committed up to its
     time. asof_version names the version; it is 0 before the first one, and null if that version was collected or is
     older than the clone. --by watermark takes the newest version whose watermark was not past the time; its rows may
-    have read events that are later by the watermark's delay.
+    include events later than the watermark by up to the watermark's delay.
     """
     from ...client.show import rows, values
 

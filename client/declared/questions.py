@@ -108,11 +108,11 @@ class RejectedOptions(TypedDict, total=False):
 
 
 class ReconcileOptions(TypedDict, total=False):
-    """Compare a table with somebody else's numbers.
+    """Compare a table with external numbers.
 
     The numbers are in a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree,
-    differ, and are on one side only. Shows for each key that differs the version since which the rows differ, and the
-    records that are missing from the row, with the reason: never in the topic, not read yet, rejected, late, filtered,
+    differ, and are on one side only. Shows for each differing key the version since which the rows differ, and the
+    records that are missing in the row, with the reason: never in the topic, not read yet, rejected, late, filtered,
     and so on. Exits with 1 if anything differs.
     """
 
@@ -146,11 +146,11 @@ class ReconcileOptions(TypedDict, total=False):
 
 
 class WhyNotOptions(TypedDict, total=False):
-    """Say why records are not in a table's row.
+    """Show why records are not in a table's row.
 
     Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
-    version: it was never in the topic, is not read yet, was rejected, was late, and so on. What only a replay of the
-    program can tell is said to be not known.
+    version: it was never in the topic, is not read yet, was rejected, was late, and so on. Facts that only a replay of
+    the program could show are reported as not known.
     """
 
     record: Annotated[str, Param("Only this record: topic[partition]@offset.", "RECORD")]
@@ -164,7 +164,7 @@ _BATCHES = Param("Maximum batches to replay; 0 for all.", "N", default=100, limi
 
 
 class WhyOptions(TypedDict, total=False):
-    """Options of the question which records made a row."""
+    """Options of `why`, the question which records made a row."""
 
     minimal: Annotated[bool, Param("Also find the smallest set of records that gives the row.")]
     payloads: Annotated[bool, Param("Also show keys, values and headers of the records.")]
@@ -172,12 +172,12 @@ class WhyOptions(TypedDict, total=False):
 
 
 class ImpactOptions(TypedDict, total=False):
-    """Show what a record reached.
+    """Show everything that a record reached.
 
-    Shows rows, rows sent downstream and to sinks, snapshots, clones. Replays the batches that read it, and the later
-    ones in which its keys were written or sent. RECORD is a location as bisect and why print it, also in a repartition
-    topic. A row counts if the function made a row of the record for its key, and so do the key's later rows until one
-    is removed. The app is not touched.
+    Shows rows, rows sent downstream and to sinks, snapshots, clones. Replays the batches that read it, and later
+    batches that wrote or sent rows of its keys. RECORD is a location as printed by bisect and why; it may be in a
+    repartition topic. A row counts if the function made a row of the record for its key, and so do later rows of the
+    key until the row is removed. The app is not touched.
     """
 
     limit: Annotated[int, _BATCHES]

@@ -291,7 +291,7 @@ class JsonFolder(Generic[T]):
         put(store, self.key(note, *of), note)
 
     def add(self, store: ObjectStore, note: T, *of: str) -> T:
-        """Create an object unless an object of its name exists. Returns the stored object. Makes one or two requests."""
+        """Create an object unless one of its name exists. Returns the stored object. Makes one or two requests."""
         return add(store, self.key(note, *of), note, key_of=lambda existing: self.key(existing, *of))
 
     def remove(self, store: ObjectStore, name: str | int, *of: str) -> None:
