@@ -190,7 +190,7 @@ class Storm:
         return ("snapshot", "take", app, f"s{self.number}", *more)
 
     def kill(self, kind: str) -> bool:
-        """Kill a process of a kind. Returns False if none runs, or if Spark has not committed since the last such kill."""
+        """Kill a process of a kind. Returns False if none runs, or if Spark has not committed since the last kill."""
         if kind in _OF_SPARK:
             return bool(self.drivers) and self._kill_of_spark(self.chance.choice(self.drivers), kind)
         if kind in ("broker", "s3"):
