@@ -208,4 +208,4 @@ class CommitConflict(SlackwaterError):
 
 
 class Fenced(CommitConflict):
-    """A writer with a newer epoch has taken over the stage; this one must stop."""
+    """A writer with a newer epoch has taken over the stage; the older writer must stop."""

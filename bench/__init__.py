@@ -1,4 +1,4 @@
-"""Benchmarks against peers: each figure is a ratio to something that ran on the same machine in the same run.
+"""Benchmarks against peers: each figure is a ratio to a peer that ran on the same machine in the same run.
 
 `python -m bench` (or `make bench`) prints one table and writes `bench/out/results.json`.
 """

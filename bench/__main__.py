@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
             else:
                 failed.pop("memory", None)
             shown = [*rows, *_memory(workers)]
-            # After each, so that nothing is lost when a later one takes the machine down.
+            # Written after each benchmark, so that nothing is lost if a later benchmark crashes the machine.
             _write(asked.out, shown, failed, seconds)
     plot.draw(shown, asked.out / "bench.svg")
     _print(console, shown)
@@ -115,7 +115,7 @@ def _measurements() -> dict[str, ModuleType]:
 
 @contextmanager
 def _at_most(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` in the block when these seconds are over."""
+    """Raise `TimeoutError` in the block after this number of seconds."""
 
     def stop(_signal: int, _frame: object) -> None:
         raise TimeoutError(f"over {seconds} s")
@@ -134,7 +134,7 @@ def _wants_broker(module: ModuleType) -> bool:
 
 
 def _measure(module: ModuleType, broker: EmbeddedKafka | None, folder: Path, *, quick: bool) -> Iterable[Row]:
-    """Run one benchmark and return its rows; a slow benchmark yields each row when it is known."""
+    """Run one benchmark and return its rows. A slow benchmark is a generator of rows."""
     folder.mkdir()
     measure: Callable[..., Iterable[Row]] = module.rows
     if _wants_broker(module):

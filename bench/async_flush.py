@@ -31,7 +31,7 @@ WARM_UP = 6
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare the median batch with that of the same app with `max_unflushed=0`."""
+    """Compare the median batch with the median batch of the same app with `max_unflushed=0`."""
     seconds = measure(bootstrap, folder, rounds=1 if quick else 2)
     ours, waiting = median(seconds[MAX_UNFLUSHED]), median(seconds[0])
     return [

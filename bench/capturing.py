@@ -1,4 +1,4 @@
-"""Throughput of copying in-flight records into a snapshot, relative to writing them.
+"""Throughput of copying in-flight records into a snapshot, relative to writing the records.
 
 `python -m bench.capturing BOOTSTRAP FOLDER` runs it in a fresh process and prints a JSON list: rows per second of both.
 """
@@ -68,7 +68,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     kafka = open_kafka(bootstrap)
     commits: list[BatchReport] = []
     with spark_session("bench", master="local[2]"):
-        # The reader claims its place and stops; then the writer runs ahead of it.
+        # The reader stores its position and stops; then the writer runs ahead of it.
         for stage in ("legs", "events"):
             options = Options(
                 store=str(folder / "store"),

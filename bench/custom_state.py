@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 BATCH = {"slackwater": 400_000, "transformWithState": 10_000, "applyInPandasWithState": 10_000}
-"""Rows of a batch: as many as each side processes in some seconds, because all are more efficient with larger batches.
-"""
+"""Number of rows of a batch, which each side processes in some seconds: all are more efficient with large batches."""
 WARM_UP = {"slackwater": 3, "transformWithState": 1, "applyInPandasWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3, "applyInPandasWithState": 3}
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
@@ -35,7 +34,7 @@ STATE = "n long, total double, largest double, last double"
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """Compare Python state logic with transformWithState and applyInPandasWithState."""
     found: dict[str, list[float]] = {}
-    # Ours before each peer and in the end: machines drift.
+    # Our side is measured before each peer and at the end, because the speed of machines drifts.
     for turn, name in enumerate(("slackwater", "transformWithState", "applyInPandasWithState", "slackwater")):
         topic = f"bench-custom-{turn}"
         fill(bootstrap, (1 + WARM_UP[name] + MEASURED[name]) * BATCH[name], topic=topic, seed=turn)

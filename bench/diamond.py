@@ -122,7 +122,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
     done = threading.Event()
 
     def conduct() -> None:
-        # The JVM compiles what is hot in its first minute. A stage may start late on a loaded machine, or end early.
+        # The JVM compiles hot code in its first minute. A stage may start late on a loaded machine, or end early.
         warm = time.monotonic() + WARM_UP_S
         while time.monotonic() < warm and not done.wait(1):
             queries.update((query.name, query) for query in spark.streams.active)
@@ -152,7 +152,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
         cache_folder=folder / "cache",
         master="local[2]",
     )
-    # What Spark says that batches take has the planning and the logs in it that a marker has to wait for, too.
+    # Spark's durations of batches include planning and logs, for which a marker has to wait as well.
     kept = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
     with spark_session("bench", master="local[2]", conf=kept) as spark:
         conductor.start()

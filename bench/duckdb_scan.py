@@ -32,7 +32,7 @@ ROUNDS = 5
 SCAN = "scan of all columns"
 QUERIES = {
     "bare sum": "SELECT sum(flights), sum(delay) FROM {}",
-    # By its first characters: few groups, so that the grouping itself hides nothing.
+    # By the first characters: few groups, so that the time of the grouping itself is small.
     "aggregate grouped by key": "SELECT left(leg, 6) AS part, sum(flights), sum(delay) FROM {} GROUP BY part",
     SCAN: "FROM {}",
 }

@@ -99,7 +99,7 @@ def _bisect(bootstrap: str, folder: Path, where: str) -> tuple[float, dict[str, 
 
 
 def _delta_debugging(place: dict[str, Any], window: int) -> int:
-    """Count the replays of ddmin when the batch's records are known, and each replay tells only good from bad.
+    """Count the replays of ddmin if the batch's records are known, and each replay only tells good from bad.
 
     Instead of running a replay, count the faulty records in the chosen subset: that gives the same result at once.
     """
@@ -115,12 +115,12 @@ def _delta_debugging(place: dict[str, Any], window: int) -> int:
 
 
 def _predicates(folder: Path, keys: int) -> list[Row]:
-    """Run predicates on the newest version, its SSTs cached, alternating with the same SQL on one Parquet file."""
+    """Run predicates on the newest version with cached SSTs, alternating with the same SQL on one Parquet file."""
     store, cache = open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 34)
     cut = resolve(store, "bench", now_ms=0)
     plain = folder / "legs.parquet"
     with connect(store, cache, cut) as connection, duckdb.connect() as writer:
-        # As `COPY t TO` writes it: row groups that both cores can read.
+        # In the format of `COPY t TO`: with row groups that both cores can read.
         writer.from_arrow(connection.sql("FROM legs").to_arrow_table()).write_parquet(str(plain))
     found = []
     for name, sql in PREDICATES.items():
@@ -170,9 +170,9 @@ class _History:
         self._random = np.random.default_rng(5)
         self._window = window
         self.at = {OUTLIER: versions // 2, HOT: versions * 3 // 5}
-        """By leg, the number of the batch that contains its fault."""
+        """Number of the batch that contains the fault of a leg, by leg."""
         self.guilty: dict[int, npt.NDArray[np.int64]] = {}
-        """By leg, the positions in the batch of the records that cause its fault."""
+        """Positions in the batch of the records that cause the fault of a leg, by leg."""
         self.flights = np.ones(keys, np.int64)
         self.worst = np.zeros(keys, np.int64)
 
@@ -201,7 +201,7 @@ class _History:
 
 
 def _prepare(bootstrap: str, folder: Path, versions: int, keys: int, window: int) -> list[dict[str, Any]]:
-    """Write topic and versions. Returns, by fault, the addresses of its records and how many of them cause it."""
+    """Write topic and versions. Returns, by fault, the addresses of its records, and the number that cause it."""
     from slackwater.pipeline.run.program import load_app
     from slackwater.pipeline.spark.session import spark_session
 
@@ -238,7 +238,7 @@ def _prepare(bootstrap: str, folder: Path, versions: int, keys: int, window: int
 
 def _place(history: _History, leg: int, needed: int, window: int) -> dict[str, Any]:
     guilty, first = history.guilty[leg].tolist(), history.at[leg] * window // PARTITIONS
-    # Several records have the same millisecond, so which of them is the last straw, nobody can say.
+    # Several records have the same millisecond, so the last record that causes the fault is not determined.
     addresses = [f"{TOPIC}[{place % PARTITIONS}]@{first + place // PARTITIONS}" for place in guilty]
     return {"addresses": addresses, "guilty": guilty, "needed": needed}
 

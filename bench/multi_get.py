@@ -131,7 +131,7 @@ def _names(numbers: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) -> tuple[float, float]:
-    """Look up each batch of keys on both sides. Returns their median seconds after three warm-up rounds."""
+    """Look up each batch of keys on both sides. Returns the median seconds of both after three warm-up rounds."""
     seconds: tuple[list[float], list[float]] = ([], [])
     random = np.random.default_rng(9)
     for _ in range(3 + ROUNDS):
@@ -179,7 +179,7 @@ def _few(ours: Keyed, num_keys: int, number: int) -> Row:
 
 
 def _cold_tries(ours: Keyed, num_keys: int, number: int, tries: int) -> list[tuple[float, ReadCounters]]:
-    # A process of its own for each: this one remembers footers.
+    # A separate process for each look-up, because this process caches footers.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
         asked = [fresh.submit(_look_up_cold, ours.folder, ours.ssts, num_keys, number, 10 + at) for at in range(tries)]
         return [one.result() for one in asked]

@@ -31,8 +31,9 @@ FIRST = 100
 TOPIC = "bench-restart"
 BATCH = 400_000
 TAIL = 8
-"""Batches since the last snapshot in Spark's checkpoint. Spark writes one a minute, and machines are usually lost
-between two.
+"""Batches since the last snapshot in Spark's checkpoint.
+
+Spark writes a snapshot per minute, and machines are usually lost in between.
 """
 BUILD = 2_000_000
 """Rows of a batch while Spark's checkpoint is built."""
@@ -48,7 +49,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     _fill(bootstrap, 0, TAIL * BATCH, BATCH)
     for name, keys in turns:
         side.run("restart", name, bootstrap, folder / f"{name}-{keys}", keys, time.time(), peer=name == "spark")
-    # Of the large state, keys that no batch of the tail had.
+    # Keys of the large state that no batch after the snapshot contained.
     _fill(bootstrap, TAIL * BATCH, FIRST, FIRST)
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for number in range(1 if quick else ROUNDS):
@@ -107,7 +108,7 @@ def _prepare(bootstrap: str, folder: Path, small: int, large: int) -> None:
     conf = {
         **side.SPARK_STATE,
         "spark.sql.shuffle.partitions": str(PARTITIONS),
-        # So that building it leaves a snapshot of all of it, soon.
+        # Spark writes snapshots soon, so that a snapshot of the whole state exists at the end.
         "spark.sql.streaming.stateStore.minDeltasForSnapshot": "1",
         "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
     }

@@ -55,9 +55,9 @@ def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[in
             write(folder / str(size), apps[size], spark, bootstrap, size)
             # The app's own fetches beside the batches take a minute for 100 million keys.
             fill_cache(folder / str(size), folder / f"cache-{size}")
-        # One round more, in which the JVM compiles.
+        # One additional round, in which the JVM compiles.
         for number in range(1 + rounds):
-            # One range, and so one record, of a batch in each partition.
+            # One range in each partition of a batch, and therefore one record.
             step = BATCH // PARTITIONS
             first = number * batches * BATCH
             fill_ranges(bootstrap, TOPIC, [(at, at + step - 1) for at in range(first, first + batches * BATCH, step)])

@@ -137,7 +137,7 @@ def _spark(bootstrap: str, folder: Path, topic: str, batch: int, *, connector: b
 
 
 def spark_batches(bootstrap: str, folder: Path, topic: str, batch: int, *, connector: bool = False) -> list[side.Batch]:
-    """Return the batches of a Spark query that counts and sums as `app_of` does, until it has read the topic."""
+    """Return the batches of a Spark query until it has read the topic. It counts and sums like `app_of`."""
     from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}

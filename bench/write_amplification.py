@@ -90,7 +90,7 @@ def universal_optimum(keys: float, draws: float, batches: int, runs: int) -> flo
         runs: maximum number of runs after each batch.
     """
     merged = _distinct(keys, draws * np.arange(batches + 1))
-    # least[n]: n batches with at most k runs; none but nothing fits into no run.
+    # least[n]: n batches with at most k runs. With no runs allowed, only zero batches are possible.
     least = np.where(np.arange(batches + 1) > 0, np.inf, 0.0)
     for k in range(1, runs + 1):
         ends = np.full(batches + 1, np.inf)
@@ -146,9 +146,9 @@ def _load(folder: Path) -> tuple[_Base, float]:
     from slackwater.store.versions.manifest import Column, Table
 
     table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS)
-    # Bytes are counted, not seconds: in memory nothing waits for a disk.
+    # Bytes are counted, not seconds, so an in-memory store suffices.
     base = _Base(MemoryStore(), SstCache(folder / "cache", 1 << 30), table, ())
-    # As the result of a merge: level 2 is what leveled compaction would call it.
+    # Level 2, like a result of leveled compaction.
     ssts = _write(base, np.arange(KEYS), 1, level=2)
     return _Base(base.store, base.cache, table, ssts), sum(sst.bytes for sst in ssts) / KEYS
 

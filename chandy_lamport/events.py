@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 
 class ProtocolError(Exception):
-    """The caller took a step that the protocol does not allow, which is a bug. The called object is unchanged.
+    """Error for a step of the caller that the protocol does not allow, which is a bug. The called object is unchanged.
 
-    The message names the step, the legal steps, and the actual one.
+    The message names the step, the legal steps, and the actual step.
     """
 
     def __init__(self, subject: str, expected: str, actual: str) -> None:
-        # All three go into `args`, so that the error survives pickling.
+        # All three arguments go into `args`, so that the error survives pickling.
         super().__init__(subject, expected, actual)
         self.subject, self.expected, self.actual = subject, expected, actual
 
@@ -31,7 +31,7 @@ class SnapshotRequested:
 
 @dataclass(frozen=True, slots=True)
 class BatchArrived:
-    """A batch of records of a channel was consumed. All of them lie before the channel's next marker.
+    """A batch of records of a channel was consumed. All its records lie before the channel's next marker.
 
     Within one commit, all `BatchArrived` events precede the first `MarkerArrived`, so that the recorded state includes
     the batches of all channels.
@@ -39,7 +39,7 @@ class BatchArrived:
 
     channel: str
     records: object
-    """Range of offsets. The protocol does not look into it, and returns it in a `Capture`."""
+    """Range of offsets. The protocol does not interpret it, and returns it in a `Capture`."""
 
 
 @dataclass(frozen=True, slots=True)

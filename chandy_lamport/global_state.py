@@ -11,7 +11,7 @@ from .events import ProtocolError
 class ChannelCounts:
     """Numbers of records of one channel in a global state, by partition, since the channel began.
 
-    Partitions are counted separately, because in a sum a surplus in one would hide a loss in another. Raises
+    Partitions are counted separately, because in a sum a surplus in one partition would hide a loss in another. Raises
     `ProtocolError` if the tuples differ in length, or a number is negative.
     """
 
@@ -102,8 +102,9 @@ def completed_cut(network: Mapping[str, StageChannels], finished: Mapping[str, i
     for channel in sorted(writers.keys() | {name for ports in network.values() for name in ports.inputs}):
         if writers[channel] != 1:
             raise ProtocolError(problem, f"one stage that writes channel {channel!r}", str(writers[channel]))
-    # Every process records when markers can reach it from an initiator (Chandy and Lamport, section 3.3). They allow
-    # cycles; but in a cycle, the marker of a forgotten snapshot would circulate forever and restart the snapshot.
+    # Every process records its state if markers can reach it from an initiator (Chandy and Lamport, section 3.3). The
+    # paper allows cycles. But in a cycle, the marker of a forgotten snapshot would circulate forever and restart the
+    # snapshot.
     reached: set[str] = set()
     marked: set[str] = set()
     while new := {name for name in network.keys() - reached if network[name].inputs <= marked}:

@@ -26,8 +26,9 @@ class Process:
     Args:
         inputs: Channels that the process reads; empty for a stage that reads only users' topics.
         outputs: Channels that the process writes.
-        recorded: Value of the property `recorded` at the last commit. Raises `ProtocolError` if a snapshot awaits a
-            marker on a channel that is not an input.
+        recorded: Value of the property `recorded` at the last commit.
+
+    Raises `ProtocolError` if a snapshot awaits a marker on a channel that is not an input.
     """
 
     __slots__ = ("_inputs", "_outputs", "_role", "_snapshots", "_unknown")

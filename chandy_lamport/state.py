@@ -1,7 +1,7 @@
 """State machine of the Chandy-Lamport protocol, as a table of transitions.
 
-A row of the table says, for one snapshot in one process, to which new phase and to which effects (in order) a signal
-leads in the current phase. Snapshots are independent and may overlap. A signal without a row is illegal.
+Each row of the table is about one snapshot in one process. For a current phase and a signal, it has the new phase and
+the effects, in order. Snapshots are independent and may overlap. A signal without a row is illegal.
 
 `Process` maps events to signals (`marker_signal` and `records_signal`), stores the phase, and maps effects to actions.
 """
@@ -57,7 +57,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
         Signal.REQUEST: (Phase.FINISHED, ()),
         Signal.END: (Phase.UNKNOWN, ()),
     },
-    # The first marker records at once, independently of the other inputs: no input is blocked.
+    # The first marker makes the process record at once, independently of the other inputs: no input is blocked.
     (Role.READER, Phase.UNKNOWN): {
         Signal.MARKER: (Phase.CAPTURING, (Effect.RECORD, Effect.SEND_MARKERS)),
         Signal.LAST_MARKER: (Phase.FINISHED, (Effect.RECORD, Effect.SEND_MARKERS)),

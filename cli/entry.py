@@ -5,7 +5,7 @@ import signal
 
 def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else ignored, as in a shell's background
+    if handler is signal.default_int_handler:  # otherwise the signal is ignored, as in a shell's background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .main import main as run
 

@@ -91,7 +91,7 @@ class VerbGroup(Group):
                     error.hint = _join_hints(error.hint, f"you may mean {suggestion}")
                 raise
         command, command_path = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
-        # The parent is not this verb, or the usage line would show this verb's arguments.
+        # The usage line would show this verb's arguments if the parent were this verb.
         with command.make_context(command_path, list(ctx.args), parent=ctx.parent) as inner:
             return command.invoke(inner)
 

@@ -18,7 +18,7 @@ from .groups import Group, add_hint_on_local_servers
 from .options import examples
 from .verbs import SECTIONS, VERBS
 
-# typer exports one of the usage errors; their common base is what parsing raises.
+# typer exports only one of the usage errors. Parsing raises errors of their common base class.
 UsageError: Any = typer.BadParameter.__mro__[1]
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
@@ -56,7 +56,7 @@ class _Verbs(Group):
             module = import_module(f".verbs.{VERBS[cmd_name]}", __package__)
             function = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
             verb_app: typer.Typer = getattr(module, function)
-            # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.
+            # Plain help, because rich's boxes take 0.2 s, half of the time of `--help`.
             verb_app.rich_markup_mode = None
             self.commands[cmd_name] = get_command(verb_app)
             self.commands[cmd_name].name = cmd_name
@@ -146,7 +146,7 @@ def _run() -> None:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     finally:
-        # The last lines may still be in the buffer when the reader has gone.
+        # The last lines may still be in the buffer when the reader has ended.
         try:
             terminal.flush()
         except BrokenPipeError:

@@ -104,7 +104,7 @@ PY_FILES = option("FILES", "Python files and zips that the program imports, comm
 
 
 def program_option(explanation: str, more_about_default: str = "") -> Any:
-    """Return the option for a program's file; `more_about_default` ends the sentence about the default."""
+    """Return the option for a program's file. `more_about_default` ends the sentence about the default."""
     text = f"{explanation} Default: [programs] of slackwater.toml{more_about_default}."
     return option("FILE", text, callback=_check_files)
 
@@ -154,9 +154,9 @@ def duration_option(
 
 
 def parse_pairs(option: str, values: Repeated, shape: str, example: str) -> dict[str, str]:
-    """Parse options of the shape `NAME=OTHER` into a dict; with `NAME[=OTHER]`, a name alone is paired with itself.
+    """Parse options of the form `NAME=OTHER` into a dict. If the form is `NAME[=OTHER]`, a name alone maps to itself.
 
-    Raises `Usage` for another shape or a repeated name.
+    Raises `Usage` for another form or a repeated name.
     """
     pairs_by_name: dict[str, str] = {}
     for pair in values or ():

@@ -89,8 +89,8 @@ def skip_user_code_setup() -> None:
     """Skip work in Arrow and Python that only a user's code would need. Called by verbs that run no user code.
 
     Arrow does not import pandas for the first Python list that it converts, so it does not recognize pandas' missing
-    values; `to_pandas` still imports pandas. Arrow's compute functions are imported at first use, without a parse of
-    the documentation of their options, which takes a tenth of a `query`'s time. `exit_without_teardown` then ends the
+    values; `to_pandas` still imports pandas. Arrow's compute functions are imported at first use. The documentation of
+    their options, whose parsing takes a tenth of a `query`'s time, is not parsed. `exit_without_teardown` then ends the
     process early. Does nothing in a process that runs more than one verb.
     """
     global _skips_teardown
@@ -106,7 +106,7 @@ def skip_user_code_setup() -> None:
     try:
         import pyarrow as pa
 
-        # Arrow looks for pandas once; later only its pandas functions do.
+        # Arrow looks for pandas once; afterwards, only Arrow's functions for pandas look for it.
         pa.array([0])
     finally:
         sys.meta_path.remove(none)
@@ -116,9 +116,9 @@ def exit_without_teardown(code: int | str | None) -> None:
     """End the process without the interpreter's teardown (a fifth of a `get`'s time), if no user code ran in it.
 
     First joins threads, runs `atexit` functions, and flushes both streams. If user code may have run, the process ends
-    here only if a daemon thread still runs; otherwise this function returns. The reason: before Python 3.14, teardown
-    unwinds the stack of a daemon thread as soon as the thread needs the interpreter, and native code on this stack,
-    such as that of a sink's function, may crash.
+    here only if a daemon thread still runs; otherwise this function returns. The reason for that is a danger of
+    teardown before Python 3.14: as soon as a daemon thread needs the interpreter, its stack is unwound, and native code
+    on this stack, such as that of a sink's function, may crash.
     """
     daemons = _runs_one_verb and any(thread.daemon for thread in threading.enumerate())
     if isinstance(code, str) or not (_skips_teardown or daemons):

@@ -144,14 +144,14 @@ def verb(
     runs_long: bool = False,
     declared_first: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
-    """Make a command of a function whose first parameter is its `Session`. Returns the typer app.
+    """Make a command from a function whose first parameter is its `Session`. Returns the typer app.
 
     The command gets an option for each parameter of a declaration (`**options: Unpack[…]`), listed after its own
     options unless `declared_first`. In place of the session it gets the shared options: --json; --store and --kafka
     with `store` and `kafka`; --message with `changes`, for the log of operations; --log-format with `runs_long`. If the
     function has a parameter `yes_really` and the app is protected, the user is asked for the app's name, and the
     function is called a second time with that name. The help ends with `examples`. `parent` is the group that the
-    command belongs to, `is_group_command` makes it the group's own command, and `name` overrides the function's name.
+    command belongs to. `is_group_command` makes it the group's own command. `name` overrides the function's name.
     """
     app = parent or typer.Typer(add_completion=False)
 
@@ -177,7 +177,7 @@ def verb(
                     body(session, **own)
                 except Protected as error:
                     if own.get("yes_really", "…"):
-                        raise  # the name was given, or the verb takes none
+                        raise  # the name was already given, or the verb has no parameter for it
                     body(session, **own | {"yes_really": session.prompt_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY

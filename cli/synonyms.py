@@ -73,9 +73,9 @@ SYNONYMS = {word: commands for synonyms, commands in _SYNONYMS.items() for word 
 
 
 def commands_for(word: str, group: str, commands_of_group: Sequence[str]) -> tuple[str, ...]:
-    """Return the commands that an unknown word may mean; `group` is the group in which it was typed, or empty.
+    """Return the commands that an unknown word may mean. `group` is the group in which it was typed, or empty.
 
-    Commands of the group come first (`delete` in `snapshot` means `snapshot rm`), then commands with a similar
+    Commands of the group come first (`delete` in `snapshot` means `snapshot rm`), followed by commands with a similar
     spelling.
     """
     word = word.lower()

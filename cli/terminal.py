@@ -2,9 +2,9 @@
 
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 
-All output is lines, and each line goes through `printable`: line breaks, colours and control characters come only from
-this module, and from rich, which draws only text that was made printable before. A test checks that nothing else in the
-package writes to stdout or stderr.
+All output is lines, and each line goes through `printable`. Line breaks, colours and control characters come only from
+this module and from rich, and rich draws only text that was made printable before. A test checks that nothing else in
+the package writes to stdout or stderr.
 """
 
 import logging
@@ -41,7 +41,7 @@ _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
 LogFormat = Literal["text", "json"]
 Progress = Callable[..., None]
-"""Function that takes a line about the last event (may be empty), and blocks that a terminal redraws in place."""
+"""Function of a line about the last event, possibly empty, and of blocks that a terminal redraws in place."""
 
 
 class Printer:
@@ -75,7 +75,7 @@ class Printer:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Result], None]]:
-        """Yield a function that prints results; on a terminal, each replaces the previous one."""
+        """Yield a function that prints results. On a terminal, each result replaces the previous result."""
         if self.as_json or logs_json() or not is_terminal():
             yield self._print
             return
@@ -262,7 +262,7 @@ def _write(text: str, stderr: bool) -> None:
     """Write text in pieces that a pipe accepts whole: unbuffered Python does not notice a partial write."""
     stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
-        # Some terminals cannot encode all characters of our output.
+        # Some terminals cannot encode all characters of the output.
         text = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
     stream.writelines(
         text[start : start + _MAX_WRITE_CHARACTERS] for start in range(0, len(text), _MAX_WRITE_CHARACTERS)

@@ -1,8 +1,8 @@
 """Python API of slackwater for notebooks, scripts and tests: queries and changes the stored state of streaming apps.
 
-`slackwater.open()` is the entry point. Methods call the functions that the verbs of the command line call. They take
+`slackwater.open()` is the entry point. Methods call the same functions as the verbs of the command line. They take
 Python values and return values with a readable repr. Errors are those of `slackwater.errors`. Terminal output (typer,
-rich) does not belong here, nor does a second implementation of an operation.
+rich) does not belong here, and neither does a second implementation of an operation.
 """
 
 from importlib import import_module

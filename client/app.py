@@ -73,13 +73,13 @@ class StoredApp(AppFailover):
         """Roll the app back to an earlier moment.
 
         Args:
-            to: the moment, as `at` takes it.
+            to: the moment, in the forms that `at` takes.
 
         Raises:
             Usage: the moment is malformed or missing, or no Kafka is configured.
             NotFound: the app or the moment does not exist, or `before_deploy` is set and no earlier program is known.
             Refused: a runner holds the app, or Kafka no longer has the records that would be read again; nothing
-                changed.
+            changed.
         """
         dry_run, keep_offsets = options["dry_run"], options["keep_offsets"]
         if bool(to) == options["before_deploy"]:
@@ -280,8 +280,8 @@ class StoredApp(AppFailover):
         """Require the app's name as `yes_really` in methods that could lose data.
 
         The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`, `remove_clone`
-        and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now has the name,
-        and the app stored in the folder of that name. The reason for the protection, set by `slackwater.because`,
+        and `refresh`. The protection belongs to the name: after a promotion, it covers both the app that now has the
+        name, and the app stored in the folder of that name. The reason for the protection, set by `slackwater.because`,
         appears in `Protected` errors. Raises `NotFound` if the app does not exist, and `Refused` if its name now
         belongs to a promoted app.
         """
@@ -391,8 +391,8 @@ class StoredApp(AppFailover):
         """Delete versions that no retention rule keeps, and objects that have been unreferenced for `margin_ms`.
 
         `margin_ms` is at least an hour. If `explained` is the key of an object, nothing is deleted, and the result
-        states why gc would keep or delete that object. `rules` override the rules of the settings. Raises `Usage` for a
-        shorter margin, and `NotFound` for an unknown app or object.
+        gives the reason why gc would keep or delete that object. `rules` override the rules of the settings. Raises
+        `Usage` for a shorter margin, and `NotFound` for an unknown app or object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)

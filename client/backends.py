@@ -76,7 +76,7 @@ class Backends:
 
     def on_behalf_of(self, who: str) -> Self:
         """Return a copy that logs operations under the name `who`, such as the name of a token."""
-        _ = self.cache  # open it before copying, so that both share it
+        _ = self.cache  # open the cache before copying, so that both share it
         other = copy(self)
         other._by = who
         return other
@@ -104,9 +104,9 @@ class Backends:
     def channels_for_clone(self, app: str, *, must_check_offsets: bool) -> "Iterator[KafkaChannels]":
         """Yield the topics of an app that is to be cloned; if no Kafka is configured, a stub.
 
-        The stub does not check that topics still have the offsets at which the clone continues; at the end, a note
-        names the unchecked topics. If the clone needs topics of its own, or `must_check_offsets` is set, the stub
-        raises `Usage`.
+        The stub does not check that topics still have the offsets at which the clone continues. At the end, a note
+        names the unchecked topics. The stub raises `Usage` if the clone needs topics of its own, or if
+        `must_check_offsets` is set.
         """
         what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
@@ -134,7 +134,7 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Print a note that gc removed the moment of `ref`, and which moment is read instead.
+        """Print a note that gc removed the moment of `ref`, with the moment that is read instead.
 
         Prints nothing if `thinned` is None.
         """
@@ -152,7 +152,7 @@ class Backends:
         """
         if not root:
             return self
-        _ = self.cache  # open it before copying, so that both share it
+        _ = self.cache  # open the cache before copying, so that both share it
         other = copy(self)
         other._store = self.store.at(root)
         return other

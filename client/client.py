@@ -46,7 +46,7 @@ def open(store: str | Path | None = None, kafka: str | None = None, *, token: st
     if (settings.store or "").startswith(("http://", "https://")):
         from .remote import Server
 
-        # A union type would make every caller check which of the two it got.
+        # A union type would make every caller check which of the two it received.
         return cast("Client", Server(settings.store_root(), token or os.environ.get("SLACKWATER_TOKEN", "")))
     return Client(settings)
 
@@ -101,15 +101,15 @@ class Client(Backends, Displayable):
         app, table, moment = split_table_ref(text)
         folder = folder_of(self.store, app)
         stage = existing_stage_of_table(self.store, folder, table, called=app)
-        # Not `self.moment`, which takes an app's name: the folder may be another app's name.
+        # Not `self.moment`, which takes an app's name: the folder's name may be the name of another app.
         return Moment.from_ref(self, f"{folder}/{stage}{moment}", participle), table
 
     def clones(self, source: str = "") -> "Result":
         """List the clones in this store, and the clones that its apps have under other store roots.
 
-        With `source`, lists only clones of that app. The result has the moment, owner, purpose and expiry of a clone,
-        whether the clone has run, the bytes that it shares with its source, and the bytes that are kept only for it.
-        Raises `NotFound` for an unknown app.
+        With `source`, lists only clones of that app. The result has a clone's moment, owner, purpose and expiry, a flag
+        that is true if the clone has run, the bytes that it shares with its source, and the bytes that are kept only
+        for it. Raises `NotFound` for an unknown app.
         """
         from .clones import clones_result
 
@@ -118,9 +118,9 @@ class Client(Backends, Displayable):
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
         """Remove the expired clones under this root; with `source`, only clones of that app.
 
-        Clones are not removed, but listed in the result, if they are running (unless `fence` is set), are protected, or
-        are the source of a clone. With `topics`, also removes the clones' topics and consumer groups. Raises the errors
-        of `StoredApp.remove`.
+        A clone is not removed, but listed in the result, if it is running (unless `fence` is set), is protected, or is
+        the source of a clone. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
+        `StoredApp.remove`.
         """
         from .clones import remove_expired
 

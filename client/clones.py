@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
 CopyProgress = Callable[[int, int], None]
-"""Function that is called with two counts: SSTs copied so far, and all SSTs to copy."""
+"""Function of two counts: the number of SSTs copied so far, and the number of all SSTs to copy."""
 
 
 @check_method_arguments
@@ -114,7 +114,7 @@ class AppClones(AppHistory):
         client, dry_run = self._client, options["dry_run"]
         self._check_allowed("to refresh it", options)
         check_exclusion(client.store, self.name, Intent.REFRESH, *RUNS_ELSEWHERE, dry_run=dry_run)
-        # An interrupted refresh may have removed half of the clone: read its terms from the source.
+        # An interrupted refresh may have removed half of the clone, so its terms are read from the source.
         made_from = origin_of(client.store, self.name)
         source = client.at_root(made_from.root)
         is_copy = source.channels() is None or has_only_attached_stages(source.store, made_from.app)
@@ -129,7 +129,8 @@ class AppClones(AppHistory):
                 dry_run=dry_run,
                 on_progress=on_progress,
                 fence=options["fence"],
-                # Places of sinks in the old clone mean nothing in the new one. The new clone reuses the topics.
+                # The positions of sinks in the old clone have no meaning in the new clone. The new clone reuses the
+                # topics.
                 remove_topics=lambda removal: (
                     None if is_copy else channels.kafka.delete_groups(_consumer_groups(removal))
                 ),

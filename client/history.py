@@ -89,7 +89,7 @@ class AppHistory(NewestMomentMethods):
         self._client = client
 
     def status(self) -> Result:
-        """Show each stage's state, runner, table sizes and lag. The lag of users' topics needs Kafka."""
+        """Show each stage's state, runner, table sizes and lag. The lag behind users' topics needs Kafka."""
         return status(self._client, self.called)
 
     @property
@@ -140,15 +140,15 @@ class AppHistory(NewestMomentMethods):
     def newer_moment(self, moment: Moment) -> Moment | None:
         """Return the newest moment if a stage has committed since `moment`; otherwise None.
 
-        Makes one request per stage, and those of `at` if there is a newer moment. Overlooks a stage that began after
-        `moment`.
+        Makes one request per stage, and also the requests of `at` if there is a newer moment. Misses a stage that began
+        after `moment`.
         """
         heads = moment.cut.stages.values()
 
         def is_over(head: Manifest) -> bool:
             return history_of.find(self._client.store, head.app, head.stage, head.version + 1) is not None
 
-        # Each check is a request: run them in parallel.
+        # Each check is a request, so the checks run in parallel.
         run_all = request_pool().map if len(heads) > 1 else map
         return self.at() if any(run_all(is_over, heads)) else None
 
@@ -189,7 +189,7 @@ class AppHistory(NewestMomentMethods):
         instant = instant or is_unattended
 
         def is_new() -> bool:
-            # After an interruption, the same call finds the snapshot or the request of the first one.
+            # After an interruption, the same call finds the snapshot or the request of the first call.
             return taking.find_earlier_snapshot(store, app, name, "markers", by=by, now_ms=now_ms) is None
 
         if not wait and not instant and is_new():
@@ -222,8 +222,8 @@ class AppHistory(NewestMomentMethods):
     def log(self, limit: int = 20, *, stage: str = "", replayable: bool = False) -> Log:
         """Return the newest `limit` commits (0 for all) of the app or of one stage, newest first.
 
-        With `replayable`, asks Kafka, if configured, whether the input of each version is still there. Raises
-        `NotFound` for an unknown stage.
+        With `replayable`, shows if the input of each version still exists, by requests to Kafka if it is configured.
+        Raises `NotFound` for an unknown stage.
         """
         return Log(commits(self._client, self.name, limit, stage=stage, replayable=replayable))
 
@@ -316,23 +316,23 @@ class AppHistory(NewestMomentMethods):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[WhyOptions],
     ) -> RowAnswer:
-        """Return the records that made a key's row as a moment shows it, over all stages and versions.
+        """Return the records that made a key's row as it is at a moment, over all stages and versions.
 
-        Replays the batches that wrote the row, and those upstream that sent what went into it, on a local Spark, and
-        compares each with what was committed. Where records are not known (deleted input, a program that is no function
-        of its input, a row older than the history), `unknown` says so.
+        Replays the batches that wrote the row, and the upstream batches whose rows went into it, on a local Spark, and
+        compares each replay with the commit. If records are not known (deleted input, a nondeterministic program, a row
+        older than the history), `unknown` gives the reason.
 
         Args:
             table: a table of a stage.
             key: the key, in the forms that `Moment.get` takes.
-            at: the moment, as for `at`; a version (`v42`) is one of the table's own.
-            code: the file of the program that ran; default: the one in the settings.
+            at: the moment, in the forms that the method `at` takes; `v42` is a version of the table's stage.
+            code: the file of the program that ran; default: the file in the settings.
             on_progress: called with a line about the current step.
 
         Raises:
             Usage: no Kafka is configured, there is no program, or the key does not fit the table.
             NotFound: the table or the moment does not exist.
-            Refused: the table is one beside a stage's own, or the program does not run.
+            Refused: the table is a side table, or the program does not run.
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         stage = existing_stage_of_table(client.store, self.name, table)
@@ -346,10 +346,10 @@ class AppHistory(NewestMomentMethods):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[ImpactOptions],
     ) -> RecordImpact:
-        """Return what a record reached: rows, rows sent downstream and to sinks, snapshots and clones.
+        """Return everything that a record reached: rows, rows sent downstream and to sinks, snapshots and clones.
 
-        `record` is the location that `bisect` and `why` print, `topic[partition]@offset`. `code` and `on_progress` are
-        those of `why`. What is not known is in `unknown`.
+        `record` is a location as printed by `bisect` and `why`: `topic[partition]@offset`. `code` and `on_progress` are
+        the same as for `why`. If the answer may be incomplete, `unknown` gives the reasons.
 
         Raises:
             Usage: `record` is malformed, no Kafka is configured, or there is no program.
@@ -384,13 +384,13 @@ class AppHistory(NewestMomentMethods):
             labels: an Arrow table, or the name of a file that DuckDB reads (Parquet, CSV, JSON).
             table: a table of the app; the result has its present columns.
             time: the label column with the time: a timestamp, in UTC without a zone, or a date.
-            on: by key column, the label column that has its values. Default: the column of the same name.
+            on: name of the label column, by key column of the table. Default: the same name.
             by: `commit` reads the newest version committed at the time or before, `watermark` the newest version whose
                 watermark was not past it.
 
         Returns:
-            The labels' columns, `asof_version` (the version read; 0 before the first, null if it is not stored),
-            `asof_present`, and the table's value columns, null without a row. The order of a file is not kept.
+            The labels' columns; `asof_version` (the version read; 0 before the first, null if it is not stored);
+            `asof_present`; and the table's value columns, null without a row. The order of a file is not kept.
 
         Raises:
             NotFound: the app or the table does not exist.
@@ -412,19 +412,20 @@ class AppHistory(NewestMomentMethods):
         limit: int = 50,
         **options: Unpack[ReconcileOptions],
     ) -> "Reconciled":
-        """Compare a table with somebody else's rows, and explain the keys that differ.
+        """Compare a table with external rows, and explain the keys that differ.
 
         Args:
             table: a table of the app.
-            theirs: rows, one a key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, before which
-                databases may be attached with READ_ONLY; or `"app/table@moment"`.
-            at: the moment of `table`, as `at` takes it.
+            theirs: external rows, one per key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, which
+            may be
+                preceded by statements that attach databases with READ_ONLY; or `"app/table@moment"`.
+            at: the moment of `table`, in the forms that the method `at` takes.
             limit: number of differing keys to explain; 0 for all.
 
         Raises:
             NotFound: the app, the table or the moment does not exist.
             Usage: columns do not fit, or the query does more than read.
-            Refused: the rows cannot be read, or several are of one key.
+            Refused: the rows cannot be read, or a key has several rows.
         """
         from .reconcile.calls import open_theirs, reconcile_table
 
@@ -437,7 +438,7 @@ class AppHistory(NewestMomentMethods):
         Args:
             table: a table of the app.
             key: the key, in the forms that `Moment.get` takes.
-            at: the moment of `table`, as `at` takes it.
+            at: the moment of `table`, in the forms that the method `at` takes.
 
         Raises:
             NotFound: the app, the table, the moment or the record's topic does not exist.

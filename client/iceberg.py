@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def open_export(client: Backends, root: str, keep_ms: int) -> "IcebergExport":
     """Return an exporter to Iceberg tables under a root, `s3://bucket/prefix` or a folder, outside of all apps.
 
-    `keep_ms` is how long a replaced Iceberg snapshot stays readable. Raises `Usage` if the root is malformed, and
-    `Refused` if the package pyiceberg is not installed, or the store is in memory.
+    A replaced Iceberg snapshot stays readable for `keep_ms`. Raises `Usage` if the root is malformed, and `Refused` if
+    the package pyiceberg is not installed, or the store is in memory.
     """
     require_extras("iceberg", "an export to Iceberg")
     from ..operations.exchange.iceberg.export import IcebergExport

@@ -101,7 +101,7 @@ class Moment(Displayable):
 
     @property
     def cut(self) -> Cut:
-        """Manifests of the moment. Their SSTs lack all keys of which this process knows that they were forgotten."""
+        """Manifests of the moment. Their SSTs lack the keys that this process knows to be forgotten."""
         index = forgotten.cached_index(self._client.store, self._cut.app, at_least=None)
         if index is not self._forgotten_index:
             self._cut, self._forgotten_index = apply_known_forgets(self._client.store, self._cut), index
@@ -124,7 +124,7 @@ class Moment(Displayable):
 
     @property
     def thinned_out(self) -> Thinned | None:
-        """Requested time, and time of the moment used instead, if gc removed the requested moment; else None."""
+        """Requested time, and time of the moment that is used instead, if gc removed the requested one; else None."""
         return self.cut.thinned
 
     @property
@@ -167,7 +167,7 @@ class Moment(Displayable):
 
         client, cut = self._client, self.current_cut()
         other_cuts: dict[str, Cut] = {}
-        # A damaged stage must not be reported as one that has not begun.
+        # A stage that is damaged must not be reported as a stage that has not begun.
         later = later_stages(client.store, cut) if self._is_undamaged else {}
         # Kafka is needed only for in-flight records.
         reader, now_ms = client.channels_of(cut.app) if names_channels(sql) else None, instants.now_ms()
@@ -332,9 +332,9 @@ class Moment(Displayable):
         result shows each table.
 
         Args:
-            root: `s3://bucket/prefix` or a folder; each table gets a folder of its name in it.
+            root: `s3://bucket/prefix` or a folder, in which each table gets a folder of its name.
             tables: names of the tables; default all.
-            keep: how long a replaced Iceberg snapshot stays readable.
+            keep: time for which a replaced Iceberg snapshot stays readable.
 
         Raises:
             Usage: the root or the span is malformed.
@@ -455,7 +455,7 @@ class Moment(Displayable):
             return None
         with report_if_collected(client.store, self.cut):
             fetched = [(sst, client.cache.fetch_rows(client.store, sst, declared, ReadCounters())) for sst in ssts]
-        # An SST in this process's memory is not backed by a file, so only the cache may hold it.
+        # If an SST is in this process's memory, no file backs it, so only the cache may hold it.
         mapped_ssts = [(sst, mapped) for sst, mapped in fetched if mapped is not None and not mapped.memory_bytes]
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
@@ -561,7 +561,7 @@ class Bisection(Displayable):
     record: RecordPath | None = None
     """Input record that made the state bad, and how it was found; None if unknown, or if no record is the cause."""
     cause: Cause = field(default_factory=_not_replayed)
-    """Cause of the bad commit: its class, whether a replay proves it, the records, and the evidence."""
+    """Cause of the bad commit: its class, a flag that is true if a replay proves it, the records, and the evidence."""
 
     @property
     def stage(self) -> str:

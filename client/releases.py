@@ -49,7 +49,7 @@ class AppReleases(AppClones):
             The changes (`plan.changes`), the versions that made them, and the snapshot of the moment before.
 
         Raises:
-            Usage: an argument is invalid, or the program's declarations are.
+            Usage: an argument is invalid, or the program's declarations are invalid.
             NotFound: a rename names an unknown column or stage, or a new input needs Kafka and none is configured.
             Refused: the stored state does not fit the program, or another migration is in progress. Nothing changed.
         """

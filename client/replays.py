@@ -59,7 +59,7 @@ def explain_verdict(
     """Find the cause of a bisect's verdict, from the store or by replays with the programs in `codes`.
 
     An error of a replay is not raised, because the commit is already known; it becomes the reason why the cause is
-    unknown. A note says what is missing for a replay. If `codes` is None, nothing is replayed.
+    unknown. A note names anything that a replay lacks. If `codes` is None, nothing is replayed.
     """
     try:
         if (queried := find_queried_records(verdict)) is not None:
@@ -110,7 +110,7 @@ def _non_kafka_sources(verdict: Verdict) -> str:
 
 
 def _missing_for_replay(client: Backends, verdict: Verdict, codes: ProgramFiles) -> str:
-    """Return the reason why a replay is impossible; empty if it is possible. Prints a note on what to add."""
+    """Return the reason why a replay is impossible; empty if it is possible. Notes name the missing part."""
     if sources := _non_kafka_sources(verdict):
         client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
         return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
@@ -146,7 +146,7 @@ def _find_cause_by_replay(
     client: Backends, verdict: Verdict, codes: ProgramFiles, progress: Callable[[str], None]
 ) -> TracedCause:
     def on_hop(hop: Hop) -> None:
-        # Do not name the record yet: it may be healthy.
+        # Do not name the record yet, because it may be healthy.
         progress(f"{hop.stage} v{hop.version}: one of {hop.records:,} records, with {hop.replays:,} replays")
 
     require_extras("spark", "a replay")
@@ -174,7 +174,7 @@ def explain_row(
     options: WhyOptions,
     progress: Callable[[str], None] = lambda _doing: None,
 ) -> RowExplanation:
-    """Return the records that made a key's row as a moment shows it; see `StoredApp.why`."""
+    """Return the records that made a key's row at a moment; see `StoredApp.why`."""
     newest = moment.cut.stages.get(table)
     if newest is None or newest.table is None:
         declared = moment.table_declaration(table)  # raises for an unknown table
@@ -201,7 +201,7 @@ def trace_impact(
     options: ImpactOptions,
     progress: Callable[[str], None] = lambda _doing: None,
 ) -> Impact:
-    """Return what a record reached; see `StoredApp.impact`."""
+    """Return everything that a record reached; see `StoredApp.impact`."""
     location = RecordLocation.parse(record)
     stages = heads_of(client.store, app, stages_of(client.store, app))
     topics = {source.topic: None for head in stages.values() for source in head.inputs.values()}
@@ -232,7 +232,7 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
 
 @contextmanager
 def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[OpenedBatch]":
-    """Yield three values: the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
+    """Yield three values: the batch of a ref `app/stage@version`, the rows that it sent, and the selected key or None.
 
     Raises `Usage` if no program or no Kafka is configured, or if a key is given for a stage without a table; and the
     errors of `StoredApp.at` and `StageReplay.for_version`.

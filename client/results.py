@@ -105,7 +105,7 @@ class Difference(Displayable, dict[str, TableDifference]):
         yield from (f"{table.table}: {reason}" for table in self.full_diffs for reason in table.unlike)
 
 
-class KeyHistory(Displayable, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has more than its items
+class KeyHistory(Displayable, tuple[history.RowChange, ...]):  # noqa: SLOT001 it also has attributes
     """Changes of one key, newest first."""
 
     full_history: history.RowHistory
@@ -130,7 +130,7 @@ class RowAnswer(Displayable):
     """Records that made a row."""
 
     full_explanation: RowExplanation
-    """The versions that wrote the row and those upstream, each with the records that it read for the row."""
+    """Versions that wrote the row, and upstream versions, each with the records that it read for the row."""
 
     @property
     def row(self) -> dict[str, object] | None:
@@ -139,17 +139,17 @@ class RowAnswer(Displayable):
 
     @property
     def records(self) -> tuple[SourceRecord, ...]:
-        """Records of users' topics that went into the row; with their payloads if these were asked for."""
+        """Records of users' topics that went into the row. They have payloads only if the caller requested them."""
         return self.full_explanation.sources
 
     @property
     def minimal(self) -> MinimalRecords | None:
-        """The smallest set of records that gives the row; None if not asked for, or not known."""
+        """Smallest set of records that gives the row; None if not requested, or not known."""
         return self.full_explanation.minimal
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Reasons why `records` may not be exactly the records that went into the row; empty if they are."""
+        """Reasons why `records` may be incomplete or have too many records; empty if it is exact."""
         return tuple(
             f"{version.name}: {version.unknown}" for version in self.full_explanation.versions if version.unknown
         )
@@ -160,14 +160,14 @@ class RowAnswer(Displayable):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordImpact(Displayable):
-    """What a record reached."""
+    """Rows and copies that a record reached."""
 
     full_impact: Impact
-    """Rows, rows sent, snapshots and clones; versions that read the record; and what is not known."""
+    """Reached rows, sent rows, snapshots and clones; versions that read the record; and missing facts."""
 
     @property
     def rows(self) -> tuple[ReachedRow, ...]:
-        """Rows of tables, each with its key and the first version that the record went into."""
+        """Rows of tables, each with its key and the first version that wrote the row with the record."""
         return self.full_impact.rows
 
     def _blocks(self) -> Iterator[Block]:

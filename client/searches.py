@@ -1,6 +1,6 @@
 """Searches of `slackwater bisect`, saved per app in a local file; reports; and the evaluation of invariants.
 
-A manual search is continued by the next command. Any search can be shown, or printed as a log, after its end.
+The user continues a manual search by the next command. After its end, any search can be shown, or printed as a log.
 """
 
 import re
@@ -69,9 +69,9 @@ def start_search(client: Backends, question: SearchRequest) -> SearchSession:
 def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> SearchSession:
     """Add a user's answer to the app's saved search, and return the search.
 
-    Without `refs`, the answer is for the moment that the search asked about. Raises `NotFound` for an unknown search
-    or moment, and `Refused` if the search belongs to another store, or `refs` is empty and the search asked about no
-    moment.
+    Without `refs`, the answer is for the moment that the search last asked about. Raises `NotFound` for an unknown
+    search or moment. Raises `Refused` if the search belongs to another store, or if `refs` is empty and the search has
+    asked about no moment.
     """
     search, refs = read_search(client, app), [replace_name_by_folder(client.store, ref) for ref in refs]
     app = search.asked.app
@@ -112,7 +112,7 @@ def read_search_log(client: Backends, file: Path) -> SearchSession:
 
 
 def search_log(client: Backends, app: str) -> Result:
-    """Return the commands that recreate the app's saved search, as a result to print."""
+    """Return a result with the commands that recreate the app's saved search."""
     lines = tuple(kept.format_log(read_search(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
 
@@ -185,7 +185,7 @@ def clone_name(client: Backends, verdict: Verdict) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Report files that a user asked for, and their options."""
+    """Report files that a user requested, and their options."""
 
     report: Path | None
     md: Path | None = None

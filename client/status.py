@@ -24,7 +24,7 @@ _KAFKA_TIMEOUT_S = 3.0
 
 
 def status(client: Backends, app: str | None) -> Result:
-    """Return the status of all apps, or of one app with details. The lag of users' topics needs Kafka."""
+    """Return the status of all apps, or of one app with details. The lag behind users' topics needs Kafka."""
     from ..pipeline.kafka.open import EndOffsets
 
     settings, app = client.settings, folder_of(client.store, app) if app else None
@@ -58,7 +58,7 @@ def commits(
 
 
 def log(client: Backends, app: str, limit: int, *, stage: str = "") -> Result:
-    """Return the newest commits of an app, and whether their input can still be read."""
+    """Return the newest commits of an app, each with a flag that is true if its input can still be read."""
     from .show.history import log_result  # imports Arrow
 
     return log_result(commits(client, folder_of(client.store, app), limit, stage=stage, replayable=True), app)
@@ -98,7 +98,7 @@ def waiting_sentences(client: Backends, app: str, requests: Sequence[SnapshotReq
     """Yield a sentence for each open snapshot request that waits for inactive stages."""
     if not requests:
         return
-    # These import Arrow, which takes longer than the rest of `status`.
+    # These modules import Arrow, which takes longer than the rest of `status`.
     from ..snapshot.take.taking import read_answers, retire_question, silent_stages
 
     for request in requests:
@@ -114,7 +114,7 @@ def waiting_sentences(client: Backends, app: str, requests: Sequence[SnapshotReq
 
 
 def _empty_store_line(client: Backends) -> str:
-    # A mistyped root looks like an empty store; for a folder, the two can be distinguished.
+    # A mistyped root looks like an empty store. For a folder, the two cases can be distinguished.
     if client.root.startswith("/") and not Path(client.root).exists():
         return f"no app in this store yet, and no folder {client.root}; `slackwater run FILE` makes both"
     return "no app in this store yet; `slackwater run FILE` makes one"

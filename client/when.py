@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def moment_text(moment: When) -> str:
     """Return a moment as the text that follows the `@` of a ref.
 
-    A `timedelta` is a span back from now, whatever its sign.
+    A `timedelta` is a span back from now, even if it is negative.
     """
     if isinstance(moment, timedelta):
         # Less than a millisecond is now.
@@ -55,7 +55,7 @@ class NewestMomentMethods(Displayable):
         """Compare the tables of two moments. See `Moment.diff`.
 
         Both moments have the forms that `at` takes. To compare with a different app, such as a clone, pass a `Moment`
-        of it.
+        of that app.
         """
         other = after if isinstance(after, Displayable) else self.at(after)
         difference: Difference = self.at(before).diff(other, **options)

@@ -1,11 +1,11 @@
 """Parameters of the public API, declared once for all interfaces, and type checks of arguments.
 
 Parameters of queries and operations are declared once for Python, the command line, HTTP and agents. A declaration is a
-`TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as `**options:
-Unpack[DiffOptions]` (PEP 692): type checkers see them, and `all_parameters` lists them with their defaults.
+`TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all fields as `**options:
+Unpack[DiffOptions]` (PEP 692). Type checkers see the fields, and `all_parameters` lists them with their defaults.
 
-`check_arguments` reports an argument of a wrong type in one sentence. The types are those of the annotations. Limits of
-numbers are checked in `validation`.
+`check_arguments` reports an argument of a wrong type in one sentence. The types are taken from the annotations. Limits
+of numbers are checked in `validation`.
 """
 
 import inspect
@@ -33,13 +33,13 @@ class Param:
 
     help: str
     metavar: str | None = None
-    """Placeholder of the value in command help. If None, a parameter `…_s` or `…_ms` is typed as a duration."""
+    """Placeholder of the value in command help. If None, a parameter named `…_s` or `…_ms` is entered as a duration."""
     default: Any = _NO_DEFAULT
     """Default value; if not set, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
-    """Name of the command line option. If empty, it is the parameter's name in the singular, without a unit."""
+    """Name of the command line option. If empty, it is the parameter's name in the singular, without its unit."""
     pair: str = ""
-    """Example of one item, such as `old=new`, if each item is typed as a pair; else empty."""
+    """Example of one item, such as `old=new`, if each item is entered as a pair; else empty."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits of the value over HTTP, as arguments of `msgspec.Meta`; `each` limits the items of a list."""
 
@@ -142,7 +142,7 @@ _MINIMUMS = {"limit": 0, "points": 1}
 def check_arguments(function: F, *, declares: bool = True) -> F:
     """Wrap a function so that an argument of a wrong type raises `Usage` with a clear message.
 
-    With `declares`, the function runs before the check, because its own messages are better, and it checks its numbers
+    With `declares`, the function runs before the check, because its own messages are better and it checks its numbers
     itself. If the function takes `**options: Unpack[…]`, the wrapper passes every option, with defaults for omitted
     options, and adds their help texts to the docstring.
     """

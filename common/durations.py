@@ -39,7 +39,7 @@ def parse_ms(subject: str, text: object, *, bare_seconds: bool = False) -> int:
     """
     normalized = text.strip().lower() if isinstance(text, str) else ""
     if bare_seconds:
-        with suppress(ValueError):  # `1e3` and `.5` are numbers, too; `inf` has no digits then
+        with suppress(ValueError):  # `1e3` and `.5` are numbers as well; `inf` has no digits then
             normalized = f"{float(normalized):.3f}s"
     if not _SPAN.fullmatch(normalized):
         expected = "expected a number and a unit, such as '500 ms', '10 seconds' or 7d"

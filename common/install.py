@@ -1,6 +1,6 @@
-"""The install command of slackwater and the repository of its releases, for messages, templates and pages.
+"""Install command of slackwater, and the repository of its releases, for messages, templates and pages.
 
-`python -m docs.install` writes what follows from `REPOSITORY` into pages, examples and `pyproject.toml`.
+If `REPOSITORY` changes, `python -m docs.install` updates pages, examples and `pyproject.toml`.
 """
 
 import re

@@ -33,7 +33,7 @@ def parse_instant(subject: str, text: str) -> int:
 
 
 def parse_iso(text: str) -> int:
-    """Parse an ISO time into ms since 1970 UTC. A time without an offset is local; a date means its first instant.
+    """Parse an ISO time into ms since 1970 UTC. A time without an offset is local; a date stands for its first instant.
 
     Raises `Usage` for a local time that is ambiguous or does not exist, because clocks change. Raises `ValueError`,
     `OverflowError` and `OSError` for invalid text.
@@ -54,7 +54,7 @@ def parse_iso(text: str) -> int:
             f"{text} {why} ({' and '.join(str(reading.tzname()) for reading in readings)})",
             hint=f"write it with its offset: {offsets}; or in UTC, as {format_iso(times_ms[0])}",
         )
-    # If clocks are put forward over midnight, the day begins at the new time.
+    # If clocks are set forward over midnight, the day begins at the new time.
     return times_ms[0 if is_twice else 1]
 
 

@@ -1,8 +1,8 @@
 """Escaping of untrusted text for display on one line of a terminal.
 
-Names, values and messages may come from anyone. Characters that control the terminal, break the line, change its
-direction, or are invisible are escaped with a backslash, as in Python. So no text can imitate the product's output or
-another name.
+Names, values and messages may come from untrusted people. Characters are escaped with a backslash, as in Python, if
+they control the terminal, break the line, change its direction, or are invisible. So no text can imitate the product's
+output or another name.
 """
 
 import re

@@ -1,6 +1,7 @@
-"""Threads, clocks, waits and random numbers of this process, behind one seam that a simulation replaces.
+"""Threads, clocks, waits and random numbers of this process, in one place, so that a simulation can replace them.
 
-All other modules call these functions, which call the current `Runtime`: this machine's, unless `use` replaced it.
+All other modules call these functions. The functions call the current `Runtime`: this machine's runtime, unless `use`
+has replaced it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Thread(Protocol):
 
 
 class Runtime(Protocol):
-    """Threads, clocks and random bytes. Methods have the meaning of the functions of this module."""
+    """Threads, clocks and random bytes. Each method has the meaning of the module's function of the same name."""
 
     def monotonic(self) -> float: ...
     def boot_time(self) -> float: ...
@@ -177,7 +178,7 @@ def sleep(seconds: float) -> None:
 
 
 def lock() -> Lock:
-    """Return a new lock. A lock that a module creates at its import must not be held during calls of this seam."""
+    """Return a new lock. A lock created by the import of a module must not be held during calls of this module."""
     return _current.lock()
 
 
@@ -199,7 +200,7 @@ def thread(target: Callable[..., object], *args: object, name: str = "") -> Thre
 
 
 def timer(seconds: float, call: Callable[[], object]) -> Callable[[], None]:
-    """Call a function on a thread of its own after some seconds. Return a function that cancels the call."""
+    """Call a function in a separate thread after some seconds. Returns a function that cancels the call."""
     cancelled = event()
     thread(lambda: cancelled.wait(seconds) or call(), name="timer").start()
     return cancelled.set
@@ -215,12 +216,12 @@ def executor(workers: int, name: str = "", initializer: Callable[[], object] | N
 
 
 def shared_executor(workers: int, name: str) -> Executor:
-    """Return the process-wide executor of this name, which the first call creates. It is never shut down."""
+    """Return the process-wide executor of this name. The first call creates it; it is never shut down."""
     return _current.shared_executor(workers, name)
 
 
 def wait(futures: Collection[Future[Any]], timeout: float | None = None) -> set[Future[Any]]:
-    """Wait until all futures are done, or for `timeout` seconds. Return those that are done."""
+    """Wait until all futures are done, or for `timeout` seconds. Returns the futures that are done."""
     return _current.wait(futures, timeout)
 
 

@@ -12,7 +12,7 @@ _log = logging.getLogger("slackwater")
 
 
 def address_hint(setting: str) -> str:
-    """Return a hint to check that a server is running, and its address in `setting`; empty without a setting."""
+    """Return a hint to check the server, and its address in `setting`; empty if there is no setting."""
     return f"check that it is running, and its address in {setting}" if setting else ""
 
 

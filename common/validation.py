@@ -1,7 +1,7 @@
 """Checks of user input: numbers, known words and program files.
 
-Numbers are checked at input, because stored JSON is decoded strictly by type: neither a count stored as 64000000.0 nor
-an infinite ratio could be read back.
+Numbers are checked at input, because stored JSON is decoded strictly by type: a count stored as 64000000.0 or an
+infinite ratio could not be read back.
 """
 
 import math
@@ -21,9 +21,10 @@ def nearest_hint(word: str, choices: Iterable[str]) -> str:
 
 
 def check_whole(subject: str, value: object, minimum: int, maximum: int | None = None, *, hint: str = "") -> int:
-    """Return the value if it is a whole number (also of numpy) between the limits; a maximum of None is no limit.
+    """Return the value if it is a whole number within the limits (also of numpy); a maximum of None is no limit.
 
-    Raises `Usage`, with a message that begins with `subject`, and with `hint` or a better one, otherwise.
+    Otherwise raises `Usage`, with a message that begins with `subject`. The hint is `hint`, unless a better hint is
+    known.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), minimum, maximum):
         return int(value)

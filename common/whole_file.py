@@ -1,6 +1,7 @@
 """Atomic writes of files and folders, locks between processes, and temporary folders.
 
-A process removes its temporary folders when it ends. The next process removes the folders of killed processes.
+A process removes its temporary folders when it ends. The next process removes the temporary folders of killed
+processes.
 """
 
 import fcntl
@@ -34,7 +35,7 @@ def extension_of(path: PathLike[str] | str) -> str:
 
 
 def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_extension: bool = False) -> None:
-    """Raise `Usage` if a folder to be created has a name with a file extension, such as `out.csv`.
+    """Raise `Usage` if a folder is to be created under a name with a file extension, such as `out.csv`.
 
     Existing folders are accepted. Without `any_extension`, only known file extensions are rejected.
     """
@@ -148,7 +149,7 @@ def lock_file(path: Path, wait: Callable[[], None]) -> Iterator[None]:
             except BlockingIOError:
                 wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # The former holder may have deleted the file: then our lock protects nothing, and we try again.
+            # The former holder may have deleted the file. Then the lock protects nothing, and we try again.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 yield
                 return
@@ -159,7 +160,7 @@ def lock_file(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 def locked_folder(parent: Path, name: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     folder, lock = parent / name, parent / f"{name}.lock"
-    # Lock before creating the folder: `sweep` removes folders without a held lock.
+    # Lock before the folder is created: `sweep` removes folders without a held lock.
     with lock_file(lock, lambda: None):
         folder.mkdir()
         try:
@@ -188,7 +189,7 @@ def temporary_folder() -> Iterator[Path]:
         parent.mkdir(mode=0o700)
     status = parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        # The parent is world-writable, and another user may own this name and add files.
+        # The parent is world-writable: another user may own this folder's name and add files.
         with tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
         return

@@ -76,7 +76,7 @@ def serving() -> Iterator[str]:
 
 def keep(page: Page, name: str) -> None:
     """Write a screenshot of the page."""
-    page.wait_for_timeout(400)  # plots are drawn when the browser has time
+    page.wait_for_timeout(400)  # plots are drawn only when the browser has time
     with Image.open(io.BytesIO(page.screenshot())) as shot:
         few = shot.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
         few.save(IMAGES / f"page-{name}.png", optimize=True)

@@ -65,12 +65,12 @@ def on_terminal(command: tuple[str, ...]) -> str:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65_536)
-    except OSError:  # how Linux says that the other side was closed
+    except OSError:  # on Linux, this error means that the other side was closed
         return b""
 
 
 def shot(*command: str) -> Text:
-    """Run a command, and return it as one would type it, with its output."""
+    """Run a command, and return it as a user would type it, with its output."""
     console.print(f"  {shlex.join(command)}")
     typed = " ".join(f'"{word}"' if re.search(r"[\s*>]", word) else word for word in command)
     return Text.assemble(("$ ", "bold green"), (typed, "bold"), "\n", Text.from_ansi(on_terminal(command).rstrip()))
@@ -81,7 +81,7 @@ def draw(name: str, *shots: Text) -> None:
     paper = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
     paper.print(Text("\n\n").join(shots), soft_wrap=True)
     drawn = paper.export_svg(title="slackwater", unique_id=name)
-    # A picture in a README may load nothing: not the font that rich would like to have either.
+    # A picture in a README may not load anything, not even the font that rich would like to use.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     (IMAGES / f"{name}.svg").write_text(drawn, encoding="utf-8")
 

@@ -37,12 +37,12 @@ ARCHIVING = """\
 [retention.flights]
 input = { flights = "30d" }
 """
-"""Not the repartition topics: their records would be half of the archive's bytes."""
+"""Settings of the archive. Repartition topics are left out: their records would be half of the archive's bytes."""
 
 
 @contextmanager
 def recording() -> Iterator[Path]:
-    """Yield a folder with only the program, as working folder; processes see the user and host names defined above."""
+    """Yield a working folder that has only the program; processes see the user and host names defined above."""
     with tempfile.TemporaryDirectory() as modules:
         (Path(modules) / "sitecustomize.py").write_text(f"import socket\nsocket.gethostname = lambda: {HOST!r}\n")
         os.environ |= {"PYTHONPATH": modules, "LOGNAME": USER, "SLACKWATER_STORE": str(FOLDER / "store")}

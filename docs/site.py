@@ -54,7 +54,7 @@ custom_fences = [{{ name = "mermaid", class = "mermaid", format = "pymdownx.supe
 """
 _CSS = "extra.css"
 _COPIED = ".highlight .gp, .highlight .go { user-select: none; }"
-"""Style by which whoever copies a console block gets the commands, without prompts and outputs."""
+"""Style of console blocks: a copy of such a block has the commands, without prompts and outputs."""
 
 
 def prose(page: Path) -> str:
@@ -99,7 +99,7 @@ def prepare(folder: Path) -> Path:
         group: [{title: str(page.relative_to(ROOT))} for title, page in pages.items()]
         for group, pages in {"Overview": {"slackwater": README}, **navigation()}.items()
     }
-    # A list of JSON with its colons replaced is one of TOML.
+    # A JSON list whose colons are replaced is a TOML list.
     entries = (json.dumps({group: pages}, separators=(", ", " = ")) for group, pages in groups.items())
     config = folder / "zensical.toml"
     config.write_text(_CONFIG.format(nav=",\n".join(entries), css=_CSS), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Operations on an app, such as clone, rewind and export, in one package for each page of the docs.
+"""Operations on an app, such as clone, rewind and export. Each package has a page of the same topic in the docs.
 
 | package | contents |
 |---|---|
 | `staging/` | clone, trial, promote |
-| `program_changes/` | a changed program over stored state |
+| `program_changes.py` | a changed program over stored state |
 | `repair/` | rewind, reset, edit, rejected records |
 | `erasure/` | forget |
 | `disaster_recovery/` | replicate, recover |

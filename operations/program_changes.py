@@ -33,7 +33,7 @@ from ..store.versions.manifest import Input
 
 
 def declared(app: App, shapes_by_stage: Mapping[str, StageSchemas]) -> Declared:
-    """Return the tables and outputs that a program declares, in the form that manifests store."""
+    """Return the tables and outputs that a program declares, in the format that manifests store."""
     stages = {}
     for stage in app.stages_in_order():
         shape = shapes_by_stage[stage.name]
@@ -54,10 +54,10 @@ def migrate_file(
 ) -> Migrated:
     """Migrate all stages of an app, or none, to the program that a file declares. With `dry_run`, only plan.
 
-    The app is `app`, or the app that the file names. `renames` maps old to new names of columns, and `stages` those of
-    stages; new names are those in the program. Without brokers in `options`, the program cannot read an input that it
-    did not read before. Raises the errors of `StoredApp.migrate`, `load_app` and `shapes`. Also raises `Refused` if the
-    app was promoted over a second app, and the program is the one of that second app.
+    The app is `app`, or by default the app that the file names. `renames` maps old names of columns to their names in
+    the program, and `stages` does so for stages. Without brokers in `options`, the program cannot read a new input.
+    Raises the errors of `StoredApp.migrate`, `load_app` and `shapes`. Also raises `Refused` if the app was promoted
+    over a second app, and the program belongs to that second app.
     """
     add_to_python_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
@@ -114,7 +114,7 @@ def declare_with_spark(program: App, options: Options, listener: Listener) -> De
 def open_spark(
     verb: str, program: App, options: Options, master: str | None = None
 ) -> AbstractContextManager[SparkSession]:
-    """Return a Spark session with the master in `options`, or else `master`. Reuses a running session."""
+    """Return a Spark session with the master from `options`, by default `master`. Reuses a running session."""
     at = None if running_session() is not None else options.master or master
     name, files = f"slackwater {verb} {program.name}", options.py_files
     return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

@@ -20,7 +20,7 @@ class StateSizes:
         l0_files: Largest number of L0 SSTs in one hash range.
         debt_bytes: Bytes that compaction has to merge now.
         flushed_bytes: Bytes that this batch wrote.
-        compacted_bytes: Bytes written by compactions whose SSTs this version is the first to name.
+        compacted_bytes: Bytes written by compactions whose SSTs appear in this version for the first time.
         snapshots_under_way: Snapshots that this version has recorded and that are not complete.
     """
 
@@ -88,11 +88,11 @@ class ArchiveState:
     app: str
     topic: str
     lag: int
-    """Number of offsets that committed batches have read and that are not archived yet."""
+    """Number of offsets that committed batches have read and that are not yet archived."""
     objects: int
     bytes: int
     error: str = ""
-    """Reason why the archive makes no progress; empty if it does."""
+    """Reason why the archive makes no progress; empty if it makes progress."""
 
 
 class Listener:
@@ -104,8 +104,8 @@ class Listener:
     def on_running(self, triggers_s: Mapping[str, float], patience_s: float, is_held: Callable[[str], bool]) -> None:
         """Report that batches run. A stage starts at most one batch every `triggers_s[stage]` seconds.
 
-        `patience_s` is how long a store or broker may be unavailable. `is_held(stage)` is True while the stage starts
-        no batch because its readers lag.
+        `patience_s` is the time for which a store or broker may be unavailable. `is_held(stage)` is True while the
+        stage starts no batch because its readers lag.
         """
 
     def on_version(self, head: "Manifest", tip: "Manifest") -> None:

@@ -1,6 +1,6 @@
 """Audit log of a server: one JSON line per request, without key values and SQL literals.
 
-`slackwater forget` does not change the log, so a line has the number of keys but no key.
+`slackwater forget` cannot change the log, so a line has the number of keys but no key.
 """
 
 import logging

@@ -22,11 +22,11 @@ class NotKnown(SlackwaterError):
 
 
 class Denied(SlackwaterError):
-    """The client is known, but lacks the right to do this."""
+    """The client is known, but lacks the right for this request."""
 
 
 class TooOften(SlackwaterError):
-    """A rate limit or a limit of concurrent work was exceeded. `after_s` is the time to wait before a retry."""
+    """Error for an exceeded rate limit or limit of concurrent work. `after_s` is the time to wait before a retry."""
 
     def __init__(self, sentence: str, *, after_s: float = 1.0) -> None:
         super().__init__(sentence, hint=f"retry in {after_s:.1f} s")
@@ -34,7 +34,7 @@ class TooOften(SlackwaterError):
 
 
 class NotYet(SlackwaterError):
-    """The app has not read up to the requested offsets. `offsets` has the next offsets that it will read."""
+    """The app has not read up to the requested offsets. `offsets` has the next offsets that the app will read."""
 
     def __init__(self, sentence: str, *, offsets: Mapping[str, tuple[int, ...]], hint: str) -> None:
         super().__init__(sentence, hint=hint)
@@ -65,7 +65,7 @@ def status_of(error: SlackwaterError) -> int:
 
 
 def problem(error: Exception, root: str = "") -> dict[str, Any]:
-    """Return the JSON document of an error; `error` has the class name, or "Bug", whose details are only in the log.
+    """Return the JSON document of an error; `error` has the class name, or "Bug" if its details are only in the log.
 
     `root`, the address of the store, is replaced in the texts, since clients need not know the address.
     """

@@ -1,6 +1,6 @@
 """Polling of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
 
-So an answer needs store requests only for its rows, and clients can wait for a later moment.
+Therefore an answer needs store requests only for its rows, and clients can wait for a later moment.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from .rows.look_ups import ThreadRunner
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""Seconds after the last request that followed an app during which the app is polled."""
+"""Time in seconds for which an app is polled after the last request that followed it."""
 _FULL_POLL_S = 2.0
-"""Seconds between full polls, which notice new stages and an app that was created again."""
+"""Seconds between full polls, which detect new stages and an app that was created again."""
 _REOPEN_S = 30.0
 """Seconds between reopenings of cached files, so that files in use stay in the cache."""
 
@@ -28,7 +28,7 @@ _MAX_PREFETCH_BYTES = 8 << 20
 """Maximum bytes to fetch before a new moment is announced; enough for the SSTs of a usual batch."""
 
 OwnedPartitions = Callable[[str, str, Iterable[int]], Sequence[int]]
-"""Function that selects, from state partitions of an app's table, those that this instance owns."""
+"""Function of state partitions of an app's table. Returns those that this instance owns."""
 
 
 class AppPoller:
@@ -60,7 +60,7 @@ class AppPoller:
             self._last_request_s = asked_s
         if not self.is_polling or self._newest is None:
             async with self._polling:
-                # Callers that waited share the poll that began after their call.
+                # Callers that waited share the poll that began after their calls.
                 if self._newest is None or (not self.is_polling and self._last_poll_s < asked_s):
                     await self._poll()
         reading = self._newest
@@ -116,7 +116,7 @@ class AppPoller:
                 try:
                     await self._poll()
                 except (Unavailable, Corruption) as error:
-                    # Keep serving the last moment; answers tell its time.
+                    # Keep serving the last moment; answers contain its time.
                     _log.warning("cannot poll %s: %s", self._app.called, error.message)
         except Exception as error:  # such as a removed app; the next request raises the error
             _log.warning("stopped polling %s: %s", self._app.called, error)
@@ -145,7 +145,7 @@ class AppPoller:
             return None
         moment.read_up_to()  # loads the manifests
         new_reading = CachedMoment(moment, is_newest=True, on_read=self.keep_warm)
-        # Fetch a batch's few new bytes before announcing the moment, so that no request has to wait for them.
+        # Fetch a batch's few new bytes before the moment is announced, so that no request waits for them.
         self._open(new_reading, _MAX_PREFETCH_BYTES)
         return new_reading
 
@@ -158,7 +158,7 @@ class AppPoller:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Start fetching the SSTs of the state partitions that this instance owns, for example newly owned ones."""
+        """Start fetching the SSTs of the state partitions that this instance owns, including newly owned partitions."""
         self._is_to_warm, self._last_open_s = True, runtime.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())

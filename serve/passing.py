@@ -75,7 +75,7 @@ async def _forward_to_owner(
 ) -> LookUpResult | None:
     """Return the rows of keys from the instance that owns their state partitions; None without a usable answer.
 
-    That instance reads the rows at the version of `reading`.
+    The other instance reads the rows at the version of `reading`.
     """
     assert call.service.peers is not None  # noqa: S101  `rows_by_key` checked that
     table, in_arrow = answers.name, call.wants_arrow

@@ -1,9 +1,9 @@
 """Instances of one store: heartbeats in the store, and the instance that owns each state partition.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): for each state partition, every live instance's id is hashed together
-with the partition, and the instance with the largest hash owns the partition and keeps its SSTs open. There is no
-leader. When an instance leaves, only its own partitions get new owners. Forwarding never changes an answer: an instance
-that gets no reply in time reads the store itself.
+The owner is chosen by rendezvous hashing (Thaler and Ravishankar 1998): for each state partition, every live instance's
+id is hashed together with the partition. The instance with the largest hash owns the partition and keeps its SSTs open.
+There is no leader. When an instance leaves, only its own partitions get new owners. Forwarding never changes an answer:
+an instance that gets no reply in time reads the store itself.
 """
 
 import asyncio

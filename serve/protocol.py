@@ -16,10 +16,10 @@ PROBES = ("/healthz", "/livez", "/readyz", "/metrics")
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """An HTTP connection. At the maximum number of connections, a new one closes an idle one."""
+    """HTTP connection. If the maximum number of connections is reached, a new connection closes an idle connection."""
 
     max_connections = 2_000
-    """Maximum number of connections. More than the maximum of requests, so that one is always idle."""
+    """Maximum number of connections. Larger than the maximum number of requests, so that some are always idle."""
     idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
     _timer: Any = None
@@ -42,7 +42,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _close_idle_connection(self) -> None:
-        """Close the connection with the longest idle time, of the address with the most idle connections.
+        """Close the idle connection that has been idle longest, of the address that has most idle connections.
 
         So a client that opens many connections loses only its own connections.
         """
@@ -68,7 +68,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         was_in_head, self._part_bytes = self._is_in_head, len(data)
         super().data_received(data)
         if not (was_in_head and self._is_in_head):
-            return  # the data completed a head, or belongs to a body
+            return  # the data completed a request's head, or belongs to a body
         self._head_bytes += len(data)
         if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self._wait(starts=False)

@@ -39,7 +39,7 @@ ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 _MOMENT_CACHE_S = 2.0
 _SHARED_S = 1.0
 _MAX_POLLERS = 256
-"""Number of apps from which on pollers of apps that nobody follows are dropped."""
+"""Number of apps above which pollers of apps without followers are dropped."""
 _VERSION = re.compile(r"v\d{1,19}")
 
 
@@ -135,7 +135,7 @@ class Service:
     ) -> CachedMoment:
         """Return a moment of an app, from the cache if possible.
 
-        With `prefer_newest`, returns the newest moment if its version of `stage` is the one that `ref` names. With
+        With `prefer_newest`, returns the newest moment if its version of `stage` is the version that `ref` names. With
         `follow`, the app is polled for a while after a request for its newest moment. Raises the errors of
         `StoredApp.at`.
         """
@@ -202,7 +202,7 @@ async def _awaited(future: "asyncio.Future[T]") -> T:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: its caller, and the form of the answer."""
+    """A request: its caller, and the format of the answer."""
 
     service: Service
     grant: Grant

@@ -2,7 +2,7 @@
 
 One call of an SQL function may take minutes and gigabytes, and DuckDB checks neither time nor memory during the call.
 So the operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends
-after it ran out of memory or threads, because its allocator does not return memory for the next statement. New
+after it has run out of memory or threads, because its allocator does not return memory for the next statement. New
 processes are forked from a process that has all modules loaded.
 """
 
@@ -33,17 +33,17 @@ from .errors import TooOften
 A = TypeVar("A")
 R = TypeVar("R")
 _GRACE_S = 2.0
-"""Seconds after DuckDB's own timeout before the process is killed."""
+"""Time in seconds between DuckDB's own timeout and the kill of the process."""
 _SLACK_BYTES = 256 << 20
 _MAX_QUEUED = 32
 _MAX_STATEMENTS = 1_000
 _ATTEMPTS = 3
 """Number of processes tried for a statement: a process with too little free memory exits before it starts."""
 _NO_MEMORY, _TOO_LITTLE_MEMORY = 41, 42
-"""Exit codes: the statement exceeded its memory; the process had too little memory left to begin."""
+"""Exit codes: the statement exceeded its memory; the process had too little memory left before the statement."""
 _OOM = "Out of Memory Error"
 """Text of DuckDB's out-of-memory error, as Arrow passes it on while streaming rows."""
-# Preload pandas: Arrow imports it for the first value that it converts, which takes as long as some ten statements.
+# Preload pandas: Arrow imports it for the first value that it converts, which takes as long as about ten statements.
 _PRELOADED = [
     "duckdb",
     "pandas",
@@ -55,7 +55,7 @@ _PRELOADED = [
 
 @dataclass(frozen=True, slots=True)
 class SqlStatement:
-    """A SQL statement, and the moment to run it at."""
+    """SQL statement, and the moment at which it runs."""
 
     app: str
     """Name of the app's folder."""
@@ -142,7 +142,8 @@ class SqlProcessPool:
                 self._is_started = True
 
     def _start(self) -> None:
-        # A terminal's Ctrl-C reaches all processes; a fork server that is loading modules would end with a traceback.
+        # A terminal's Ctrl-C reaches all processes, and a fork server that is loading modules would end with a
+        # traceback.
         resource_tracker.ensure_running()  # which unblocks the signal
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if self._reuses_processes else ())
         try:

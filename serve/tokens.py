@@ -66,7 +66,7 @@ class Grant:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """Descriptions of what the caller may not read, so that the caller knows that an answer may be partial."""
+        """Descriptions of everything that the caller may not read. They show that an answer may be partial."""
         apps = () if ALL in self.apps else (f"apps other than {_listed(self.apps)}",)
         if ALL in self.tables:
             return apps
@@ -147,12 +147,12 @@ class Authenticator:
             raise NotKnown(
                 "a token is required", hint="send Authorization: Bearer TOKEN; slackwater token add NAME creates one"
             )
-        # DNS rebinding: a foreign page can resolve its own name to this machine, and send requests from the user's
-        # browser.
+        # DNS rebinding: a malicious page can make its own name resolve to this machine, and send requests from the
+        # user's browser.
         host = headers.get("host", "")
         if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOOPBACK_HOSTS:
             raise Denied(f"without a token, the Host header must be {_LOOPBACK_HOSTS[0]}; found {host[:100]!r}")
-        # Cross-site requests: a foreign page can also send requests to this address without reading the answer.
+        # Cross-site requests: a malicious page can also send requests to this address without reading the answer.
         if (origin := headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
             raise Denied(f"without a token, pages of other hosts are refused; found the origin {origin[:100]!r}")
         return self._anonymous_grant

@@ -32,7 +32,7 @@ from .tokens import STREAM_RECHECK_S, Authenticator, Grant
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 1 << 20
 MAX_REQUESTS = 1_900
-"""Maximum number of concurrent requests, to limit memory; further ones get 503."""
+"""Maximum number of concurrent requests, to limit memory. Additional requests get 503."""
 _MAX_STREAMS = 500
 
 
@@ -73,7 +73,7 @@ def build_application(service: Service, door: Authenticator, extra: ExtraService
         return PlainTextResponse("the store does not answer\n", 503)
 
     async def metrics(_request: Request) -> Response:
-        service.store_watch.check_in_background()  # the result is for the next scrape, so that this one does not wait
+        service.store_watch.check_in_background()  # the result is for the next scrape: this scrape does not wait
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     routes = [Route(route.path, _Route(route, service, door), methods=[route.method]) for route in ENDPOINTS]
@@ -122,7 +122,7 @@ class _Route:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_s, method = runtime.monotonic(), scope["method"]
         name, who, arguments, rows = self._endpoint.name, "", dict[str, Any](), 0
-        # Decode headers once. Reversed, so that the first of several with one name wins.
+        # Decode headers once. In reverse order, so that the first of several headers with the same name wins.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         host = scope["client"][0] if scope["client"] else ""
         streamed: _EventStream | None = None
@@ -195,7 +195,7 @@ def count_rows(data: object) -> int:
 
 
 def _response(answer: Answer) -> Response:
-    # Shared caches must not serve an answer to clients who may not read it.
+    # Shared caches must not return an answer to clients who may not read it.
     headers = {"vary": "accept, authorization", "cache-control": "private, no-cache", **answer.headers}
     return Response(answer.body, answer.status, headers, answer.media_type)
 

@@ -1,8 +1,9 @@
 """Event time of a stage: watermarks, late rows, and rows that fall due.
 
-A stage's watermark is the smallest watermark of its inputs. An input's watermark is the largest event time read, less
-the delay, if its rows have `withWatermark`; for a channel, it is the watermark of the upstream version that was read.
-Watermarks never decrease. The manifest stores all watermarks, so a restart, a clone and a replay continue from them.
+A stage's watermark is the smallest watermark of its inputs. If the rows of an input have `withWatermark`, the watermark
+of the input is the largest event time read, less the delay. Otherwise the watermark of a channel is that of the
+upstream version that was read. Watermarks never decrease. The manifest stores all watermarks, so a restart, a clone and
+a replay continue from them.
 
 As in Spark's `groupBy(window)` and joins, a row is late if the previous version's watermark has passed the end of the
 row's window, or the row's own time. In version N + 1, a row falls due if its due time is after version N's
@@ -40,11 +41,11 @@ class Watermark:
     delay_ms: int
     inputs: tuple[str, ...]
     part: int | None = None
-    """Index of the DataFrame with the watermark, if several DataFrames have the event time column; else None."""
+    """Index of the DataFrame to which the watermark applies, if several have the event time column; else None."""
 
 
 class SeenTimes(msgspec.Struct, frozen=True):
-    """Event times in the rows of one task: the latest for each watermark, and the number of times too far ahead."""
+    """Event times in the rows of one task: the latest time by watermark, and the number of times too far ahead."""
 
     latest_ms: tuple[int | None, ...] = ()
     ahead: int = 0
@@ -52,7 +53,7 @@ class SeenTimes(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EventTimeScan:
-    """Scan of a task's rows for the latest event times. Times after `bound_ms` are too far ahead, and only counted."""
+    """Scan of a task's rows for the latest event times. Times after `bound_ms` are too far ahead: only counted."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
@@ -67,7 +68,7 @@ class EventTimeScan:
         ahead = pc.sum(rows[AHEAD_COUNT]).as_py() or 0 if AHEAD_COUNT in rows.column_names else 0
         newest_by_column: dict[tuple[str, int | None], int | None] = {}
         for name, part in dict.fromkeys(chain.from_iterable(columns)):
-            # Only the rows of the watermark's DataFrame, if others have the column too.
+            # Only the rows of the watermark's DataFrame, if other DataFrames also have the column.
             times = event_ms(rows[name] if part is None else rows[name].filter(pc.equal(rows[INPUT_COLUMN], part)))
             newest = pc.max(times).as_py()
             if newest is not None and newest > self.bound_ms:

@@ -1,7 +1,7 @@
 """Search for the keys or records that make a user's function fail, within the task where it fails.
 
 The search is group testing, with many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) for items that
-fail by themselves, and a binary search for the item that makes a prefix fail, for items that fail only together. It
+fail by themselves. For items that fail only together, it is a binary search for the item that makes a prefix fail. It
 assumes that a failing group still fails when items are added. Delta debugging finds a minimal failing set (Zeller and
 Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002: `ddmin`).
 """
@@ -30,7 +30,7 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 
 
 class TooManyFailing(Exception):
-    """More items fail than allowed. `items` has one item of each failing group that was found, ascending."""
+    """Error if more items fail than allowed. `items` has one item of each failing group that was found, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
@@ -44,8 +44,8 @@ def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]
     an empty tuple if all items pass now. Raises `TooManyFailing` if more items must be left out.
 
     Cost: for p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tested, the logarithm rounded
-    up, and never more than 2 * `max_failing` at once. Each item that fails only together with others costs log2(count)
-    + 2 more tests.
+    up, and never more than 2 * `max_failing` at once. Each item that fails only together with other items costs
+    log2(count) + 2 more tests.
     """
     items = np.arange(count, dtype=np.int64)
     alone = find_failing_alone(items, fails, max_failing)
@@ -59,7 +59,7 @@ def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]
         if len(alone) + len(together) > max_failing:
             raise TooManyFailing([*alone, *together])
     for item in tuple(together):
-        # The items that it failed with may have been left out since.
+        # The items with which it failed may have been left out since.
         restored = np.sort(np.append(remaining, item))
         if not fails([restored])[0]:
             together.remove(item)
@@ -89,9 +89,9 @@ def find_early_turning_point(
     """Return the index of an item, near the start, at which a sequence turns from good to bad.
 
     `is_bad(n)` tests the first n items, and need not be monotonic. If `count` is at most `scan`, the prefixes are
-    tested one by one, and the result is the first item that turns the sequence bad. In a longer sequence, the prefixes
-    that end at the first `max_suspects` of the `suspects` (indices, ascending) are tested first; the result is at or
-    before the first suspect whose prefix is bad. See `find_turning_point`.
+    tested one by one, and the result is the first item that turns the sequence bad. In a longer sequence, prefixes that
+    end at a suspect are tested first, for the first `max_suspects` of the `suspects` (indices, ascending). The result
+    is then at or before the first suspect whose prefix is bad. See `find_turning_point`.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -112,7 +112,7 @@ def find_late_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """Return the index of an item, near the end, at which a sequence turns from good to bad.
 
     If the last item turns the sequence bad, the last item is returned. Otherwise, prefixes without the last two items,
-    the last four and so on are tested until one is good. See `find_turning_point`.
+    the last four and so on are tested until a prefix is good. See `find_turning_point`.
     """
     lacking, bad = 1, count
     while lacking < count and is_bad(count - lacking):
@@ -143,15 +143,15 @@ def minimize_failing(
 ) -> tuple[Sequence[Item], bool]:
     """Return a small subset of items that is bad, and True if it is proved minimal (delta debugging).
 
-    `is_bad` tests a subset, in the order of the items. After `max_tries` calls the smallest bad subset so far is
-    returned, with False.
+    `is_bad` tests a subset, in the order of the items. After `max_tries` calls, returns the smallest bad subset so far,
+    and False.
     """
     tries, parts = 0, 2
     while len(items) > 1:
         size = -(-len(items) // parts)
         chunks = [items[at : at + size] for at in range(0, len(items), size)]
         complements = [[item for other in chunks if other is not chunk for item in other] for chunk in chunks]
-        # With two chunks, each is the complement of the other.
+        # With two chunks, each chunk is the complement of the other.
         candidates = [*chunks, *(complements if len(chunks) > 2 else ())]
         for number, candidate in enumerate(candidates):
             if tries == max_tries:
@@ -170,10 +170,11 @@ def minimize_failing(
 def find_smallest_failing(
     items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, max_tries: int
 ) -> tuple[Sequence[Item], bool, bool]:
-    """Return a small subset of items that is bad; True if no smaller one is; and True if no item can be left out.
+    """Return three values: a small bad subset; True if no smaller subset is bad; and True if each item in it is needed.
 
-    All items together are assumed bad. Subsets are tested by size, the empty one always, and others while all of one
-    size are within `max_tries`; after that, delta debugging (`minimize_failing`) makes up to `max_tries` more tests.
+    All items together are assumed bad. Subsets are tested by size. The empty subset is always tested. The subsets of a
+    larger size are tested only if the number of tests stays within `max_tries`. After that, delta debugging
+    (`minimize_failing`) makes up to `max_tries` more tests.
     """
     tries, newest_first = 0, items[::-1]
     for size in range(len(items)):
@@ -203,7 +204,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
-"""Function that tries each group of items; returns a failure for each group that fails, and None for others."""
+"""Function that tries each group of items. Returns a failure for each group that fails, and None for the others."""
 
 
 class StateFailure(msgspec.Struct, frozen=True):
@@ -254,7 +255,7 @@ def find_failures(count: int, attempts: Attempts, max_failing: int) -> dict[int,
 
     def fails(groups: Sequence[Items]) -> list[bool]:
         failures = attempts(groups)
-        # A group's failure is attributed to its last item, until that item is tried alone.
+        # A group's failure is attributed to the group's last item, until that item is tried alone.
         why.update(
             (int(group[-1]), failure) for group, failure in zip(groups, failures, strict=True) if failure is not None
         )
@@ -303,9 +304,9 @@ def merge_reporting_failures(
     """Merge a batch's rows. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
     A state calls no server, and a failed look-up in the store is an `UnrelatedFailure`, so any other error comes from
-    the rows or the function. `hashes` has the `_hash` of each key. `records` has the record number of each row; with
-    it, failing records are reported, otherwise failing keys. If more than `max_reported` fail, more than `max_reported`
-    are reported, but perhaps not all.
+    the rows or the function. `hashes` has the `_hash` of each key. `records` has the record number of each row. With
+    `records`, failing records are reported, otherwise failing keys. If more than `max_reported` fail, more than
+    `max_reported` are reported, but perhaps not all.
     """
     try:
         return state.merge(rows, groups, keys, old)

@@ -126,7 +126,7 @@ def _evolve_parts(
             continue
         own = {old: new for old, new in renames.items() if old in visible_names(stored[side].columns)}
         parts[name], part_changes = evolve(f"{stage}_{side}", stored[side], now, own, internal)
-        # A rename is a change of the stage's own table already.
+        # A rename is already reported as a change of the stage's own table.
         changes += (change for change in part_changes if change.kind == "widened")
         if side != name:
             renamed[name] = side
@@ -144,7 +144,7 @@ class InputsFit(NamedTuple):
     new: tuple[str, ...]
     removed: tuple[str, ...]
     writers: Mapping[str, tuple[str, str]]
-    """Stored and declared upstream stage of each input whose upstream changed; "" stands for a user's topic."""
+    """Stored and declared upstream stage of each input for which the two differ; "" stands for a user's topic."""
 
 
 def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
@@ -175,8 +175,8 @@ def evolve(
     The number of state partitions is ignored. `renames` maps old to new names of visible columns. `internal` does the
     same for internal columns, in addition to the renames that follow from the stored kind of state.
 
-    Raises `NotFound` if a rename names a missing column, with the nearest match, and `Refused` if stored values mean
-    something else under the new declaration, or do not fit it.
+    Raises `NotFound` if a rename names a missing column, with the nearest match, and `Refused` if stored values have
+    another meaning under the new declaration, or do not fit it.
     """
     _check_renames(stage, stored, declared, renames)
     stored_kind, declared_kind = kind_of(stored.state), kind_of(declared.state)
@@ -339,7 +339,7 @@ def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], 
 
 
 def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> str:
-    """Return a column's default in the form that manifests store. Raises `Refused` if it does not fit the type."""
+    """Return a column's default in the format that manifests store. Raises `Refused` if it does not fit the type."""
     try:
         return default_text(value, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

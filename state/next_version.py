@@ -42,7 +42,7 @@ class TaskReport(msgspec.Struct, frozen=True):
 
     attempt: str
     rows_in: int
-    """Number of rows that the task received; a pre-aggregated row counts as the rows that it stands for."""
+    """Number of rows that the task received. A pre-aggregated row counts as the number of rows that it combines."""
     ssts: tuple[Sst, ...] = ()
     parts: dict[str, tuple[Sst, ...]] = {}
     """SSTs of side tables, by the side table's name."""
@@ -60,7 +60,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     failed: StateFailure | None = None
     """Keys or records for which the state's function failed, if the stage may leave records out.
 
-    The failure is reported and not raised, so that Spark's Python workers stay alive, with their Kafka metadata.
+    The failure is reported instead of raised, so that Spark's Python workers stay alive and keep their Kafka metadata.
     """
 
 
@@ -159,7 +159,7 @@ def _event_time(
         return event_time
     due_times = [at for result in results if (at := result.next_due_ms) is not None]
     if not times.due.pending and base.event_time is not None and base.event_time.next_due_ms is not None:
-        # The tasks did not search the table for due rows, so its earliest due time still holds.
+        # The tasks did not search the table for due rows, so the table's earliest due time is still valid.
         due_times.append(base.event_time.next_due_ms)
     until_ms, next_ms, by_clock = times.due.until_ms, min(due_times, default=None), rules.due_by == "clock"
     before_due = event_time or EventTime()
@@ -178,9 +178,9 @@ def _event_time(
 
 
 def rows_until(start: Input, end: Position) -> int | None:
-    """Return the number of rows that a batch up to `end` reads from an input; for a user's topic, of offsets.
+    """Return the number of rows that a batch up to `end` reads from an input; of offsets for a user's topic.
 
-    None for a channel if the reader began in the middle of it: the number of earlier rows is unknown.
+    None for a channel if the reader began in the middle of it, because the number of earlier rows is unknown.
     """
     if start.upstream:
         return sum(end.consumed) - sum(start.rows_passed) if start.rows_passed else None
@@ -199,8 +199,8 @@ def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -
     """Return the input after a batch that ended at `end`.
 
     With `own`, the input has a watermark of its own, and the upstream stage's watermark is ignored. `count` is the
-    number of records read from a user's topic. It may be less than the number of offsets, because transaction markers
-    and aborted or compacted records have offsets too.
+    number of records read from a user's topic. It may be less than the number of offsets, because transaction markers,
+    and aborted or compacted records, have offsets as well.
     """
     rows = rows_until(start, end) or 0
     if not start.upstream:

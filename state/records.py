@@ -1,6 +1,6 @@
 """Records that versions sent and read, and detection of topics that were deleted and re-created.
 
-Manifests tell which records a version sent and read: the attempts that count, the offsets, and the number of rows.
+Manifests state which records a version sent and read, by the attempts that count, the offsets, and the number of rows.
 After a topic was deleted and re-created, stored offsets refer to other records. Kafka gives each topic an id (KIP-516).
 For brokers without topic ids, the leader epochs of the partitions replace the id: epochs never decrease while a topic
 exists, and begin at 0 in a new topic.
@@ -37,7 +37,7 @@ def sent_messages(channel: str, versions: Iterable[Manifest]) -> SentMessages:
 
 
 def fully_read_input(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
-    """Return the input of a stage that has consumed all that `upstream` sent on a channel, up to a version."""
+    """Return the input of a stage that has consumed all messages that `upstream` sent on a channel, up to a version."""
     return Input(
         output.topic,
         output.ends,
@@ -176,7 +176,7 @@ def id_to_store(stored: str, current: str) -> str:
 
 
 def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence about a topic that was re-created; empty if nothing shows that it was."""
+    """Return a sentence about a topic that was re-created; empty if there is no evidence for that."""
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
@@ -191,8 +191,8 @@ def was_recreated_since_read(
 
     Timestamps show this if all records below `offsets` are newer than the app's read. Needed for topics without known
     ids. `since_read` has, by partition, the offset of the first record newer than the app's read; -1 for none.
-    `since_now` has the offset of the first record with a time in the future, which proves nothing about its arrival; -1
-    for none.
+    `since_now` has the offset of the first record with a time in the future, which proves nothing about the record's
+    arrival; -1 for none.
     """
     overlapping = [
         partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]

@@ -1,4 +1,4 @@
-"""Application of one batch to a table: computes the rows to write, to emit, and to set aside as late.
+"""Application of one batch to a table: computes the rows to write, the rows to emit, and the late rows to set aside.
 
 A task applies the rows of its hash range; a replay applies all rows of a past batch.
 """
@@ -104,7 +104,7 @@ class Step:
         try:
             return self._apply(self.state_with(look_ups), rows, stored, hashes)
         finally:
-            # The function may have caught the error, and its own errors count as those of records.
+            # The function may have caught the error, but its own errors count as errors of records.
             if look_ups.error is not None:
                 raise look_ups.error
 
@@ -226,7 +226,7 @@ def group_by_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
     order = np.argsort(hashes, kind="stable")
     rows = rows.take(pa.array(order)).combine_chunks()
     hashes = hashes[order]
-    # Rows with the same hash as the row before; nearly always they have the same key, too.
+    # Rows with the same hash as the row before. Nearly always they also have the same key.
     following = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
     begins = np.ones(rows.num_rows, bool)
     begins[following] = False

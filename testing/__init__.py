@@ -219,7 +219,7 @@ def run(
     with stop_signals() as stop:
         run_app(app, options, Listener(), stop=stop)
     if stop.is_set():
-        # The run ends well, with tables of some of the records, on which a test would fail.
+        # Otherwise the run would end well, with tables of only some of the records, on which a test would fail.
         raise KeyboardInterrupt(f"the run of app {app.name!r} was stopped by a signal")
     return Ran(app, Client(settings).app(app.name), kafka, folder)
 

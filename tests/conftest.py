@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
     from tests.support.histories import FlightsApp
 
-# Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
-# whose Ctrl-C is tested.
+# If the tests run in the background of a shell, they inherit an ignored SIGINT. The programs whose Ctrl-C is tested
+# would inherit it as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two cores are shared with servers: how long one example takes says nothing. And a gate that fails on some days says
-# nothing of a change: searching is for the profiles below.
+# Two cores are shared with servers, so the duration of one example has no meaning. Also, this gate must not fail only
+# on some days: the profiles below search for new failures.
 settings.register_profile("default", deadline=None, max_examples=20, derandomize=True)
-# `SLACKWATER_PROFILE=ci`: of `make test-all`. `nightly`: hours, for a machine that has nothing else to do.
+# `SLACKWATER_PROFILE=ci`: for `make test-all`. `nightly`: takes hours, for an otherwise idle machine.
 settings.register_profile("ci", deadline=None, max_examples=500, derandomize=False, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, derandomize=False, print_blob=True)
-# Whether a mutant is noticed must not depend on the day, and nobody reads the smallest example of it.
+# The result for a mutant must not depend on the day, and its smallest failing example is not needed.
 settings.register_profile(
     "mutants", deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setenv("TMPDIR", folder)
     patch.setenv("JDK_JAVA_OPTIONS", f"{SHORT_LIVED} -Djava.io.tmpdir={folder}")  # Java does not heed TMPDIR
     with suppress(MissingTool):
-        # Programs that start Spark by themselves find a Java, too.
+        # Programs that start Spark by themselves must find a Java as well.
         for name, value in find_java("Spark").environment.items():
             patch.setenv(name, value)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -115,7 +115,7 @@ def aws_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest
         patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         patch.setenv("AWS_REGION", "us-east-1")
-        # Neither the developer's own configuration nor a proxy has a say.
+        # Exclude the developer's own configuration and proxies.
         patch.setenv("AWS_CONFIG_FILE", str(absent))
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(absent))
         patch.setenv("NO_PROXY", "127.0.0.1")
@@ -153,7 +153,7 @@ def google_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
 
 
 def _with_bucket(endpoint: str) -> str:
-    import boto3  # takes a quarter of a second, which tests without S3 need not wait for
+    import boto3  # takes a quarter of a second, which tests without S3 need not spend
 
     boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
     return endpoint
@@ -173,7 +173,7 @@ def memory_kafka() -> MemoryKafka:
 
 @pytest.fixture(params=["memory", "served", pytest.param("broker", marks=pytest.mark.kafka)])
 def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
-    """Return each kind of Kafka in turn: an empty one in memory, one in another process, and the running broker."""
+    """Return each kind of Kafka in turn: an empty in-memory Kafka, one in another process, and the running broker."""
     if request.param == "broker":
         yield open_kafka(request.getfixturevalue("broker"))
         return
@@ -216,7 +216,7 @@ def spark_here() -> Iterator[ExitStack]:
 @pytest.fixture(scope="module")
 def one_spark(spark_here: ExitStack) -> None:
     """Share one Spark session among all runs in this process. Runs to be killed use their own processes."""
-    from pyspark import SparkContext  # what tests without Spark need not wait for
+    from pyspark import SparkContext  # tests without Spark need not import this
     from slackwater.pipeline.spark.session import spark_session
 
     if SparkContext._active_spark_context is None:
@@ -278,7 +278,7 @@ def s3_url(s3_server: str) -> str:
 
 @pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.ci)])
 def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the endpoint of each S3 server in turn, set in the AWS environment."""
+    """Return the endpoint of each S3 server in turn; it is also set in the AWS environment."""
     fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
     endpoint: str = request.getfixturevalue(fixture)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

@@ -14,11 +14,11 @@ import pytest
 
 FILE = Path(__file__).with_name("durations.json")
 _LEAST_S = 1.0
-"""Shorter files are left out of the record: their order does not matter."""
+"""Minimum duration of a file in the record. The order of shorter files does not matter."""
 _WITH_SERVERS = " with servers"
-"""Ends the key of the tests of a file that need Kafka or Spark."""
+"""Suffix of the key for those tests of a file that need Kafka or Spark."""
 _NEEDS_SERVERS = "needs servers"
-"""Property of a test that needs them: reports have no markers."""
+"""Property of a test that needs Kafka or Spark, because reports have no markers."""
 
 
 class Recorder:

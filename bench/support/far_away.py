@@ -15,7 +15,7 @@ class FarAway:
 
     def __init__(self, endpoint: str, delay_s: float) -> None:
         self.seen: list[tuple[float, str]] = []
-        """Time of each request, by `time.perf_counter`, and its first line."""
+        """Times of requests, by `time.perf_counter`, each with the request's first line."""
         self.endpoint = ""
         self._behind, self._delay_s = urlsplit(endpoint), delay_s
 
@@ -33,7 +33,7 @@ class FarAway:
             while data := await reader.read(1 << 18):
                 line = data.partition(b"\r\n")[0].decode("latin-1")
                 self.seen += [(time.perf_counter(), line)] if line.endswith("HTTP/1.1") else []
-                # In order, also where more comes before that is over.
+                # Requests are sent in order, even if more requests arrive before the delay is over.
                 loop.call_later(self._delay_s, to_behind.write, data)
             loop.call_later(self._delay_s, to_behind.close)
 
@@ -77,7 +77,7 @@ def far_away(endpoint: str, delay_s: float) -> Iterator[FarAway]:
 
 
 def in_sequence(times_s: Iterable[float], delay_s: float) -> int:
-    """Count round trips: requests that came at least `delay_s` after the start of the round trip before."""
+    """Count round trips: requests that came at least `delay_s` after the start of the previous round trip."""
     count, began_s = 0, -delay_s
     for at_s in sorted(times_s):
         if at_s >= began_s + delay_s:

@@ -57,7 +57,8 @@ def legs_of(messages: DataFrame, keys: int) -> DataFrame:
 
     ends = F.split(F.col("value").cast("string"), ",").cast("array<long>")
     numbers = messages.select(F.explode(F.sequence(ends[0], ends[1])).alias("number"))
-    # A step that is prime to the number of keys: each comes once before one comes again, and neighbours are far apart.
+    # The step is coprime to the number of keys: every key comes once before any key is repeated, and neighbours are far
+    # apart.
     leg = (F.col("number") * 7_919) % keys
     name = F.concat(F.lit("leg-"), F.lpad(leg.cast("string"), 9, "0"))
     return numbers.select(name.alias("leg"), (F.col("number") % 60).cast("double").alias("delay"))

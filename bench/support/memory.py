@@ -50,11 +50,11 @@ class Workers:
                 except psutil.Error:
                     continue
                 self.resident = max(self.resident, memory.rss)
-                # Linux tells what is mapped; elsewhere all counts as the worker's own.
+                # Linux reports mapped memory; on other systems all memory counts as the worker's own.
                 self.own = max(self.own, memory.rss - getattr(memory, "shared", 0))
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Return whether the process is a Python worker of our executors, or the daemon that forks them."""
+        """Return True if the process is a Python worker of our executors, or the daemon that forks them."""
         if process not in self._known:
             try:
                 self._known[process] = "pyspark.worker" in process.cmdline() and PEER not in process.environ()

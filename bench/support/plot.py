@@ -9,14 +9,14 @@ from .row import Row
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write an SVG with one bar per row: to the right if better than asked, to the left if worse."""
+    """Write an SVG with one bar per row: to the right if better than required, to the left if worse."""
     from matplotlib.figure import Figure
 
     drawn = [(row, value) for row in reversed(rows) if (value := row.against_asked) is not None]
     figure = Figure(figsize=(13, 1 + 0.42 * len(drawn)), layout="constrained")
     axes = figure.subplots()
     colours = ["#2a7f62" if row.reached else "#b3423a" for row, _ in drawn]
-    # From 1, on a scale where twice as good and half as good are equally far away.
+    # Starting at 1, on a scale on which twice as good and half as good have the same distance.
     bars = axes.barh(range(len(drawn)), [value - 1 for _, value in drawn], left=1, color=colours)
     axes.bar_label(bars, [f" {row.ratio:.3g} (asked {row.asked}) " for row, _ in drawn], fontsize=8)
     axes.set_yticks(range(len(drawn)), [row.what for row, _ in drawn], fontsize=8)

@@ -1,4 +1,4 @@
-"""A row of the table: a figure, what it is compared with, and whether it reaches its limit."""
+"""Row of the table: a figure, its peer, and the result of the comparison with its limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _ASKED = re.compile(r"(>=|>|<=|<|=)\s*(\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table.
+    """Row of the table.
 
     Attributes:
-        what: What was measured.
+        what: Name of the measurement.
         ours: Our figure, with its unit.
-        peer: What it is compared with, and that figure.
+        peer: Name and figure of the peer.
         ratio: Ratio of our figure to the peer's or to the limit, or the inverse.
         asked: The limit of the ratio: ">= 1.5", "<= 1.2", "< 1", "= 1"; any other text is shown and not drawn.
-        reached: Whether the ratio is within the limit.
+        reached: True if the ratio is within the limit.
     """
 
     what: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def against_asked(self) -> float | None:
-        """Return how many times better the figure is than asked: 1 is at the limit; None if `asked` has no number."""
+        """Return the factor by which the figure is better than its limit; 1 is at the limit, None for no number."""
         match = _ASKED.fullmatch(self.asked)
         if match is None or self.ratio <= 0:
             return None

@@ -79,7 +79,7 @@ def serving(
     words = (*words, *(["--advertise", f"http://127.0.0.1:{port}"] if is_one_of_several else []))
     command = [sys.executable, "-m", "slackwater.cli.main", "serve", "--store", store, "--port", str(port), *words]
     command = [*(_GIVES_WAY if gives_way else ()), *command]
-    # A session of its own is what gives way.
+    # A separate session, because the lower priority applies to a session.
     process = subprocess.Popen(command, env={**os.environ, "SLACKWATER_CACHE": str(cache)}, start_new_session=gives_way)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -137,7 +137,7 @@ def processor_s(process: subprocess.Popen[bytes] | None) -> float:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 180  # one that gives way may have to wait for a core
+    deadline = time.monotonic() + 180  # a server with a low priority may have to wait for a core
     while True:
         try:
             urllib.request.urlopen(f"{url}/healthz", timeout=1).read()  # noqa: S310

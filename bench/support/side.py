@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from slackwater.pipeline.listener import BatchReport
 
 PEER = "SLACKWATER_BENCH_PEER"
-"""Variable that is set for the processes of a peer, so that their memory is not counted as ours."""
+"""Variable that is set for the processes of a peer, so that their memory is not counted as our memory."""
 
 _ENDS_S = 60.0
-"""Seconds in which a process must exit after it has answered."""
+"""Time in seconds within which a process must exit after it has answered."""
 
 SPARK_STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Our sessions choose a plainer one for checkpoints that are scratch. Spark's must last, so it has Spark's own.
+    # Our sessions use a simpler file manager for their scratch checkpoints. Spark's checkpoints must last, so Spark
+    # uses its own.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
     ),
@@ -47,7 +48,7 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
         subprocess.CalledProcessError: The process failed; the reason is on its stderr.
     """
     command = [sys.executable, "-m", f"bench.{module}", *map(str, words)]
-    # What Spark's own workers say of their pandas, once a batch, is not what somebody wants to read here.
+    # The pandas messages that Spark's workers print for each batch are dropped.
     of_peers = {PEER: "1", "PYTHONWARNINGS": "ignore::FutureWarning"} if peer else {}
     environment = {**os.environ, **(env or {}), **of_peers}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
@@ -160,7 +161,7 @@ def batches(query: StreamingQuery) -> list[Batch]:
 
 
 def ends_ms(query: StreamingQuery) -> list[int]:
-    """Return when each batch that read rows was committed, in milliseconds since 1970."""
+    """Return the commit time of each batch that read rows, in milliseconds since 1970."""
     return [round(1000 * batch.end) for batch in batches(query)]
 
 
@@ -179,7 +180,7 @@ def worked_off(query: StreamingQuery) -> list[int]:
 
 
 def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[str]) -> tuple[list[int], list[float]]:
-    """Run a query in append mode as `worked_off` does.
+    """Run a query in append mode, like `worked_off`.
 
     Also returns the number of its result rows and sums of columns.
     """

@@ -14,7 +14,7 @@ from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, versitygw
 
 @contextmanager
 def s3_or_folder(folder: Path) -> Iterator[tuple[str, str]]:
-    """Where the store is, in words, and its root, until the block ends; in the folder where there is no S3 server."""
+    """Yield a description of the store, and its root: in S3 if its server was built, otherwise in the folder."""
     if not is_built("versitygw"):
         yield "in folders", str(folder)
         return

@@ -42,7 +42,7 @@ def ssts(
         stage: the stage's name.
         table: the table.
         rows: its visible columns, each key once.
-        seq: the version that writes them.
+        seq: the version that writes the rows.
         level: the level of the SSTs.
         base: SSTs in which the previous version of each key is looked up.
     """

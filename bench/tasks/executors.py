@@ -38,7 +38,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     fill(bootstrap, BATCH * (BATCHES // 2 if quick else BATCHES), topic=topic)
     found: dict[str, Measured] = {}
     for how in ("home", "anywhere"):
-        # A cluster for each: its caches are empty.
+        # A separate cluster for each side, so that its caches are empty.
         with standalone(folder / how, workers=2) as cluster:
             words = (bootstrap, folder / f"app-{how}", cluster.url, how)
             found[how] = side.run("tasks.executors", *words, env={"PYSPARK_PYTHON": sys.executable})

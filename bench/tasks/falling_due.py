@@ -86,7 +86,7 @@ def _flights(messages: DataFrame, legs: int, batch: int) -> DataFrame:
 
     ends = F.split(F.col("value").cast("string"), ",").cast("array<long>")
     number = F.col("number")
-    # A step that is prime to the number of legs, so that neighbours are far apart.
+    # The step is coprime to the number of legs, so that neighbours are far apart.
     leg = F.concat(F.lit("leg-"), F.lpad(((number * 7_919) % legs).cast("string"), 7, "0"))
     seconds = _HOUR_S * _BEHIND + (number * _HOUR_S / batch).cast("long") + _BEGIN_S
     return (
@@ -112,7 +112,7 @@ def _write(root: Path, app: sw.App, bootstrap: str, num_open: int) -> None:
         claimed = begun(store, app, spark, bootstrap)
     assert claimed.table is not None
     legs = num_open // _STAYING
-    # Each second of the first hours has rows that end; the others are to stay.
+    # Each second of the first hours has rows that end; all other rows stay.
     hours = [(hour, DUE) for hour in range(0, _STAYING, 2)]
     hours += [(_BEHIND + hour, legs) for hour in range(_STAYING)]
     table = pa.concat_tables(_windows(hour, num) for hour, num in hours)

@@ -4,7 +4,7 @@ The stages parse, count by leg, and count by carrier. Spark's queries pass rows 
 RocksDB. A record becomes readable when its batch of the last stage is committed.
 
 `python -m bench.tasks.freshness slackwater|spark BOOTSTRAP FOLDER TOPIC RECORDS` runs one side in a fresh process, and
-prints a JSON list: for each record, seconds from when it was produced until it was readable.
+prints a JSON list: for each record, the seconds between its production and the time when it is readable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOOK_S = 0.1
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare the time from produced to readable through three stages with a chain of three Spark queries."""
+    """Compare the time from produced to readable through three stages with that of three Spark queries."""
     warm_up, measured = (10, 10) if quick else (WARM_UP, MEASURED)
     seconds: dict[str, list[float]] = {}
     for name in SIDES:
@@ -218,7 +218,7 @@ def send(bootstrap: str, topic: str, records: int, sent: list[float]) -> None:
 
 
 def ages(sent: Sequence[float], readable: Sequence[tuple[float, int]]) -> list[float]:
-    """Return, for each record, the seconds from when it was produced until it was readable."""
+    """Return, for each record, the seconds between its production and the time when it was readable."""
     stamps, counts = zip(*readable, strict=True)
     seen = np.repeat(stamps, counts)
     assert len(seen) == len(sent)

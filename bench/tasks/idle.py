@@ -75,7 +75,7 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
     def feed() -> None:
         send(bootstrap, topic, 1, [])
         first.wait()
-        # The next batch tells what was asked since this one.
+        # The next version contains the requests made since this version.
         second.wait(idle_s)
         send(bootstrap, topic, 1, [])
         second.wait()

@@ -45,7 +45,7 @@ class Measured:
     """Seconds to plan and commit the migration, once Spark is up."""
     requests: int
     moved: int
-    """Bytes read and written meanwhile: of manifests and other small objects, and not of SSTs."""
+    """Bytes read and written during the migration: manifests and other small objects, but no SSTs."""
     lookup_before: float
     lookup_after: float
     """Seconds of a look-up of `ASKED` keys."""
@@ -55,7 +55,7 @@ class Measured:
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare a migration of 10 million keys with one of 10,000, and the table after it with one not migrated."""
+    """Compare a migration of 10 million keys with one of 10,000, and a migrated table with an unchanged table."""
     small, large = (SIZES[0], SIZES[1] // 20) if quick else SIZES
     found = side.run("tasks.migrating", bootstrap, folder, small, large)
     few, many = (Measured(**found[str(size)]) for size in (small, large))

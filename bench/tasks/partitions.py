@@ -32,7 +32,7 @@ LARGE = 5_000_000
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare a small batch, and the first commit, on 1,000 Kafka partitions with those on 4."""
+    """Compare a small batch, and the first commit, on 1,000 Kafka partitions with the same on 4 Kafka partitions."""
     folder.mkdir(parents=True, exist_ok=True)
     few, many = (_small(bootstrap, folder, partitions) for partitions in PARTITIONS)
     few_s, many_s = median(few["seconds"]), median(many["seconds"])

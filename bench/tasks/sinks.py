@@ -37,7 +37,7 @@ SIDES = ("with", "without")
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare publishing with a plain producer, and a batch with a sink with one without."""
+    """Compare publishing with a plain producer, and a batch with a sink with a batch without."""
     records = RECORDS // 10 if quick else RECORDS
     ours, plain = publishing(bootstrap, folder, records, rounds=1 if quick else 3)
     seconds = batches(bootstrap, folder, rounds=1 if quick else 2)
@@ -118,7 +118,7 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
         return time.perf_counter() - began
 
     publishers.start()
-    # Clients are connected by then, as those of a producer are after its first record.
+    # Clients are already connected, like the clients of a producer after its first record.
     head = written(records.slice(0, 100))
     publish()
     for at in range(0, len(records), 100_000):

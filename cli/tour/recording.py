@@ -17,7 +17,7 @@ _WORST = "SELECT carrier, flights, worst FROM carriers ORDER BY worst DESC LIMIT
 
 @dataclass(frozen=True, slots=True)
 class TourStep:
-    """Command of the tour, with the sentence that introduces it. `words` follow `slackwater` on the command line."""
+    """Command of the tour, with a sentence that introduces it. `words` are the arguments after `slackwater`."""
 
     text: str
     words: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Verbs that explain which records are in a row and which are not: why, impact, reconcile, why-not."""
+"""Verbs that explain which records are in a row and which are missing: why, impact, reconcile, why-not."""
 
 from pathlib import Path
 from typing import Unpack

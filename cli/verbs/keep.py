@@ -86,7 +86,7 @@ def promote(
             raise Usage(
                 "give either STAGING or --back: STAGING gets the name, --back returns it to the app that had it before"
             )
-        # With --back, the app that has the name gives it back; otherwise the clone takes it.
+        # With --back, the app that has the name gives the name back; otherwise the clone takes the name.
         app, name = (session.app(over), "") if options["back"] else (session.app(staging), over)
         done = app.promote(name, on_wait=progress, **options)
     session.show(done)

@@ -195,7 +195,7 @@ def attach(
         master=master,
         spark_conf=parse_settings(conf or ()),
     )
-    # On a shared machine, the query has priority.
+    # On a shared machine, the query has a higher priority than this process.
     os.nice(10)
     with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:

@@ -66,7 +66,7 @@ def replay(
         if stop:
             from ...operations.debugging.replay.program import insert_breakpoints
 
-            # Only now: the function already ran once, to derive its columns.
+            # Only now, because the function already ran once before, to derive its columns.
             session.note(f"stopping in {' and '.join(insert_breakpoints(batch.stage))}")
         try:
             comparison = compare(batch, sent, only)

@@ -108,11 +108,11 @@ class RejectedOptions(TypedDict, total=False):
 
 
 class ReconcileOptions(TypedDict, total=False):
-    """Compare a table with somebody else's numbers.
+    """Compare a table with external numbers.
 
     The numbers are in a file (Parquet, CSV, JSON), a DuckDB query, a URL, or another table. Counts the keys that agree,
-    differ, and are on one side only. Shows for each key that differs the version since which the rows differ, and the
-    records that are missing from the row, with the reason: never in the topic, not read yet, rejected, late, filtered,
+    differ, and are on one side only. Shows for each differing key the version since which the rows differ, and the
+    records that are missing in the row, with the reason: never in the topic, not read yet, rejected, late, filtered,
     and so on. Exits with 1 if anything differs.
     """
 
@@ -146,7 +146,7 @@ class ReconcileOptions(TypedDict, total=False):
 
 
 class WhyNotOptions(TypedDict, total=False):
-    """Say why records are not in a table's row.
+    """Show why records are not in a table's row.
 
     Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
     version: never in the topic, not read yet, rejected, late, and so on. A reason that only a replay of the program
@@ -164,7 +164,7 @@ _BATCHES = Param("Maximum batches to replay; 0 for all.", "N", default=100, limi
 
 
 class WhyOptions(TypedDict, total=False):
-    """Options of the question which records made a row."""
+    """Options of `why`, the question which records made a row."""
 
     minimal: Annotated[bool, Param("Also find the smallest set of records that gives the row.")]
     payloads: Annotated[bool, Param("Also show keys, values and headers of the records.")]
@@ -172,7 +172,7 @@ class WhyOptions(TypedDict, total=False):
 
 
 class ImpactOptions(TypedDict, total=False):
-    """Show what a record reached.
+    """Show everything that a record reached.
 
     Shows the rows that the program made from the record, later rows of their keys until a row is removed, rows sent
     downstream and to sinks, snapshots and clones. Replays the batches that read the record, and later batches that

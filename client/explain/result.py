@@ -1,4 +1,4 @@
-"""Output of `why` and `impact`: the records that made a row, and what a record reached."""
+"""Output of `why` and `impact`: the records that made a row, and the rows that a record reached."""
 
 from __future__ import annotations
 

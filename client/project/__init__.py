@@ -1,5 +1,5 @@
-"""A new project of a user, written by `slackwater new` from the files in `template/`.
+"""Project files of a new user, written by `slackwater new` from the files in `template/`.
 
-In a template, `@app@` stands for the app's name, `@module@` for its program's, `@requirement@` and `@action@` for the
-release that the project uses (`common.install`). Nothing here reads a store.
+In a template, `@app@` stands for the app's name, `@module@` for the name of its program, and `@requirement@` and
+`@action@` for the release that the project uses (`common.install`). Nothing here reads a store.
 """

@@ -1,4 +1,4 @@
-"""Write a project that runs: a program, its settings, a feeder, a test and a workflow."""
+"""Writer of a project that runs: a program, its settings, a feeder, a test and a workflow."""
 
 import keyword
 import sys
@@ -22,9 +22,9 @@ _FILES = {
     "workflow.yml": ".github/workflows/ci.yml",
     "gitignore": ".gitignore",
 }
-"""Path in the project, by template. Templates of Python files do not end in .py: they are not modules of slackwater."""
+"""Path in the project, by template. Templates of Python files do not end in .py, since they are no modules."""
 _TAKEN = {"feed", "slackwater", "pyspark", "confluent_kafka", "pytest"}
-"""Modules that the written files import: a program of the same name would hide the module."""
+"""Modules that the written files import. A program with such a name would hide the module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Project:
     written: tuple[str, ...]
     """Paths of new files, relative to the folder."""
     existing: tuple[str, ...]
-    """Paths of files that are there already with the same text."""
+    """Paths of files that already exist with the same text."""
 
 
 def module_of(app: str) -> str:
@@ -49,10 +49,10 @@ def module_of(app: str) -> str:
 
 
 def write_project(app: str, folder: Path | None = None, *, dry_run: bool = False) -> Project:
-    """Write the files of a new app into a folder, by default one of the app's name. Replaces no file.
+    """Write the files of a new app into a folder, by default a folder with the app's name. Replaces no file.
 
-    Raises `Usage` for a name that no app can have. Raises `Refused`, and writes nothing, if a file exists with other
-    text or the folder cannot be made.
+    Raises `Usage` for an invalid app name. Raises `Refused`, and writes nothing, if a file exists with other text or
+    the folder cannot be made.
     """
     check_name("app", app)
     module, folder = module_of(app), folder or Path(app)

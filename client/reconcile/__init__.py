@@ -1,1 +1,1 @@
-"""A table beside somebody else's numbers, and why records are not in it: calls of the library, and the output."""
+"""Comparison of a table with external rows, and reasons why records are not in a table: library calls and output."""

@@ -1,4 +1,4 @@
-"""Comparison of a table with somebody else's rows, and why a record is not in it, for `AppHistory`."""
+"""Comparison of a table with external rows, and reasons why a record is not in a table, for `AppHistory`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Reconciled(Displayable):
-    """A table compared with somebody else's rows."""
+    """Comparison of a table with external rows."""
 
     full_result: Reconciliation
-    """Numbers of keys, and for each explained key the version that parted it and the reasons."""
+    """Numbers of keys; and for each explained key, the version since which it differs, and the reasons."""
 
     @property
     def equal(self) -> bool:
@@ -49,7 +49,7 @@ class Reconciled(Displayable):
 
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
-        """Explained keys: the key, `difference`, `theirs_…` and `ours_…` values, the parting version and the reason."""
+        """Explained keys: key columns, `difference`, `theirs_…` and `ours_…` values, parting version, and reason."""
         return as_relation(result.differences_table(self.full_result))
 
     def _blocks(self) -> Iterator[Block]:
@@ -58,13 +58,13 @@ class Reconciled(Displayable):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WhyNot(Displayable):
-    """Why records are not in the row of a key."""
+    """Reasons why records are not in the row of a key."""
 
     full_result: Absence
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Kind of each reason, such as `late`; see `full_result.reasons` for the sentences and records."""
+        """Kind of each reason, such as `late`. The sentences and records are in `full_result.reasons`."""
         return tuple(reason.kind for reason in self.full_result.reasons)
 
     def _blocks(self) -> Iterator[Block]:
@@ -106,7 +106,7 @@ def explain_absence(client: Backends, moment: Moment, table: str, key: object, o
 
 
 def open_theirs(client: Backends, theirs: pa.Table | str | Path) -> Theirs:
-    """Return the rows that a Python value or a text names: rows in memory, a file, a query, a URL or a table."""
+    """Return the external rows that a value or a text names: rows in memory, a file, a query, a URL or a table."""
     if isinstance(theirs, pa.Table):
         return theirs
     if isinstance(theirs, Path) or not names_table(theirs):

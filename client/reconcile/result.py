@@ -1,4 +1,4 @@
-"""Output of a reconciliation with somebody else's rows, and of `why-not`."""
+"""Output of a comparison with external rows, and of `why-not`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...operations.debugging.reconcile.reasons import MissingReason
 
 _MAX_REASONS = 3
-"""Maximum number of reasons of one key that are shown to people."""
+"""Maximum number of reasons per key in the output for people."""
 
 
 def reconciliation_result(found: Reconciliation, out: Path | None) -> Result:
@@ -141,7 +141,7 @@ def _reason_data(reason: MissingReason) -> dict[str, Any]:
 
 
 def differences_table(found: Reconciliation) -> pa.Table:
-    """Return the explained keys as a table: their rows, the version that parted each, and its first reason."""
+    """Return the explained keys as a table: their rows, the version since which each differs, and its first reason."""
     changes = found.comparison.changes.head(len(found.keys))
     names = [*changes.keys.column_names, "difference"]
     names += [f"{side}_{name}" for name in changes.before.column_names for side in ("theirs", "ours")]

@@ -70,7 +70,7 @@ class ServedMoment(ServedObject):
         """Next offset of each partition by users' topic, up to which all tables include the input."""
         self.thinned_out: Thinned | None = msgspec.convert(document["thinned_out"], register_type(Thinned | None))
         self.when, self.stage = when, stage
-        """Moment and stage of the ref."""
+        """Moment and stage that the ref names."""
         self._http, self._app, self._document = http, app, document
 
     def _local_class(self) -> type:
@@ -83,8 +83,8 @@ class ServedMoment(ServedObject):
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
         """Return the answer of the function `ask`, if it is about the versions of this moment.
 
-        If the server's `now` has advanced, asks once more, by the time of this moment. Raises `Refused` if the second
-        answer is also about different versions.
+        If the server's `now` has advanced, calls `ask` a second time, by the time of this moment. Raises `Refused` if
+        the second answer is also about different versions.
         """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:
@@ -152,7 +152,7 @@ class ServedMoment(ServedObject):
         self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
     ) -> list[dict[str, object] | None]:
         """Return a row per key in the order of `keys`, None for a missing key. See `Moment.get_many`."""
-        # Ask for the version, because "now" moves on.
+        # Request the version, because "now" moves on.
         is_now = self.when == "now"
         path = ("apps", self._app, "at", f"v{self._version(table)}") if is_now else self._path
         stage = self._stage_of(table) if is_now else self.stage

@@ -126,8 +126,8 @@ class ServedApp(ServedObject, NewestMomentMethods):
     def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
         """Return a moment of the app; with `min_offsets`, wait until the app has read up to these offsets.
 
-        `moment` has the forms that `AppHistory.at` takes. Raises `Refused` if the app has not read that far within
-        `wait_ms`; the error's `offsets` has the offsets read.
+        `moment` has the forms that `AppHistory.at` takes. Raises `Refused` if the app has not read up to these offsets
+        within `wait_ms`; the error's `offsets` has the offsets that it has read.
         """
         when = moment_text(moment)
         document = self._get("at", when, **options)
@@ -192,7 +192,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return document
 
     def why(self, table: str, key: object, at: When = "now", **options: Unpack[WhyOptions]) -> dict[str, Any]:
-        """Return the document of `slackwater why --json`, by replays on the server. See `AppHistory.why`.
+        """Replay batches on the server, and return the document of `slackwater why --json`. See `AppHistory.why`.
 
         Raises the errors of `replay`.
         """
@@ -201,7 +201,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return document
 
     def impact(self, record: str, **options: Unpack[ImpactOptions]) -> dict[str, Any]:
-        """Return the document of `slackwater impact --json`, by replays on the server. See `AppHistory.impact`.
+        """Replay batches on the server, and return the document of `slackwater impact --json`. See `AppHistory.impact`.
 
         Raises the errors of `replay`.
         """

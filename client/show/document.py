@@ -21,7 +21,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class NextCommand:
-    """A command that a user may type next. Renderers append the options that select the store."""
+    """Command to suggest to the user. Renderers append the options that select the store."""
 
     text: str
 
@@ -58,7 +58,7 @@ class Time:
 
 
 Span = str | int | None | Name | NextCommand | Value | AnswerSpan | Time
-"""Inline part of a line: a `str` is fixed text, an `int` a count, and None an unknown count."""
+"""Inline part of a line. A `str` is fixed text, an `int` a count, and None an unknown count."""
 Line = tuple[Span, ...]
 """Inline parts of one line, in order, including the blanks between them."""
 Cell = Span | Line
@@ -112,7 +112,7 @@ class Listing:
 
 
 Block = Cell | Title | Remark | TableBlock | Facts | Listing | SearchPicture
-"""Part of a document. A span or a `Line` is a line of text. A picture only illustrates facts of other blocks."""
+"""Part of a document. A span or a `Line` is a line of text. A picture only illustrates the facts in other blocks."""
 
 
 @dataclass(frozen=True, slots=True)

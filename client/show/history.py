@@ -71,7 +71,7 @@ def _recovery_options(entry: LogEntry) -> str:
 
 
 def recreated_topic_phrase(topic: str) -> str:
-    """Return the reason why input before the topic's recreation cannot be replayed: "topic … was recreated"."""
+    """Return the reason why input from before the topic's recreation cannot be replayed: "topic … was recreated"."""
     return f"topic {topic} was recreated"
 
 
@@ -236,7 +236,7 @@ def table_diff_blocks(
     headings: tuple[str | Name, ...] = ("", *map(Name, diff.changes.keys.column_names))
     keys = [(change, (change.kind, *map(format_key_value, change.key.values()))) for change in some]
     if with_values:
-        # A line per differing value; for a row on one side only, a line per value.
+        # One line per differing value. For a row on one side only, one line per value.
         rows = ((*key, *line) for change, key in keys for line in value_lines(change.before, change.after))
         yield TableBlock.from_rows((*headings, "column", ">before", ">after"), rows)
     else:

@@ -58,7 +58,8 @@ def explanation_result(explanation: Explanation) -> Result:
 def gc_result(done: Collected) -> BlockGenerator:
     verb = "would collect" if done.dry_run else "collected"
     deleted = [f"{plural(done.objects, 'object')}, {size(done.bytes)}"] if done.objects else []
-    # Their objects are deleted an hour later, because readers of the previous index may still use them.
+    # The objects of deleted records are deleted an hour later, because readers of the previous index may still use
+    # them.
     if done.archived_records:
         deleted.append(f"{plural(done.archived_records, 'record')} in the input archive")
     yield Title(f"{verb} {', and '.join(deleted) or 'nothing'} of {done.app}")
@@ -463,7 +464,7 @@ def _deleted_table(gone: Sequence[RemovedRows]) -> Iterator[Block]:
 
 
 def _unread(unread: Sequence[HeldObject]) -> Iterator[Block]:
-    """Yield a warning for each topic with unread records of a forgotten key: reading them stores the key again."""
+    """Yield a warning for each topic with unread records of a forgotten key. Reading them would store the key again."""
     for topic in unread:
         count = plural(sum(topic.fields.values()), "record")
         yield (

@@ -57,7 +57,7 @@ def search_picture(verdict: "Verdict", evidence: "VerdictEvidence") -> SearchPic
     in_order, bad = attrgetter("distance"), verdict.bad.versions
     probes = [Point(commits_from_bad(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps]
     probes.sort(key=in_order)
-    # A stage missing in a snapshot was retired or had not begun: count it as at the verdict.
+    # A stage that is missing in a snapshot was retired or had not begun, so it counts as at the verdict.
     named = (Point(commits_from_bad(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots)
     good = Point(commits_from_bad(verdict, verdict.good.versions), verdict.good_ref, "good")
     wrong = {
@@ -124,7 +124,7 @@ class _Scale:
         self.range = range(min(distances), max(distances) + 1)
         self._first, last = self._logarithm(min(distances)), self._logarithm(max(distances))
         self._unit = (_WIDTH - _RIGHT - _LEFT - 20) / (last - self._first)
-        # Between -1, the last good commit, and 0, the first bad one.
+        # Between -1, the last good commit, and 0, the first bad commit.
         self.turn = self(-0.5)
 
     def __call__(self, at: float) -> float:
@@ -149,7 +149,7 @@ def _curve(timeline: SearchPicture, scale: _Scale) -> Iterator[str]:
 
 
 def _probes(timeline: SearchPicture, scale: _Scale, y: float) -> Iterator[str]:
-    """Draw good probes as circles, bad ones as crosses and skipped ones as dashes, readable without colours."""
+    """Draw good probes as circles, bad probes as crosses and skipped probes as dashes, readable without colours."""
     yield _text("probes", 0, y + 5)
     yield _rule(y)
     for probe in timeline.probes:

@@ -72,7 +72,7 @@ def init_result(done: Initialised, program: str, *, dry_run: bool) -> BlockGener
 
 
 def replay_result(comparison: Comparison, bundle: Path | None, test: Path | None) -> Result:
-    """Return the result of comparing a replay with the committed batch; `bundle` and `test` are files that it wrote.
+    """Return the result of comparing a replay with the committed batch; `bundle` and `test` are written files.
 
     JSON has all keys and rows that differ; bytes are hexadecimal.
     """

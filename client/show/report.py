@@ -43,7 +43,8 @@ _NOT_REPLAYED = "Nothing was replayed, so no record is named."
 _MAX_SNAPSHOTS = 20
 HIDDEN_TEXT = "••••"
 
-# Everything in SQL that may hold a value. A comment in slashes and stars may hold others, so it hides all that follows.
+# Everything in SQL that may hold a value. A comment in slashes and stars may contain further comments, so it hides all
+# text that follows.
 _LITERAL = re.compile(
     r"""
     [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$
@@ -78,11 +79,11 @@ class Mask:
         return tuple(spans)
 
     def sql(self, sql: str) -> str:
-        """Format SQL; if values are hidden, on one line and without literals and comments."""
+        """Format SQL. If values are hidden, the SQL is on one line and has no literals and comments."""
         return sql if self.show else " ".join(_LITERAL.sub(lambda literal: literal["kept"] or HIDDEN_TEXT, sql).split())
 
     def reason(self, sentence: str) -> str:
-        """Format an error; if values are hidden, without the text after a colon, which may quote a value."""
+        """Format an error. If values are hidden, the text after a colon is left out, because it may quote a value."""
         first, colon, _ = sentence.partition(": ")
         return sentence if self.show or not colon else f"{first}: {HIDDEN_TEXT}"
 
@@ -109,7 +110,7 @@ def _describe_hidden(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """Facts that a report is made from."""
+    """Facts that a report shows."""
 
     verdict: Verdict
     explanation: TracedCause
@@ -129,7 +130,7 @@ def report_page(case: ReportInput, mask: Mask) -> Page:
 
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     verdict, keys = case.verdict, case.verdict.keys
-    # The query may return keys that turned bad through another row of a join.
+    # The query may return keys that turned bad because of another row of a join.
     changed = (keys.changed() or keys) if keys else None
     sections: dict[str, Iterator[Block]] = {
         "When it turned": _search(case, mask),

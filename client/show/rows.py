@@ -43,7 +43,7 @@ def served_query_result(table: pa.Table, about: Mapping[str, object], limit: int
 
 
 def asof_result(joined: LabelledRows, table: str, out: Path | None, limit: int) -> Result:
-    """Return the result of a join with a table's history. Shows at most `limit` rows (0 for all), none with `out`."""
+    """Return the result of a join with a table's history. Shows at most `limit` rows (0 for all); none with `out`."""
     counts = {"labels": joined.rows.num_rows, "present": joined.present, "absent": joined.absent}
     sentence = (
         f"{formats.plural(joined.rows.num_rows, 'label')}{f' in {out}' if out is not None else ''}: {joined.present:,} "
@@ -146,7 +146,7 @@ def iceberg_result(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
 
 
 def null_hint(key: Sequence[str]) -> str:
-    """Return a hint on how to write null if `key` has a null; otherwise an empty text."""
+    """Return a hint about the spelling of null if `key` has a null; otherwise an empty text."""
     return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
 
 

@@ -51,7 +51,7 @@ class Result(Displayable):
     Args:
         data: data for JSON: builtins, structs and dataclasses.
         blocks: blocks for people.
-        notes: further lines for people; their facts are in the data, too.
+        notes: further lines for people. The data also has the facts in these lines.
         failed: True if a check failed or the result differs, so that the exit code is 1.
     """
 
@@ -90,7 +90,7 @@ def result_from_blocks(generate: Callable[_Params, BlockGenerator]) -> Callable[
 
 
 class AlreadyDone(Title):
-    """Title of the result of an operation that changed nothing, because it had been done before."""
+    """Title of the result of an operation that changed nothing, because an earlier call had already done it."""
 
 
 def operation_result(generate: Callable[_Params, BlockGenerator]) -> Callable[_Params, Result]:
@@ -159,7 +159,7 @@ def render_for_terminal(block: Block, width: int) -> "RenderableType":
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     headings, *rows = lines = _cells(block)
     widths = _widths(lines)
-    # The narrowest columns do not fold, as long as the others keep enough room.
+    # The narrowest columns are not wrapped as long as the other columns keep enough room.
     fixed: set[int] = set()
     room = width - 2 * len(widths)
     for number in sorted(range(len(widths)), key=widths.__getitem__):

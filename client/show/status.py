@@ -34,7 +34,7 @@ def status_result(
 
 
 def _overview(app: AppOverview) -> Iterator[Block]:
-    # Prefer a name taken over by a promotion to one that was given away.
+    # Prefer a name that was taken over by a promotion to a name that was given away.
     called = min(app.names, key=lambda name: "~" in name, default=app.app)
     title = [f"{formats.name_with_folder(called, app.app)}  created {instants.format_with_age(app.created_ms)}"]
     if app.origin:

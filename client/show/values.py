@@ -87,7 +87,7 @@ def value_lines(
 ) -> Iterator[tuple[Name, Cell, Cell]]:
     """Yield the columns in which two rows differ, with both values; all columns if no value differs.
 
-    If one row is None and the second has no values, yields one line without a column. The function `show` formats a
+    If one row is None and the other row has no values, yields one line without a column. The function `show` formats a
     value; `none` is the text for values of a missing row.
     """
 

@@ -94,7 +94,7 @@ def verdict_sentence(outcome: Verdict) -> str:
 
 
 def describe_commit(outcome: Verdict) -> str:
-    """Describe the commit that was found: the first bad one, or one of several commits at which the app turned bad."""
+    """Describe the commit that was found: the first bad commit, or one of several candidates."""
     if outcome.earlier_bad_ref:
         return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.earlier_bad_ref}"
     assumed = "" if outcome.is_first_known else ", assuming that it went from good to bad once"
@@ -141,7 +141,7 @@ def _keys(keys: KeyChanges, file: Path | None) -> Iterator[Block]:
     yield ""
     if not keys.from_predicate:
         yield "the query returns no key of this table; keys that this commit changed:"
-    # The query may return keys that turned bad through another row of a join: --json and --out have those.
+    # The query may return keys that turned bad because of another row of a join. --json and --out have such keys.
     shown = keys.changed() or keys
     yield key_changes_table(shown)
     if (more := len(shown) - formats.MAX_SHOWN) > 0:
@@ -173,10 +173,10 @@ def _next_steps(outcome: Verdict, explanation: TracedCause | None, clone: str) -
 
 
 def ref_to_clone(outcome: Verdict, explanation: TracedCause | None) -> str:
-    """Return the newest moment before the bad record as far as it is known; empty without an earlier version.
+    """Return the newest moment before the bad record, as far as it is known; empty without an earlier version.
 
-    That is the last good moment, or an earlier one if an upstream stage read the record: at the last good moment the
-    rows that this stage made of the record are in flight, and a clone would read them.
+    This is the last good moment, or an earlier moment if an upstream stage read the record. At the last good moment,
+    the rows that the upstream stage made from the record are in flight, and a clone would read them.
     """
     path = explanation.named_record_path if explanation is not None else None
     if path is None or len(path.hops) < 2 or not outcome.good_ref:
@@ -311,7 +311,7 @@ def evidence_rows(cause: Cause) -> Iterator[tuple[str, Cell]]:
     evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
-        # The sentence already says how a deploy was proved, and which file to add.
+        # The sentence already states how a deploy was proved, and which file to add.
         if name in (NOTE, "reason", "num_keys", "how", "add") or value is None or _is_in_sentence(cause, name, value):
             continue
         if name == "keys":
@@ -341,7 +341,7 @@ def format_keys(values: list[dict[str, object]], count: int) -> str:
 
 
 def bad_records(explanation: TracedCause, *, every: bool = False) -> Iterator[Block]:
-    """Yield a table of the batch's bad records, if there are several. Without `every`, it has only the first few."""
+    """Yield a table of the batch's bad records, if there are several; without `every`, only the first records."""
     records = explanation.named_record_path.records if explanation.named_record_path is not None else None
     if records is None or explanation.cause.kind not in ("record", "records", "watermark") or records.num_rows < 2:
         return
@@ -427,7 +427,7 @@ def search_explanation_result(search: SearchSession) -> Result:
 
 
 def pending_answer_result(search: SearchSession, cut: Cut, num_left: int) -> Result:
-    """Return the result that asks the user to judge a moment; about `num_left` more moments will follow."""
+    """Return the result that asks the user to judge a moment; the user has to judge about `num_left` more."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]
     table = stage if stage in cut.tables else next(iter(cut.tables), "")

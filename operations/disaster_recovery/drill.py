@@ -1,8 +1,8 @@
 """`slackwater recover --drill`: tries out a recovery on a clone of the replica, and verifies the result.
 
 The app, the replica's cut and their topics are not touched: the clone has its own name, versions and channels, and
-shares the SSTs of the replica. A drill reads all bytes of the replica's tables, and compares the tables with those of
-the app, as far as the app's store can be reached.
+shares the SSTs of the replica. A drill reads all bytes of the replica's tables, and compares the tables with the app's
+tables if the app's store is reachable.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ class DrillResult:
 
     @property
     def passed(self) -> bool:
-        """True if the app could continue from the replica, and no compared table differs from the app's table."""
+        """True if a recovered app could continue, and no compared table differs from the app's table."""
         same = all(table.checksums != "different" for table in self.tables)
         return same and self.replica.consistent and self.recovered.consistent and not self.plan.replicated.lacks
 
@@ -74,7 +74,7 @@ class DrillResult:
 
 
 _NOT_OF_RECOVERY = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
-"""Steps of a drill that are not part of a recovery."""
+"""Steps of a drill that a recovery does not have."""
 
 
 def drill(
@@ -92,9 +92,9 @@ def drill(
 ) -> DrillResult:
     """Check that an app can be recovered, by recovering a clone of its replica.
 
-    Afterwards the clone is removed, unless `keep` is set. The callable `remove_topics` removes the clone's topics, and
-    the callable `pause` sleeps for a number of seconds while the removal waits. All further parameters are those of
-    `recover`. Raises the errors of `recover` if the app could not be recovered.
+    Afterwards the clone is removed, unless `keep` is set. `remove_topics` is a function that removes the clone's
+    topics; `pause` is a function that sleeps for a number of seconds while the removal waits. All other parameters are
+    those of `recover`. Raises the errors of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", StepTimer()
     remove_clone = partial(remove_temporary_clone, target, app, name, REASON, remove_topics, partial(pause, 1.0))
@@ -152,14 +152,14 @@ def _verified(target: ObjectStore, app: str, clone: str, clock: StepTimer) -> tu
 
 
 class _AcceptingTopics:
-    """Kafka without checks of topics. A drill checks offsets earlier, and its clone never runs."""
+    """Kafka that accepts every topic. A drill checks offsets earlier, and its clone never runs."""
 
     def __init__(self, kafka: KafkaTopics) -> None:
         self.ends, self.commit_positions, self.copy = kafka.ends, kafka.commit_positions, kafka.copy
         self.topic_id = kafka.topic_id
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        """Accept every topic, without a check."""
+        """Accept any topic without a check."""
 
 
 def _compare_with_app(

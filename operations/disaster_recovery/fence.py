@@ -24,13 +24,13 @@ class Primary:
     """Root to which an earlier recovery moved the app; empty if there was none."""
 
     def check_not_recovered_elsewhere(self, app: str, target: str) -> None:
-        """Raise `Refused` if the app was already recovered from a replica that is not in the root `target`."""
+        """Raise `Refused` if the app was already recovered into a root other than `target`."""
         if self.recovered_to not in ("", target):
             raise RecoveredElsewhere(app, self.root, self.recovered_to)
 
 
 class RecoveredElsewhere(Refused):
-    """Raised if an app was already recovered from a different replica and may run there."""
+    """Raised if an app was already recovered from a different replica, where it may run now."""
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class RecoveredElsewhere(Refused):
 def inspect_primary(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    Claims by which an earlier recovery to the root `to` fenced the app are not returned as newest versions.
+    An earlier recovery to the root `to` fenced the app by claims. The returned newest versions leave these claims out.
     """
     if store is None:
         return Primary(root, {}, "it was not contacted")

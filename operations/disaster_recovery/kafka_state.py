@@ -19,7 +19,7 @@ from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
 ANCHOR_COUNT = 16
-"""Number of anchors of each partition: enough that their sequence is unlikely to occur twice in a topic."""
+"""Number of anchors of each partition: large enough that their sequence is unlikely to occur twice in a topic."""
 
 
 def copy_in_flight_records(
@@ -32,8 +32,8 @@ def copy_in_flight_records(
 ) -> tuple[tuple[Captured, ...], str]:
     """Copy the in-flight records of a cut for snapshot `name`. Returns the copies and an error message.
 
-    The error message says why records are missing; it is empty if all were copied. Records that a snapshot in `keepers`
-    already has in the target are not read from Kafka again.
+    The error message says why records are missing; it is empty if all were copied. Records that the target already has
+    in a snapshot of `keepers` are not read from Kafka again.
     """
     missing, captured = [], []
     for state in in_flight(source, cut):
@@ -103,13 +103,13 @@ def read_anchors(cut: Cut, reader: KafkaTopics | None) -> dict[str, tuple[tuple[
                 continue
             try:
                 if is_other_topic(source.topic_id, reader.topic_id(source.topic)):
-                    continue  # the topic was recreated: its records were never read
+                    continue  # the topic was recreated, so the app has read none of its records
                 anchors[anchor_name(stage, name)] = tuple(
                     reader.records_before(source.topic, partition, offset, ANCHOR_COUNT) if offset else ()
                     for partition, offset in enumerate(source.offsets)
                 )
             except (Refused, Unavailable, LookupError):
-                continue  # then recovery uses the mirror's offset syncs, if any
+                continue  # recovery then uses the mirror's offset syncs, if there are any
     return anchors
 
 

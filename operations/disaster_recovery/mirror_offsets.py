@@ -28,7 +28,7 @@ class StartOffset:
 
 @dataclass(frozen=True, slots=True)
 class AnchorMatch:
-    """Offset right after a sequence of anchors in a partition, and the number of anchors found."""
+    """Offset right after a sequence of anchors in a partition, and the number of anchors that matched."""
 
     offset: int
     count: int
@@ -85,7 +85,7 @@ def _check_same_offset(kafka: KafkaTopics, source: SourcePartition, first: int, 
             hint="if this Kafka is a mirror of the lost cluster, give its alias: --mirror ALIAS",
         )
     present = kafka.records_before(source.topic, source.partition, source.offset, len(source.anchors))
-    # Retention may have deleted the first of them.
+    # Retention may have deleted the first anchors.
     digests = {anchor.offset: anchor.digest for anchor in source.anchors}
     if any(digests.get(anchor.offset, anchor.digest) != anchor.digest for anchor in present):
         raise Refused(
@@ -133,7 +133,7 @@ def _find_in_mirror(kafka: KafkaTopics, source: SourcePartition, first: int, end
 def match_anchors(
     records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int
 ) -> tuple[AnchorMatch, ...]:
-    """Find the sequence of anchors in a mirror's records. Returns the first two matches at most. Pure.
+    """Find the sequence of anchors in a mirror's records. Returns at most the first two matches. Pure.
 
     `records` are the mirror's records from offset `start` to `end`. If the records end within the sequence of anchors,
     or there are no records, the match has the offset `end`.

@@ -2,8 +2,8 @@
 
 1. Check without changes: the cut is complete, the offsets to read from are known, and in-flight records are in the
    replica or still in Kafka.
-2. Put a journal, which marks the replica as being recovered. From now on no round of replication copies to the replica,
-   and a concurrent recovery is refused.
+2. Put a journal, which marks the replica as being recovered. From now on no round of replication copies to the
+   replica, and a concurrent recovery is refused.
 3. Fence: record the new root in the old store, and fence the writers there. Versions that were committed there since
    the replica's cut are copied, if they can be read.
 4. Copy in-flight records to channels and internal topics of the new Kafka.
@@ -50,8 +50,8 @@ def copy_and_plan_migrations(
     """Copy the in-flight records of a cut to Kafka. Returns the migration of each stage.
 
     After a crash, a repeated call copies the records again. Readers ignore the first copies, because no manifest names
-    their attempts. Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and
-    `Unavailable`.
+    the attempts of the first copies. Raises `Corruption` if copied records are damaged, `Refused` if they no longer
+    exist, and `Unavailable`.
     """
     app, cut = recovery.app, recovery.cut
     whole = _without_unread_channels(cut)
@@ -180,7 +180,7 @@ class RecoveryResult:
     """Reason why the old store could not be fenced; empty if it was fenced, None if no attempt was made."""
     caught_up: RoundResult | None
     not_caught_up: str = ""
-    """Error of the last round of replication; empty if that succeeded or was skipped."""
+    """Error of the last round of replication; empty if that round succeeded or was skipped."""
     steps: tuple[tuple[str, int], ...] = ()
     resumed: bool = False
     done: bool = False
@@ -201,9 +201,9 @@ def recover(
 ) -> RecoveryResult:
     """Turn the replica of an app under `target` into a runnable app. Resumes an interrupted recovery.
 
-    `primary` opens the root where the app ran; with None, the old store is not accessed. `reader` reads the app's old
-    Kafka, for a last round of replication; with `as_it_is`, that round is skipped. `on_step` receives a line for each
-    step. Raises the errors of `StoredApp.recover`. A refused recovery changes nothing, except that the old store may be
+    `primary` opens the root where the app ran; if it is None, the old store is not accessed. `reader` reads the app's
+    old Kafka in a last round of replication; `as_it_is` skips that round. `on_step` receives a line for each step.
+    Raises the errors of `StoredApp.recover`. A refused recovery changes nothing, except that the old store may be
     fenced.
     """
     clock = StepTimer()

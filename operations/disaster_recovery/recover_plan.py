@@ -33,7 +33,7 @@ class FailoverTerms:
     topics: Mapping[str, str] = field(default_factory=dict)
     """Topics with a new name in the new Kafka, by the name that the program declares."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Start offset by `TOPIC[PARTITION]`, with the name of the old topic. These offsets are not checked."""
+    """Start offset by `TOPIC[PARTITION]`, named by the old topic. These offsets are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RecoveryPlan:
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
     again: Mapping[str, int]
-    """Number of records after the start offsets, by topic; 0 if unknown. The app may have read some before."""
+    """Number of records after the start offsets, by topic; 0 if unknown. The app may already have read some of them."""
     rereads: tuple[str, ...]
     in_flight: tuple[InFlight, ...]
     keeper: Snapshot | None
@@ -70,15 +70,15 @@ class RecoveryPlan:
     """Number of committed rows that were not published. The recovered app publishes them."""
     lost: tuple[LostVersions, ...]
     lost_ms: int
-    """Upper bound of the time for which the app ran after the cut, in milliseconds."""
+    """Upper bound of the time during which the app ran after the cut, in milliseconds."""
     topics: Mapping[str, str]
     """New names of users' topics that the recovered app reads, by declared name."""
 
 
 def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
-    """Return the replica of an app, and the newest cut up to which the replica is complete.
+    """Return the replica of an app, and the newest cut for which the replica is complete.
 
-    Raises `NotFound` if there is no replica, and `Refused` if its first copy is not complete yet.
+    Raises `NotFound` if there is no replica, and `Refused` if the first copy is not complete yet.
     """
     replica = replicas.find_replica_state(target, app)
     if replica is None:

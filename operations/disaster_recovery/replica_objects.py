@@ -1,12 +1,13 @@
 """Selection, copying and deletion of a replica's objects.
 
-Senders are copied before their receivers, and older versions of a stage before newer ones. So at any time the newest
-versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is missing.
+Senders are copied before their receivers, and older versions of a stage before newer versions. So at any time the
+newest versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is
+missing.
 
-Before objects are deleted, the replica's boundary is written (`store.versions.horizon`). It keeps the versions that the
-app's boundary keeps, and the versions that snapshots of the replica pin, such as the pin of a clone of the replica.
-Then objects that the app no longer has are deleted. The app's SSTs are listed before its boundary is read, so the
-listing has all SSTs of the versions that the boundary keeps.
+Before objects are deleted, the replica's boundary is written (`store.versions.horizon`). The boundary keeps two sets of
+versions: the versions that the app's boundary keeps, and the versions that snapshots of the replica pin, for example
+for a clone of the replica. Then objects that the app no longer has are deleted. The app's SSTs are listed before its
+boundary is read, so the listing has all SSTs of the versions that the boundary keeps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +37,7 @@ class CopyPlan:
 
     versions: Mapping[str, tuple[int, ...]]
     cut: Mapping[str, Manifest]
-    """Cut up to which the replica is complete after the round, including retired stages."""
+    """Cut for which the replica is complete after the round, including retired stages."""
     snapshots: tuple[Snapshot, ...]
     boundary: Boundary
 
@@ -47,7 +48,7 @@ def last_boundary(store: ObjectStore, app: str) -> Boundary:
 
 
 def plan_copy(store: ObjectStore, app: str, copied: Mapping[str, int]) -> CopyPlan:
-    """Plan which versions to copy: for each stage, all versions after `copied`, the replica's newest version.
+    """Plan which versions to copy: for each stage, all versions after the replica's newest version in `copied`.
 
     Raises `Refused` if garbage collection deleted a version after `copied`, or if the app has fewer versions than the
     replica.
@@ -77,7 +78,7 @@ def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
 
 
 def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
-    """Return the versions of a cut, and the senders' versions from which the cut's in-flight records follow."""
+    """Return the versions of a cut, and the senders' versions from which the cut's in-flight records are derived."""
     versions = {stage: {manifest.version} for stage, manifest in cut.items()}
     for manifest in cut.values():
         for source in manifest.inputs.values():
@@ -89,7 +90,7 @@ def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
 def copy_reader_objects(copier: Copier, app: str) -> None:
     """Copy the objects without which versions cannot be read: migrations, promotions, records of erasures.
 
-    If such an object names other objects, these are copied first.
+    If such an object refers to other objects, the other objects are copied first.
     """
     copier.copy_listed(copier.source.list(keys.migrations(app)))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
@@ -161,8 +162,8 @@ def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[
 def remove_older_cuts(target: ObjectStore, cut: ReplicaCut) -> None:
     """Remove older cuts and their copies of Kafka data.
 
-    If the newest cut lacks in-flight records, the last complete cut is kept, too. Concurrent rounds record cuts with
-    higher numbers, which are kept.
+    If the newest cut lacks in-flight records, the last complete cut is kept as well. Cuts that concurrent rounds
+    recorded have higher numbers and are kept.
     """
     app, prefix = cut.app, keys.snapshots(cut.app)
     whole = next((older for older in older_cuts(target, cut) if not older.lacks), None) if cut.lacks else None
@@ -185,11 +186,11 @@ def delete_removed(
 ) -> list[str] | None:
     """Delete the replica's objects that the app no longer has. Returns their keys.
 
-    `had` names the app's snapshots at the previous cut. Returns None without deleting if another process collects
-    garbage, erases keys or deletes at the same time: the next round deletes. Raises `Unavailable`.
+    `had` names the app's snapshots at the previous cut. If another process collects garbage, erases keys or deletes at
+    the same time, returns None and deletes nothing; the next round deletes. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
-    # In this order: an object that another process copies meanwhile is in neither listing, or in both.
+    # In this order, an object that another process copies meanwhile is in both listings or in neither.
     copies = {stage: list(_list_named(target, app, stage)) for stage in stages}
     originals = {stage: set(_list_named(store, app, stage)) for stage in stages}
     if last_boundary(store, app) != todo.boundary:
@@ -204,7 +205,7 @@ def delete_removed(
         return None
     for stage in stages:
         manifests = tuple(history.list_manifests(target, app, stage))
-        # Versions that only the replica pins may have SSTs that the app has collected.
+        # Versions that only the replica pins may have SSTs that the app's garbage collection has deleted.
         own = [v for v, _ in manifests if limit.allows(stage, v) and not todo.boundary.allows(stage, v)]
         named = originals[stage].union(*(_named(target, app, stage, version) for version in own))
         gone += _delete(target, [info.key for version, info in manifests if not limit.allows(stage, version)])
@@ -271,7 +272,7 @@ def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -
         return last
     number = max((boundary.number for boundary in boundaries), default=0) + 1
     horizon.propose(target, app, replace(proposed, number=number, final=False, by=by))
-    # Whoever pins a cut reads the boundary afterwards, and this reads the pins after proposing the boundary.
+    # A process that pins a cut reads the boundary afterwards; this function proposes the boundary, then reads the pins.
     final = replace(_with_pins(target, app, todo.boundary, copied), number=number + 1, final=True, by=by)
     horizon.finalise(target, app, final)
     return final

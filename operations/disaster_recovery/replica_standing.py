@@ -23,11 +23,11 @@ class ReplicaPair:
     app: str
 
     def check_replica(self, *, recovering: bool = False) -> Replica | None:
-        """Check that the target has the app's replica or no app of that name. Returns the replica's mark.
+        """Check that the target has either the app's replica or no app of that name. Returns the replica's mark.
 
-        The mark is the object that marks the app's folder as a replica; None if the target has no replica yet. Raises
-        `NotFound` if the app does not exist, `Refused` if the target has a different app of that name or the replica is
-        being recovered, and `Usage` if source and target are the same root. Writes nothing.
+        The mark is the object that marks the app's folder as a replica. Returns None if the target has no replica yet.
+        Raises `NotFound` if the app does not exist, `Refused` if the target has a different app of that name or the
+        replica is being recovered, and `Usage` if source and target are the same root. Writes nothing.
         """
         app, source_url, target_url = self.app, self.store.url, self.target.url
         if source_url == target_url:
@@ -41,7 +41,7 @@ class ReplicaPair:
             check_exclusion(self.store, app, Intent.REPLICATE, *RUNS_ELSEWHERE)
         where = f"{app} under {target_url}"
         if replica is None:
-            # The replica of a clone may have copied SSTs of this app that the clone shares: they make no app.
+            # The replica of a clone may have copied SSTs of this app that the clone shares: these alone are no app.
             stages = self.target.list_folders(keys.stages(app))
             if apps.find_app(self.target, app) or any(history.head(self.target, app, stage) for stage in stages):
                 raise Refused(
@@ -102,7 +102,7 @@ class ReplicaPair:
         except ObjectNotFound:
             newest = history.head(self.store, self.app, stage)
             if newest is not None and newest.version > version:
-                return  # collected: `plan_copy` has checked that it was not too early
+                return  # garbage collection deleted it; `plan_copy` has checked that the version is no longer needed
             has = f"v{newest.version}" if newest is not None else "no version"
             raise Refused(
                 f"{self.target.url} has {self.app}/{stage} up to v{version}, but {self.store.url} has {has}: "
@@ -122,7 +122,7 @@ class ReplicaPair:
         )
 
     def log_start(self, by: str) -> None:
-        """Log once, in the app's log of operations, that replication started; skipped without permission."""
+        """Record in the app's log of operations that replication started, once. Skipped without permission to write."""
         begun = replicas.find_replica_state(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):

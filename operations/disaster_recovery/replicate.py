@@ -4,7 +4,7 @@ A round copies, in this order: objects without which versions cannot be read, SS
 and Kafka data. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it deletes
 objects that the app has deleted (`delete_removed`). Several processes may copy at once, and each may be killed at any
 point: an object in the replica is complete or absent, and the next round continues. An object in the replica is
-overwritten only if the app overwrites its object.
+overwritten only if the app overwrites its own copy.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ _CUT_INTERVAL_MS = 60_000
 
 
 class _LostRace(Exception):
-    """Raised if a process that replicates to the same root recorded a cut or boundary first."""
+    """Raised if another process that replicates to the same root was first to record a cut or boundary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Replicator(ReplicaPair):
                         hint="nothing is lost: the other process continues, and this command can be run again",
                     ) from None
             except (Corruption, NotFound, ObjectNotFound):
-                # Objects that were collected or rewritten by `forget` during the round are not missing.
+                # An object that was collected, or rewritten by `forget`, during the round is not missing.
                 if is_last or self._deletion_records() == given_up:
                     raise
             else:
@@ -151,7 +151,7 @@ class Replicator(ReplicaPair):
         on_round: Callable[[RoundResult], None],
         on_trouble: Callable[[Unavailable], None],
     ) -> None:
-        """Run rounds until `stop` is set, at most one every `every_ms` milliseconds.
+        """Run rounds until `stop` is set. A round starts at most every `every_ms` milliseconds.
 
         If a store is unavailable, `on_trouble` is called, and the next round retries. Raises the other errors of
         `run_round`.
@@ -181,7 +181,7 @@ class Replicator(ReplicaPair):
             self.log_start(self.by)
         copy_other_objects(self.copier, self.app)
         while newest_erasure_record(self.store, self.app) != self._forgotten:
-            self._copy_rules()  # objects copied meanwhile may need SSTs that the new record names
+            self._copy_rules()  # objects that were copied meanwhile may need SSTs that only the new record names
         snapshots = tuple(self._copy_snapshots(todo, last))
         self._update_boundary(todo)
         cut = self._record_cut(todo, snapshots, last, seen_ms)
@@ -228,7 +228,7 @@ class Replicator(ReplicaPair):
             )
         self.copier.copy_ssts(ssts.values(), may_be_missing=bool(self._forgotten))
         self.copier.copy_new(key for _, _, manifest in manifests for key in leaf_keys(manifest))
-        # In ascending order, so that no version is missing before the newest one.
+        # In ascending order, so that no version before the newest is ever missing.
         for key, data, manifest in manifests:
             if not self.copier.put_if_absent(key, data):
                 raise self.foreign_write_error(key)
@@ -250,7 +250,7 @@ class Replicator(ReplicaPair):
     ) -> ReplicaCut:
         stages = {stage: head.version for stage, head in todo.cut.items()}
         copied_names = {snapshot.name for snapshot in snapshots}
-        # Snapshots that the app has removed, until a sweep has removed them here: it may be killed before.
+        # Snapshots that the app has removed and that a sweep has not yet removed here, because it was killed.
         copied_names |= {
             name
             for name in (last.snapshots if last is not None else ())
@@ -321,7 +321,8 @@ class Replicator(ReplicaPair):
         self.check_not_recovering()
         if last is None or cut != last or self._last_sweep is None:
             remove_older_cuts(self.target, cut)
-        # `gc` and `forget` delete, then log: a sweep before that is too early, and the entry asks for another.
+        # `gc` and `forget` delete before they log. A sweep may run in between and miss deletions; the log entry then
+        # causes another sweep.
         state = (todo.boundary, cut.snapshots, self._forgotten, newest_operation(self.store, self.app))
         if self._last_sweep == state:
             return 0

@@ -26,7 +26,7 @@ from .held import HeldObject, KeySearch
 _ROUNDS = 100
 """Maximum number of attempts to replace objects. An attempt fails if another process changes the archive meanwhile."""
 _PAUSES = 20
-"""Maximum number of pauses in which runners may archive their records; afterwards, missing offsets are reported."""
+"""Maximum number of pauses for runners to archive their records. Offsets still missing afterwards are reported."""
 
 
 ARCHIVE_KIND = "input archive"
@@ -74,7 +74,7 @@ def remove_keys(
         any_gone = True
         on_replace(gone)
         for archive, changes in by_archive.values():
-            # If one of them was merged meanwhile this changes nothing, and the next round searches again.
+            # If an object was merged meanwhile, this changes nothing, and the next round searches again.
             index.change(store, archive, index.replace_update(changes, forgotten=True), by=by, now_ms=now_ms())
     raise CommitConflict(
         f"the input archive of {search.member.app} kept changing while keys were taken out of it", version=0
@@ -84,13 +84,13 @@ def remove_keys(
 def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
     """Yield archive objects that the newest index does not name and that hold a requested key.
 
-    Objects that cannot be decoded are yielded as well. The second value is True if an earlier index names the object,
-    so that no later index will name it; False for an orphan, or for an object that was put just now.
+    Objects that cannot be decoded are yielded as well. The second yielded value is True if an earlier index names the
+    object: then no later index will name it. It is False for an orphan, and for an object that was put just now.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
         listed = [info for info in store.list(archive.prefix) if census.object_kind_of(info.key) is census.ARCHIVED]
-        # After the listing, so that objects appended in between are named.
+        # After the listing, so that an index already names objects that were appended in between.
         try:
             all_indexes = INDEXES.all(store, archive.prefix)
         except Corruption as error:
@@ -172,7 +172,7 @@ def _matches(search: KeySearch, topic: str, key: str, rows: pa.Table) -> tuple[d
         at = rows.schema.get_field_index("value")
         rows = rows.set_column(at, "value", pa.array(records_only, pa.binary()))
     of_rows = [*inside, *map(_rule_for_rows, plain)]
-    # Records of a channel that are no messages are our own markers.
+    # Records of a channel that are no messages are slackwater's markers.
     records = rows.slice(0, 0) if all(place in fields.channels for place in inputs) else rows
     matches = [search.match_records(ARCHIVE_KIND, inputs[0], key, records, plain)]
     if not records.num_rows:

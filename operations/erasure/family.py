@@ -33,11 +33,11 @@ class RequestedKeys:
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
     """Keys by table. A key is unparsed text, or a tuple with the values of the key columns."""
     other_spellings: tuple[str, ...] = ()
-    """Other spellings, such as upper case, that the program turns into one of the keys of any table."""
+    """Other spellings of the keys, such as upper case, that the program turns into one of the keys of any table."""
 
     @classmethod
     def parse(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "RequestedKeys":
-        """Parse the keys from `TABLE=KEY` arguments, and from files with one such line for each key.
+        """Parse keys from `TABLE=KEY` arguments, and from files that have one `TABLE=KEY` per line.
 
         `also` has other spellings of the keys. Raises `Usage`.
         """
@@ -70,7 +70,7 @@ class RequestedKeys:
         return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
-        """Return a salted hash of the keys. A later call compares it to recognise a request for the same keys."""
+        """Return a salted hash of the keys. A later call compares hashes to recognise a request for the same keys."""
         typed = [
             *sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()),
             sorted(self.other_spellings),
@@ -100,7 +100,7 @@ def _lines(file: Path) -> Iterator[str]:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise Usage(f"cannot read {file} as text: {error}") from error
-    # Line ends are "\n" by now; a key may contain other characters at which `splitlines` would split.
+    # Lines end with "\n" here; a key may contain other characters at which `splitlines` would split.
     return filter(None, text.split("\n"))
 
 
@@ -171,7 +171,7 @@ def find_family(store: ObjectStore, app: str) -> tuple[Member, ...]:
     while waiting:
         for clone in _clones(waiting.pop(0)):
             place = (clone.store.url, clone.app)
-            members.pop(place, None)  # it uses files of this one, too, so it and its clones come after this one
+            members.pop(place, None)  # this app also uses the other app's files, so it comes later
             members[place] = clone
             waiting.append(clone)
     return tuple(members.values())
@@ -188,7 +188,7 @@ def _clones(source: Member) -> Iterator[Member]:
     for root in sorted({"", *(pin.clone_root for pin in pins)}):
         where = source.store.at(root)
         for other, objects in apps_sharing_objects(source.store, source.app, root):
-            # A clone that has rewritten all shared files still has the rows.
+            # A clone may have rewritten all shared files, but it still has the rows.
             if objects or (root, other) in living:
                 yield _member(where, other)
 

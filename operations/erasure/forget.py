@@ -64,7 +64,7 @@ class ErasureResult:
     keys: int
     held: tuple[HeldObject, ...]
     rows: int = 0
-    """Number of removed rows and records. A row that several versions store counts several times."""
+    """Number of removed rows and records. A row that several versions store is counted for each version."""
     read_bytes: int = 0
     written_bytes: int = 0
     deleted: int = 0
@@ -73,9 +73,9 @@ class ErasureResult:
     snapshots: tuple[tuple[str, str], ...] = ()
     """App and name of each edited snapshot."""
     unnamed: tuple[HeldObject, ...] = ()
-    """Unreferenced objects with a requested key that were not deleted: a running batch may yet name them.
+    """Unreferenced objects with a requested key that were not deleted, because a running batch may still commit them.
 
-    If no batch names them, garbage collection deletes them within the hour.
+    If no batch commits them, garbage collection deletes them within the hour.
     """
     others: tuple[str, ...] = ()
     out_of_reach: tuple[OutOfReach, ...] = ()
@@ -107,10 +107,10 @@ def forget(
     """Remove keys from all versions and snapshots of an app and of its clones.
 
     `cache` is this machine's cache, from which replaced objects are removed. A dry run changes nothing and lists the
-    objects that hold a key. The log of operations records the number of keys by table, not the keys. `kafka`, if given,
-    is read for retention times and for records that no stage has read yet. `declared` are fields from which keys are
-    made, in addition to the fields in the app's lineage; `formats` decodes messages by their schemas. `pause` is a
-    callable that waits; it is called while a runner has not yet archived all records that it has read.
+    objects that hold a key. The log of operations records the number of keys by table, not the keys. `kafka` is
+    optional: retention times, and records that no stage has read yet, are read from it. `declared` are fields from
+    which keys are made, in addition to the fields in the app's lineage. `formats` decodes messages by their schemas.
+    `pause` is a function that waits; it is called while a runner has not yet archived all records that it has read.
 
     Raises the errors of `StoredApp.forget`. Also raises `Usage` if the message to be logged contains a key, and
     `Corruption` if an object is missing or damaged. After an error, completed steps remain done, and the same call
@@ -155,7 +155,7 @@ def forget(
         gone=_count_rows((removal.what, removal.of, removal.fields) for removal in removed.values()),
     )
     result = _with_remaining(result, searches, kafka)
-    # Last: while the note exists, the same call continues.
+    # The journal is deleted last: while it exists, the same call continues.
     _end(work)
     return result
 
@@ -397,7 +397,7 @@ def _begin(work: Erasure) -> bool:
             check_exclusion(search.member.store, search.member.app, Intent.FORGET, AppCondition.FORGETTING)
         fresh, new = False, existing
     for search in work.searches:
-        # Runners stop committing ahead of the store.
+        # Runners stop acknowledging versions before the store has them.
         notify_runners(search.member.store, search.member.app)
     return fresh
 
@@ -405,7 +405,7 @@ def _begin(work: Erasure) -> bool:
 def _end(work: Erasure) -> None:
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        # Another process may have ended this forget, and begun another one.
+        # Another process may have ended this erasure, and begun another.
         if (note := forgotten.find_journal(store, app)) is not None and note.id in work.journals:
             forgotten.delete_journal(store, app)
 
@@ -413,5 +413,5 @@ def _end(work: Erasure) -> None:
 def _check_no_writers(work: Erasure) -> None:
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        # Operations requested from now on see the note.
+        # Operations requested from now on see the journal.
         check_exclusion(store, app, Intent.FORGET, AppCondition.SNAPSHOT, AppCondition.EDIT)

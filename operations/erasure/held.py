@@ -52,7 +52,7 @@ from .texts import TextMasker
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
-"""Earliest possible expiry clock, at which no row has expired."""
+"""Lower limit of the expiry clock. At this time no row has expired."""
 _SSTS = "SST"
 _REJECTED = "rejected records"
 IN_FLIGHT = "records in flight"
@@ -69,8 +69,8 @@ class HeldObject:
     what: str
     """Kind of object: `SST`, `rejected records`, `records in flight`, `input archive`, `edit` or `log of operations`.
 
-    `records not read yet` is a topic, named by `object`. A search with `deep` also has the kinds `a value` and `a
-    text`.
+    `records not read yet` stands for a topic, whose name is in `object`. A search with `deep` also has the kinds `a
+    value` and `a text`.
     """
     table: str
     """Table, channel or topic; empty if there is none."""
@@ -78,7 +78,7 @@ class HeldObject:
     named: bool = True
     """True if a version, a snapshot or an index names the object."""
     fields: Mapping[str, int] = field(default_factory=dict)
-    """Number of matching rows or records, by the field with the key; for an SST, by the names of the key columns."""
+    """Number of matching rows or records, by the field with the key; for an SST, by the names of its key columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ class KeySearch:
         return TextMasker(self.keys)
 
     def check_declared(self) -> None:
-        """Raise `NotFound` if a declared field names an unknown topic, and `Usage` if a field is malformed."""
+        """Check the declared fields. Raises `NotFound` for an unknown topic, and `Usage` for a malformed field."""
         archives = [archive.topic for archive in self.archives()]
         if not self.damaged:
             self.declared.check(self.requested.tables, [*self.fields.declared_names, *archives])
 
     def check_fields_known(self) -> None:
-        """Raise `Refused` if a key may be made from unknown fields of stored records."""
+        """Raise `Refused` if keys may be made from fields of stored records that are not known."""
         inputs = [
             name
             for archive in self.archives()
@@ -217,7 +217,7 @@ class KeySearch:
         return self.member.requested_tables(self.requested)
 
     def referenced_ssts(self, stage: str, after: int = 0) -> Iterator[ReferencedSst]:
-        """Yield SSTs that versions above `after` name and that were not yielded before; oldest version first."""
+        """Yield SSTs that versions above `after` name and that were not yielded before; SSTs of old versions first."""
         is_requested = stage in self.tables
         if not is_requested and not self.member.heads[stage].side_tables:
             return
@@ -243,7 +243,7 @@ class KeySearch:
         return self.member.heads[stage].attached is not None
 
     def has_records(self, stage: str, side: str) -> bool:
-        """Return True for a table of rejected records, which are found by their fields and not by a key."""
+        """Return True if `side` is a table of rejected records. These are searched by their fields, not by a key."""
         return side == REJECTED and not self.is_attached(stage)
 
     def keys_of(self, stage: str, table: Table, side: str = "") -> HashedKeys | None:
@@ -262,9 +262,9 @@ class KeySearch:
         return self._keys[place]
 
     def select_rows(self, item: ReferencedSst) -> tuple[RowSelector, dict[str, int]] | None:
-        """Return a function that selects an SST's rows to remove, and the number of these rows by field.
+        """Return a function that selects the rows to remove from an SST, and the number of these rows by field.
 
-        Both are returned as a pair, or None if the SST has no requested key. Raises `Corruption` and `Unavailable`.
+        The result is a pair, or None if the SST has no requested key. Raises `Corruption` and `Unavailable`.
         """
         self.searched_count += 1
         if self.has_records(item.stage, item.side):
@@ -316,7 +316,7 @@ class KeySearch:
     def captured_with_keys(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
         """Yield each snapshot object whose in-flight records hold a requested key.
 
-        Each comes with its name, channel, rows and matches.
+        The tuples have the object's name, the channel, the rows and the matches.
         """
         seen: set[str] = set()
         for snapshot in self.snapshots():
@@ -372,7 +372,7 @@ class KeySearch:
                     yield manifest
 
     def unreferenced_ssts(self, replaced: Container[str] = ()) -> Iterator[tuple[HeldObject, int]]:
-        """Yield SSTs that no version names and that hold a requested key, each with the time at which it was written.
+        """Yield SSTs that no version names and that hold a requested key, with the time at which each was written.
 
         SSTs in `replaced` are skipped. Only hashes of keys are compared: a false match does no harm, because no version
         needs the SST.
@@ -394,7 +394,7 @@ class KeySearch:
             if hashes is None and not with_records:
                 continue
             listed = tuple(store.list(keys.ssts(app, stage)))
-            # After the listing, so that SSTs committed in between are named.
+            # After the listing, so that a version already names SSTs that were committed in between.
             for _ in self._versions(stage, self._read_up_to.get(stage, 0)):
                 pass
             for info in listed:
@@ -421,7 +421,7 @@ class KeySearch:
 
 
 def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iterator[HeldObject]:
-    """Yield channels with unread records that hold a requested key. Reading them would store the key again.
+    """Yield channels with unread records that hold a requested key. A stage that reads them would store the key again.
 
     The records are read from Kafka. If that fails, they are added to `KeySearch.unproved`.
     """
@@ -451,7 +451,7 @@ def decode_in_full(search: KeySearch, on_progress: Progress) -> Iterator[tuple[H
     """Decode all objects in an app's folder, and search every value for requested keys that are text.
 
     Yields two values: the object if it has such a value, else None; and the number of objects decoded since the
-    previous yield. Raises `Corruption` if an object cannot be decoded, and `Unavailable`.
+    previous pair. Raises `Corruption` if an object cannot be decoded, and `Unavailable`.
     """
     member, store = search.member, search.member.store
     texts = frozenset(text for rows in search.keys.values() for column in rows.columns for text in column.texts)

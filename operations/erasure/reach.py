@@ -15,7 +15,7 @@ _ICEBERG_PREFIX = "iceberg-"
 
 @dataclass(frozen=True, slots=True)
 class OutOfReach:
-    """Data that may hold a key and that an erasure does not reach."""
+    """Data that may hold a key and that an erasure cannot remove."""
 
     what: str
     """Kind of data: a topic (`input`, `channel`, `sink's own topic`, `sink's topic`), `archive`, `checkpoint`,

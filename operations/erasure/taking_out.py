@@ -36,7 +36,7 @@ class Rewriter:
     removed: dict[str, RewrittenObject] = field(default_factory=dict)
 
     def adopt_replacements(self, search: KeySearch, index: ForgottenIndex) -> None:
-        """Add the replacements in an app's index, for other apps that share the replaced SSTs."""
+        """Add the replacements from an app's index, so that other apps that share the replaced SSTs use them."""
         for name, sst in index.ssts.items():
             self.replacements[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
@@ -57,12 +57,13 @@ class Rewriter:
             return sst
         chosen, fields = selection
         holding = search.as_held(item, fields)
-        # Encoded for the table at the oldest version that names the SST, so that all later versions can read it.
+        # The new SST is encoded for the table at the oldest version that names the SST, so that all later versions can
+        # read it.
         writer = encode_blocks(item.table, read_blocks(search.member.store, sst, item.table), removed=chosen)
         if not writer.num_rows:
             self.removed[sst.object] = RewrittenObject(holding.what, holding.table, fields, sst.bytes, 0)
             return None
-        # In the folder of the app that owns it, where it is garbage-collected.
+        # The new SST is put into the folder of the app that owns the old SST, where it is garbage-collected.
         app, _, stage, *_ = sst.object.split("/")
         rewritten = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
         self.removed[sst.object] = RewrittenObject(holding.what, holding.table, fields, sst.bytes, rewritten.bytes)
@@ -100,7 +101,7 @@ class Erasure:
     on_progress: Progress
     rewriter: Rewriter = field(default_factory=Rewriter)
     journals: set[str] = field(default_factory=set)
-    """Ids of the journals of this forget, which another call of it may have begun."""
+    """Ids of the journals of this erasure. An earlier call of the same erasure may have begun them."""
 
     def update_journal(self) -> None:
         """Add the rewritten objects to the erasure's journal, so that a resumed call can report them."""
@@ -127,7 +128,7 @@ def remove_keys(work: Erasure) -> bool:
         _record_replacements(work, search, ssts, records)
         archived = remove_archived_keys(work, search)
         if archived and not published:
-            # So that each stage gets a version that records it, and replays can tell.
+            # Each stage gets a version that records the erasure, so that replays know of it.
             _record_replacements(work, search, {}, {}, even_if_empty=True)
         any_removed = any_removed or published or archived
     return any_removed
@@ -179,7 +180,7 @@ def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]]
 def commit_versions(work: Erasure, search: KeySearch) -> Iterator[tuple[str, str, int]]:
     """Commit a version of kind `forget` for each affected stage. Yields app, stage and version.
 
-    Afterwards, a batch that was computed on older rows cannot be committed. Raises the errors of `amend`, and of
+    From then on, a batch that was computed from older rows cannot be committed. Raises the errors of `amend`, and of
     reading SSTs.
     """
     store, app = search.member.store, search.member.app
@@ -244,8 +245,8 @@ def _count_waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) ->
 def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObject, ...]]:
     """Delete replaced objects, also from this machine's cache, and unreferenced objects with a requested key.
 
-    Returns the number of deleted objects, and the objects that were not deleted, because a running batch may yet name
-    them.
+    Returns two values: the number of deleted objects, and the objects that were not deleted because a running batch may
+    still commit them.
     """
     deleted, remaining = 0, list[HeldObject]()
     for search in work.searches:
@@ -263,7 +264,7 @@ def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObje
         for_each_concurrently(store.delete, old)
         deleted += len(old)
         for holding, written_ms in search.unreferenced_ssts(index.ssts):
-            # A batch that was computed before the newest version of kind `forget` cannot be committed any more.
+            # A batch that was computed before the newest version of kind `forget` can no longer be committed.
             if written_ms < _erased_ms(store, app, holding.table):
                 store.delete(holding.object)
                 deleted += 1
@@ -308,7 +309,7 @@ def mask_texts(work: Erasure) -> None:
             store.put(keys.manifest(app, manifest.stage, manifest.version), codec.encode(masked))
         history.drop_cached(store, app)
         if versions:
-            # Replicas copy changed versions when there is a new index.
+            # A new index makes replicas copy changed versions.
             forgotten.change(store, app, lambda head: head, by=work.by, now_ms=work.now_ms())
 
 

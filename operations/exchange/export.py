@@ -210,8 +210,8 @@ class ExportedTable(Struct, frozen=True):
 class ExportedChannel(Struct, frozen=True):
     """In-flight records from one stage to another, as exported.
 
-    If several stages read a channel, a record is listed only once: for the stage that has read most among those that
-    have not consumed it. Stages that have read less have not consumed the record either.
+    If several stages have not consumed a record of the channel, the record is listed once, for the stage of them that
+    has read most. The stages that have read less have not consumed the record either.
     """
 
     channel: limits.Name
@@ -219,7 +219,7 @@ class ExportedChannel(Struct, frozen=True):
     receiver: limits.NameOrNone
     """Stage that has not consumed the records; empty if no stage has read the channel yet."""
     after: limits.Seq
-    """Version of the sender before the records: versions `after` + 1 to `up_to` sent them."""
+    """Version of the sender before the records. Versions `after` + 1 to `up_to` sent the records."""
     up_to: limits.Seq
     counts: limits.Counts
     """Number of records, by Kafka partition."""
@@ -243,7 +243,7 @@ class Export(Struct, frozen=True):
     tables: dict[limits.Name, ExportedTable]
     in_flight: tuple[ExportedChannel, ...] = ()
     starts: dict[limits.Topic, limits.Offsets] = {}
-    """First offsets of stages without versions, by user's topic, if `init` set them."""
+    """First offsets by user's topic that `init` has set for stages without versions."""
 
     @property
     def files(self) -> Iterator[File]:
@@ -254,8 +254,8 @@ class Export(Struct, frozen=True):
 
 
 def export_manifest(manifest: Manifest, clock_ms: int) -> Manifest:
-    """Return a stage's version for `export.json`. Its tables have no rows that are expired at `clock_ms`."""
-    # Running snapshots and request totals belong to the source app.
+    """Return a stage's version for `export.json`. Rows of its tables that are expired at `clock_ms` are left out."""
+    # Snapshots in progress and request totals belong to the source app.
     exported = replace(
         without_open_snapshots(without_version_fields(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms)
     )

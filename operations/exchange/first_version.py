@@ -34,7 +34,7 @@ from .initialise import check_no_versions, other_start_offsets_error
 _PATIENCE_S = 60.0
 _CONF = {
     "spark.ui.enabled": "false",
-    # This JVM runs for seconds, without a job: optimised compilation does not pay off.
+    # This JVM runs for seconds and executes no job, so optimised compilation does not pay off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 
@@ -116,15 +116,16 @@ def plan_first_version(
             raise NotFound(f"topic read by {program.name}", topic, program.topics)
     begins = dict(offsets_by_topic)
     if begin is not None:
-        # `at` applies to all topics of a new app, but only to the stage's own topics in an existing app, whose other
-        # topics have begun.
+        # In a new app, `at` applies to all topics. In an existing app, it applies only to the stage's own topics,
+        # because the other topics have start offsets.
         begins = dict.fromkeys(program.topics if info is None else program.topics & declared.inputs.keys(), begin)
         begins |= offsets_by_topic
     if info is not None:
         stored = stored_starting_offsets(info.starts)
         program = program.with_starting_offsets(stored)
         if info.initialised == stage:
-            # Perhaps a repeated call: the first call stored the offsets of moving positions such as a topic's end.
+            # This may be a repeated call: the first call has stored the offsets of moving positions, such as a topic's
+            # end.
             begins = {topic: stored.get(topic, at) if at.depends_on_time else at for topic, at in begins.items()}
     program = program.with_starting_offsets(begins)
     declared = program.stages[stage]
@@ -180,7 +181,7 @@ def _with_table(program: App, stage: str) -> Stage:
 
 
 def check_accepts_rows(stage: str, kind: Kind) -> None:
-    """Raise `Refused` if a stage's table keeps waiting rows, and so cannot begin with imported rows."""
+    """Raise `Refused` if a stage's table keeps waiting rows. Such a table cannot begin with imported rows."""
     if kind.waiting_rows:
         raise Refused(
             f"cannot load rows into {stage}: its table holds {kind.waiting_rows}, which only the stage can compute",

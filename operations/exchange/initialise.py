@@ -39,7 +39,7 @@ from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Table
 
 SORT_MEMORY = "512 MiB"
-"""Memory limit of DuckDB for sorting. Larger inputs are sorted on disk."""
+"""Memory limit of DuckDB when it sorts. Larger inputs are sorted on disk."""
 
 _BATCH_ROWS = 1 << 17
 
@@ -84,7 +84,7 @@ def sort_by_hash(
 
 
 def count_slots(table: Table, num_bytes: int) -> int:
-    """Return the number of slots (hash ranges) into which rows are split, so that each slot fills about one SST."""
+    """Return the number of slots (hash ranges) into which rows are split; the rows of each slot fill about one SST."""
     partitions, size = table.partitions, table.compaction.target_file_bytes
     return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
 
@@ -115,7 +115,7 @@ def split_by_slot(
 
 _SEQ = 1
 _LEVEL = 1
-"""Level of the SSTs: 1, because the SSTs are one sorted run. SSTs of level 0 would have to be merged."""
+"""Level of the SSTs: 1, because the SSTs form one sorted run. SSTs of level 0 would have to be merged."""
 _MAX_WORKERS = 4
 """Maximum number of threads that encode SSTs. Each has the rows of an SST in memory twice."""
 
@@ -148,7 +148,7 @@ class _Written:
     rows: int = 0
     latest_ms: int | None = None
     num_repeats: int = 0
-    """Number of rows whose key occurs in another row. If there are any, no SST of the slot is written."""
+    """Number of rows whose key occurs in another row. If it is not 0, no SST of the slot is written."""
     repeated: str = ""
 
 
@@ -231,7 +231,7 @@ class RowLoader:
         writer.append(rows)
         app, stage = self.names
         sst, data = writer.finish(app=app, stage=stage, partition=slot * self.table.partitions // slots, level=_LEVEL)
-        # Recorded before the put, so that `discard` deletes a partly written SST too.
+        # Recorded before the put, so that `discard` deletes a partly written SST as well.
         self.progress.ssts.append(sst)
         if self.store is not None:
             self.store.put(sst.object, data)
@@ -324,7 +324,7 @@ def initialise(
             change = Amendment("init", lambda _draft: complete, requires=no_other_version)
             first = amend(store, names, change, by=complete.by, now_ms=now_ms, writer=complete.writer).manifest
         except Refused:
-            # Not after `Unavailable`: the commit may have succeeded.
+            # Not after `Unavailable`, because the commit may have succeeded.
             delete_unnamed_ssts(store, loaded.ssts)
             raise
     return _done(store, first, already=False, dry_run=dry_run)
@@ -371,7 +371,7 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
 
 
 def other_start_offsets_error(info: AppInfo) -> Refused:
-    """Return the error for requested first offsets that differ from those of the existing app."""
+    """Return the error for a request of first offsets that differ from those of the existing app."""
     starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
     return Refused(
         f"app {info.name!r} already exists, with other start offsets: {starts}",

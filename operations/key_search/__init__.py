@@ -1,4 +1,4 @@
-"""Search for the records that hold keys of a table: by its lineage, which fields of a topic lead to which key column.
+"""Search for the records that hold keys of a table. The table's lineage shows which fields of a topic become a key.
 
-Erasure removes such records; `why-not` says what became of them.
+Erasure removes such records; `why-not` reports their fate.
 """

@@ -2,7 +2,7 @@
 
 A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`).
 These fields are followed upstream from the key to users' topics, through all channels on the path. A channel outside
-this path, such as one that the table's stage writes, may also have columns that are made from the same fields of users'
+this path, such as an output of the table's stage, may also have columns that are made from the same fields of users'
 topics. Its rows are searched by these columns. If only the program knows the fields, the user declares them; otherwise
 the key column is one of `unclear_columns`.
 """
@@ -103,7 +103,7 @@ class KeyFields:
         return {topic: tuple(names) for topic, names in names_by_topic.items()}
 
     def declared_names_of(self, topic: str) -> tuple[str, ...]:
-        """Return the names that the program gives to a Kafka topic; the topic's own name if it has none."""
+        """Return the names that the program gives to a Kafka topic; the topic's own name if the program gives none."""
         return self.topics.get(topic, (topic,))
 
     @property
@@ -150,7 +150,7 @@ class KeyFields:
                     unclear = f"{table}.{column.name}"
                 fields_of_column = (*comparisons, *(self._declared_comparison(place, text) for text in named))
                 columns.append(fields_of_column)
-                # A column made from no field is the same in all records.
+                # A column that is made from no field has the same value in all records.
                 is_here = bool(fields_of_column) or (is_here and not way)
                 if way and not fields_of_column:
                     break
@@ -198,7 +198,7 @@ class KeyFields:
                 for root in way if step.field and step.is_topic else ():
                     if (root.stream, root.field) == (step.stream, step.field):
                         comparisons.append(_sibling_comparison(column, root.functions, step.functions))
-        # One field that leads to the key identifies the rows, whatever the others are made from.
+        # If one field leads to the key, it identifies the rows, regardless of the other fields.
         return comparisons, opaque and not comparisons
 
     def _fields_upstream(self, stage: str, sources: Sequence[FieldSource] | None) -> list[_UpstreamField]:

@@ -4,9 +4,9 @@ Records are messages of topics (archived or rejected) and rows between stages. A
 the fields from which each key column of one table is made. A record holds a key of several columns if it holds the
 value of each column. If no field of a column has a value in the record, the column's value is null.
 
-Binary fields are parsed: JSON, Arrow, and formats that a `MessageDecoder` decodes by their schema. Records that cannot
-be parsed are counted as undecided, unless a field that can be parsed holds a key. Most records hold no key: if a record
-contains no key's text and no JSON escape, the search only checks that it is valid JSON.
+Binary fields are parsed: JSON, Arrow, and formats that a `MessageDecoder` decodes by their schema. A record that cannot
+be parsed completely is counted as undecided, unless one of its parsed fields holds a key. Most records hold no key: if
+a record contains no key's text and no JSON escape, the search only checks that it is valid JSON.
 """
 
 import re
@@ -50,7 +50,7 @@ _MAGIC = b"\x00"
 
 
 class MessageDecoder(Protocol):
-    """Decoder of messages by their schemas; implemented in `pipeline`."""
+    """Decoder of messages by their schemas; the implementation is in `pipeline`."""
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, RowNumbers]], Mapping[int, str]]:
         """Decode messages of the format `how`, a value of `FieldSource.format`.
@@ -82,7 +82,7 @@ class Rule:
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Fields for each key column; empty for a column that has one value in all records."""
+    """Fields for each key column; empty for a column that has the same value in all records."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class KeyRows:
         return {key: number for number, key in enumerate(codes)}
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Return byte strings such that every record with a key contains one of them; None if they are unknown.
+        """Return byte strings such that every record with a key contains at least one of them; None if unknown.
 
         A record with escaped characters may hold a key without containing these bytes.
         """
@@ -129,7 +129,7 @@ class Matches:
     fields: Counter[str] = field(default_factory=Counter)
     unproved: Counter[str] = field(default_factory=Counter)
     keys: dict[int, dict[str, set[int]]] = field(default_factory=dict)
-    """Row numbers of the keys (`KeyRows`) that a record holds, by row number of the record and by table."""
+    """Row numbers of the keys (in `KeyRows`) that a record holds: by the record's row number, then by table."""
 
 
 @dataclass
@@ -250,7 +250,7 @@ def match_records(
 
 
 def filter_candidates(rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> pa.Table:
-    """Return the records of a topic that may hold a requested key, judged by their bytes; all if that is not known."""
+    """Return the records of a topic that may hold a requested key, judged by their bytes; all if undecidable."""
     pattern = _needles(rules, keys)
     columns = {comparison.field.column for rule in rules for some in rule.columns for comparison in some}
     if pattern is None or not columns <= {"key", "value"}:

@@ -242,7 +242,7 @@ def _numbers(value: Any, kind: str) -> Iterator[Any]:
 
 
 def _times(value: Any) -> Iterator[int]:
-    """Yield all times that a value may mean, in microseconds since 1970."""
+    """Yield all times that a value may stand for, in microseconds since 1970."""
     if isinstance(value, _Time):
         yield value.us
         return

@@ -1,7 +1,8 @@
 """Filling of input archives: adds records that an app has read since a moment, if Kafka still has them.
 
-Records are added by version, so that each object states when its records were read. Only records that a committed
-version has read are archived. An interrupted call is resumed by the same command: the index lists the archived records.
+Records are added version by version, so that each object states when its records were read. Only records that a
+committed version has read are archived. An interrupted call is resumed by the same command: the index lists the
+archived records.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ _GROUP_OFFSETS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class TopicFilled:
-    """Records of one topic that a call added to the archive; for a dry run, records that it would add."""
+    """Records of one topic that a call added to the archive; in a dry run, the records to be added."""
 
     topic: str
     offsets: int
@@ -42,7 +43,7 @@ class TopicFilled:
 
 
 _ReadsByTopic = dict[tuple[str, str], list[tuple[int, Extents]]]
-"""Offsets that versions have read, with their commit times, by topic and topic id (empty if unknown)."""
+"""Offsets that versions have read, with the versions' commit times, by topic and topic id (empty if unknown)."""
 
 
 def fill(
@@ -169,7 +170,7 @@ class ArchiveMerged:
     topic: str
     before: int
     after: int
-    """Number of objects after the merge; in a dry run, after the first merge of several."""
+    """Number of objects after the merge. If several merges follow each other, a dry run counts only the first."""
     bytes: int
 
 
@@ -178,8 +179,8 @@ def merge_archives(
 ) -> tuple[ArchiveMerged, ...]:
     """Merge small objects of an app's archives, where a merge is due.
 
-    With `full`, all objects of one day that are below the target size are merged. Returns only archives with a merge.
-    Raises `Unavailable`; merges that were committed before the error are kept.
+    With `full`, all objects of the same day that are below the target size are merged. Returns only archives with a
+    merge. Raises `Unavailable`; merges that were committed before the error are kept.
     """
     merged = []
     for head in index.iter_archives(store, app):

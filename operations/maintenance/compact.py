@@ -35,7 +35,7 @@ _COMMIT_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
+    """Merge that is due: the number, bytes and levels (ascending) of its SSTs, and the level of its output."""
 
     stage: str
     """Name of the table: the stage's name or the name of a side table."""
@@ -107,7 +107,7 @@ class Compacted:
     bytes_read: int
     bytes_written: int
     left_out: int
-    """Number of merges that were dropped: another process merged their inputs, or their output was deleted."""
+    """Number of merges that were dropped because another process merged their inputs, or their output was deleted."""
 
 
 @dataclass(slots=True)
@@ -133,14 +133,14 @@ class StageCompactor:
     def merge_until_done(self, *, full: bool = False) -> Iterator[Compacted]:
         """Merge until no merge is due, or `stop` is set. Yields each version when it is committed.
 
-        Makes one request if no merge is due and no version was committed since the last call. With `full`, each state
-        partition is merged into one run, once, even if batches are committed meanwhile.
+        Makes one request if no merge is due and no version was committed since the last call. With `full`, merges each
+        state partition into one run, once, even if batches are committed meanwhile.
 
         Raises `NotFound` if the stage was deleted, `Refused` if a merge would take too long, `CommitConflict` if other
         writers kept committing the next version first, and `Unavailable`, after which the version may have been
         committed.
         """
-        # With `full`, the hash ranges of each table that were not merged yet.
+        # With `full`: the hash ranges of each table that are not merged yet.
         todo: dict[str, set[int]] = {}
         while not self.stop.is_set():
             head = self._newest()
@@ -178,21 +178,21 @@ class StageCompactor:
                     if done and (committed := self._commit_results(done)) is not None:
                         yield committed
                 for failed in failures:
-                    # Not errors: a merge that was stopped, and an SST that another process merged and that was
-                    # collected since.
+                    # Two cases are no errors: a merge that was stopped, and an SST that another process merged and that
+                    # was then collected.
                     if not isinstance(failed, MergeStopped) and not (
                         isinstance(failed, Corruption)
                         and all(sst.object != failed.object_key for sst in all_ssts(self._newest()))
                     ):
                         raise failed
             finally:
-                # Stop the other merges if this ended early.
+                # Stop the remaining merges if the loop ended early.
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _commit_results(self, done: list[CompactionResult]) -> Compacted | None:
         # Garbage collection deletes an SST that no version names after an hour, and this process may have been
-        # suspended for longer: one request for each SST that was written.
+        # suspended for longer. The check makes one request for each written SST.
         written = [sst for merge in done if not merge.compaction.is_trivial_move for sst in merge.outputs]
         existing = map_concurrently(lambda sst: exists(self._store, sst.object), written)
         gone = {sst for sst, is_there in zip(written, existing, strict=True) if not is_there}
@@ -201,7 +201,7 @@ class StageCompactor:
 
         def fits(head: Manifest) -> bool:
             old_ssts, new_ssts = set(all_ssts(head)), set(all_ssts(apply_to_manifest(head, usable)))
-            # If a merge does not fit, its inputs stay, or were gone before.
+            # If a merge does not fit, its inputs are still in use, or were already gone.
             landed[:] = [
                 merge
                 for merge in usable

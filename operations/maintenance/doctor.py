@@ -1,4 +1,4 @@
-"""Examination of a machine: Java, Spark, the development servers, the store, Kafka, and the package's extras."""
+"""Diagnosis of a machine: Java, Spark, the development servers, the store, Kafka, and the package's extras."""
 
 import re
 import sys
@@ -24,16 +24,16 @@ from ...store.objects.s3_settings import S3Settings
 
 PATIENCE_S = 5.0
 _MAX_SKEW_MS = 60_000
-"""Maximum difference of two clocks in ms, because a ref may lie at most a minute in the future."""
+"""Maximum difference of two clocks in ms. A ref may lie at most a minute in the future."""
 _PROBES = "_doctor/"
 _OWN_EXTRAS = ("bench", "dev", "local", "spark")
-"""Extras without a diagnosis of their own: for developers, or covered by the diagnoses `java` and `spark`."""
+"""Extras without a diagnosis: they are for developers, or the diagnoses `java` and `spark` cover them."""
 _REQUIREMENT = re.compile(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]")
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """State of one thing that slackwater uses.
+    """State of one component that slackwater uses.
 
     `ok`: it works. `absent`: it does not exist and was not requested. `missing`: it was requested and does not exist.
     `failed`: it is configured and does not work.
@@ -55,9 +55,9 @@ class Configuration:
 
 
 def examine(configured: Configuration, requested: Collection[str], *, writes: bool) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each thing, in order. Requested things that are absent are `missing`.
+    """Yield a diagnosis of each component, in order. Requested components that do not exist are `missing`.
 
-    With `writes`, puts and deletes one object under the store root. Without it, changes nothing. Raises `Usage` for an
+    With `writes`, puts and deletes one object under the store root; otherwise changes nothing. Raises `Usage` for an
     unknown name in `requested`.
     """
     names = names_to_request()
@@ -82,7 +82,7 @@ def _java(*, needed: bool) -> Diagnosis:
         for spark in _versions("pyspark")[:1]:
             check_spark_runs_on(java, spark)
     except MissingTool as error:
-        # An installed pyspark is there to be run.
+        # If pyspark is installed, it is meant to be used.
         return Diagnosis("java", "missing" if needed else "absent", error.message, error.hint)
     return Diagnosis("java", "ok", f"{java.version}, from {java.origin} ({java.path})")
 
@@ -135,7 +135,7 @@ def _checked(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
 
 def _rights(store: ObjectStore, *, writes: bool) -> Diagnosis:
     key = f"{_PROBES}{runtime.ulid()}"
-    # A store that may not be listed or read answers with an error.
+    # A store that refuses to list or read still answers, with an error.
     exists(store, key)
     if not writes:
         return Diagnosis("rights", "ok", "listing and reading work; --write also tries conditional puts and a deletion")

@@ -2,13 +2,13 @@
 
 A removal can be interrupted at any point; repeating the command finishes it. The steps are, in this order:
 
-1. Check that no clone needs the app (`take.remove`) and no runner holds it. Commit a version of each stage that retires
-   it: a runner that was not detected stops at its next commit.
-2. Wait for as long as a writer may commit without checking for newer versions (`store.versions.horizon`). A writer that
-   resumes later checks, finds that its history is deleted, and stops.
-3. Put the journal, an object that marks the app as being removed. From now on, listing its stages or creating an app of
-   its name is refused. Check once more for clones: a cut that was pinned before is found now, and a process that pins
-   a cut later finds the journal. Roll back a promotion that is prepared and not decided.
+1. Check that no clone needs the app (`take.remove`) and no runner holds it. Commit a version of each stage that
+   retires it: a runner that was not detected stops at its next commit.
+2. Wait for as long as a writer may commit without checking for newer versions (`store.versions.horizon`). A writer
+   that resumes later checks, finds that its history is deleted, and stops.
+3. Put the journal, an object that marks the app as being removed. From now on, listing its stages or creating an app
+   of its name is refused. Check again for clones: this check sees every cut that was pinned before, and a process
+   that pins a cut later sees the journal. Roll back a promotion that is prepared and not decided.
 4. Delete the app's identity, then everything else, the newest versions last, and the journal after them. A record of
    who removed the app, and when, remains, because the app's own log is deleted.
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
@@ -95,14 +95,14 @@ def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called
 def check_protected(store: ObjectStore, app: str, action: str, typed: str, called: str = "") -> None:
     """Raise `Protected` if an app is protected and the user did not type its name to confirm.
 
-    `app` is the app's folder, `called` the name by which the user called the app, and `typed` the confirmation.
-    Confirmation by the folder's name or by the protected name is accepted as well, unless `called` is a former name
-    such as `NAME~1`. `action` begins the hint, for example "to remove it".
+    `app` is the app's folder, `called` the name by which the user called the app, and `typed` the confirmation. The
+    folder's name or the protected name also confirms, unless `called` is a former name such as `NAME~1`. `action`
+    begins the hint, for example "to remove it".
     """
     called = called or app
     if typed == called or (protection := protection_of(store, app)) is None:
         return
-    if typed in (app, protection.app) and "~" not in called:  # else these may be names of another app now
+    if typed in (app, protection.app) and "~" not in called:  # a former name: both may be names of another app now
         return
     why = f": {protection.message}" if protection.message else ""
     wrong = f"; {typed!r} is not its name" if typed else ""
@@ -151,13 +151,13 @@ class Removal(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Number and size of an app's objects."""
+    """Numbers of an app's objects by kind, and their size."""
 
     versions: int
     ssts: int
     snapshots: int
     objects: int
-    """Number of all objects of the app. Other fields count some of them."""
+    """Number of all objects of the app. The other fields count objects of one kind."""
     bytes: int
 
 
@@ -251,7 +251,7 @@ def _removed_earlier(
 
 
 def _retire(store: ObjectStore, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
-    # Receivers first, as when stages are retired one by one.
+    # Receivers first, the order in which stages are retired one by one.
     for stage in reversed(topological_order(heads)):
         if not heads[stage].retired:
             heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
@@ -369,7 +369,7 @@ def _remove_clone_pin(store: ObjectStore, removal: Removal) -> None:
     if not removal.snapshot:
         return
     source = store.at(removal.source_root)
-    # Without permission, or if it is gone already, leave it to its owner.
+    # Without permission, or if the pin is gone already, it is left to the owner of the source.
     with suppress(NotFound, Refused):
         pin = find_snapshot(source, removal.source, removal.snapshot)
         if pin is not None and (pin.kind, pin.clone) == ("clone", removal.app):
@@ -385,7 +385,7 @@ def _contents(store: ObjectStore, app: str) -> Contents:
 
 
 def _in_deletion_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[ObjectInfo], ...]:
-    # The protection belongs to the app that has the name now.
+    # The protection now belongs to the app that has the name.
     protected = (keys.protected(app),) if apps.folder_of(store, app) != app else ()
     remaining = [info for info in store.list(f"{app}/") if info.key not in protected]
     last = {

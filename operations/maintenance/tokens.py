@@ -116,7 +116,7 @@ def add(
 def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collection[str]) -> None:
     heads = {folder: heads_of(store, folder, stages_of(store, folder)) for folder in folders}
     if not all(heads.values()):
-        return  # an app without a version may get any table
+        return  # any table may be named for an app that has no version yet
     stages = [stage for stage_heads in heads.values() for stage in stage_heads]
     for table in tables:
         if table != ALL and not possible_owners(table, stages):
@@ -127,7 +127,8 @@ def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collecti
 def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token | Operation:
     """Remove a token. Running servers notice within seconds. Safe to repeat after an interruption.
 
-    Returns the removed token, or the operation in an audit log if an earlier call removed it. Raises `NotFound`.
+    Returns the removed token. If an earlier call removed it, returns that operation from an audit log. Raises
+    `NotFound`.
     """
     token = TOKENS.find(store, name)
     if token is None:
@@ -136,7 +137,7 @@ def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token | 
             return earlier
         raise NotFound("token", name, (token_.name for token_ in TOKENS.all(store)))
     if not dry_run:
-        # Recorded first, to distinguish a retry of an interrupted call from a misspelled name.
+        # Recorded first, so that a retry of an interrupted call differs from a misspelled name.
         _record(store, token, "token rm", by)
         TOKENS.remove(store, name)
     return token

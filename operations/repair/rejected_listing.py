@@ -24,10 +24,10 @@ class RejectedRecord:
 
     stage: str
     address: str
-    """Kafka position: `topic[partition]@offset`, and `+row` for a row of a message in a repartition topic.
+    """Kafka position: `topic[partition]@offset`, followed by `+row` for a row of a message in a repartition topic.
 
-    A row that a sink's topic refused has the address `topic vN+row`, with the row number among the sink's rows of
-    version N.
+    A row that was refused by a sink's topic has the address `topic vN+row`, with the row number among the sink's rows
+    of version N.
     """
     input: str
     time_ms: int
@@ -58,9 +58,9 @@ class RejectedRecords:
 def list_rejected(
     store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
 ) -> RejectedRecords:
-    """Return the newest `limit` rejected records of a cut; all if `limit` is 0. With `every`, also retried ones.
+    """Return the newest `limit` rejected records of a cut; all if `limit` is 0.
 
-    Raises `NotFound` if the cut has no such stage.
+    Retried records are left out, unless `every` is set. Raises `NotFound` if the cut has no such stage.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)

@@ -59,9 +59,9 @@ class ResetStage:
     Re-read rows that are older than the watermark are late, and left out of windows.
     """
     sinks: tuple[str, ...]
-    """Sinks of this stage and of downstream stages to which re-read records are published a second time."""
+    """Sinks of this stage and of downstream stages to which the rows of re-read records are published a second time."""
     made_again: tuple[str, ...] = ()
-    """A sentence about each topic that was deleted and recreated since it was read."""
+    """A sentence about each topic that was deleted and recreated since the stage last read it."""
 
     @property
     def read_again(self) -> int:
@@ -72,7 +72,7 @@ class ResetStage:
     def skipped(self) -> int:
         """Number of unread offsets that will be skipped.
 
-        If the topic was recreated, these are all offsets before the new position.
+        If the topic was recreated, all offsets before the new position are counted.
         """
         return sum(
             partition.after if partition.another else max(0, partition.after - partition.before)
@@ -302,8 +302,8 @@ class Scenario:
     def new_position(self, kafka: KafkaTopics, at: Input, partitions: Sequence[int] | None) -> ResetPosition:
         """Return the new offsets of an input. Partitions that are not in `partitions` keep their offsets.
 
-        If the topic was recreated since it was read, all partitions must be chosen, and a shift counts from the offsets
-        up to which the old topic was read.
+        If the topic was recreated since it was read, `partitions` must have all partitions, and a shift counts from the
+        offsets that were reached in the old topic.
 
         Raises `NotFound` if Kafka lacks the topic or a partition, and `Refused` if a new offset is outside of the
         topic.
@@ -362,8 +362,8 @@ def parse_span_ms(text: str) -> int:
 def parse_scopes(arguments: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
     """Parse arguments such as `flights` or `flights:0,1` into the partitions of each topic.
 
-    The partitions are None for all partitions of a topic; the result is empty for all topics. Raises `Usage` for
-    another format, or unless exactly one of `words` and `all_topics` is given.
+    The value is None for all partitions of a topic; the result is empty for all topics. Raises `Usage` for another
+    format, and if both or neither of arguments and `all_topics` are given.
     """
     if bool(arguments) == all_topics:
         raise Usage(

@@ -29,8 +29,8 @@ def find_moment_before_deploy(store: ObjectStore, heads: Mapping[str, Manifest])
     """Return the moment right before the newest program was deployed.
 
     Runners record their program when they claim stages. If the last rewind already undid a deploy, the newest moment is
-    returned. Costs some 20 requests for each stage and each claim since the deploy. Raises `NotFound` if no earlier
-    program is known.
+    returned. Makes about 20 requests per stage for each claim since the deploy. Raises `NotFound` if no earlier program
+    is known.
     """
     live = [head for head in heads.values() if not head.retired]
     app = next(iter(heads.values())).app
@@ -110,9 +110,9 @@ def rewind(
 ) -> Rewound:
     """Roll all stages of an app back to an earlier moment, atomically.
 
-    With `target` None, the moment is the one before the newest deploy. Without `kafka`, only tables are rolled back.
-    The `reader` copies the in-flight records into the snapshot of the moment before the rewind. An interrupted rewind
-    is finished by a repeated call, or by the next run or migration. Raises the errors of `StoredApp.rewind`.
+    `target` None stands for the moment before the newest deploy. Without `kafka`, only tables are rolled back. The
+    `reader` copies the in-flight records into the snapshot of the moment before the rewind. An interrupted rewind is
+    finished by a repeated call, or by the next run or migration. Raises the errors of `StoredApp.rewind`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.REWIND, *RUNS_ELSEWHERE)
@@ -129,7 +129,7 @@ def rewind(
         check_exclusion(store, app, Intent.REWIND, AppCondition.RUNNER)
     name = f"{SNAPSHOT_PREFIX}{number}"
     pin_before(store, cut, name, by, reader)
-    # Without a pin, retention could remove the target before all stages have been rewound.
+    # Without a pin, retention could remove the target before all stages are rewound.
     pin_cut(store, rewind_plan.to, target_name(number, rewind_plan.to.versions), by=by)
     detail = f"{'the tables alone ' if rewind_plan.table_only else ''}to {rewind_plan.ref}"
     versions = carry_out(store, app, number, rewind_plan.steps, name, detail, by=by, now_ms=now_ms)
@@ -137,7 +137,7 @@ def rewind(
 
 
 def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: KafkaTopics | None) -> None:
-    """Pin a cut by a snapshot with this name. Replaces the snapshot of an interrupted call with a different cut."""
+    """Pin a cut by a snapshot with this name. If an interrupted call pinned a different cut, replaces its snapshot."""
     existing = find_snapshot(store, cut.app, name)
     if existing is not None and existing.stages != cut.versions:
         delete_snapshot(store, cut.app, name)

@@ -34,7 +34,7 @@ class SinkRows:
     offsets: tuple[str, ...]
     """Offset ranges written to the topic since the moment. Other producers may have written some of the records."""
     dropped: int
-    """Number of rows that are committed and not published yet. A rewind drops them."""
+    """Number of committed rows that are not published yet. A rewind drops them."""
 
 
 def sink_rows(
@@ -57,7 +57,7 @@ def sink_rows(
 
 
 def find_other_publishers(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
-    """Return the other apps that published under this app's name since a time, because of promotions.
+    """Return other apps that published under this app's name since a time, because a promotion gave them the name.
 
     Makes no request if the app took part in no promotion.
     """
@@ -100,7 +100,7 @@ def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> 
     at: Manifest | None = head
     while at is not None and at.version > after:
         if (sink := at.sinks.get(name)) is None:
-            # A rewind, or the claim after a promotion, removed the sink.
+            # An earlier rewind, or the claim after a promotion, removed the sink.
             at = history.newest_where(read, first, at, partial(_is_earlier, _change_counts(at)))
             continue
         if not _is_withdrawn(store, at):

@@ -84,7 +84,7 @@ def clone(
     )
     if dry_run:
         return plan
-    # The clone's root in the pin: empty if it is the source's.
+    # Root of the clone, recorded in the pin; empty if it is the source's root.
     root = "" if target.url == store.url else target.url
     if not plan.done:
         is_new = plan.journal is None
@@ -111,7 +111,7 @@ def clone(
                 since_ms=since_ms,
                 is_same_detail=lambda earlier: earlier.endswith(same),
             )
-    # An interrupted call may have written the record already, or not yet.
+    # An interrupted call may already have written the log entry.
     description = f"from {source} in {store.url}"
     versions = {stage: (0, version) for stage, version in plan.initial_cut.versions.items()}
     record_operation_once(
@@ -124,7 +124,7 @@ def clone(
 def temporary_clone(
     create: Callable[[], object], remove: Callable[[], None], removing: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Create a clone for the duration of the context. It is removed on exit, also if creating it fails.
+    """Create a clone that exists while the context lasts. The clone is removed on exit, even if its creation fails.
 
     The removal runs inside the context `removing`. On entry, the clone of an interrupted earlier call is removed first.
     """
@@ -213,7 +213,7 @@ def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
         raise NotFound(
             f"snapshot of app {cut.app!r}", cut.snapshot, found=reason, hint="repeat the command to clone the new one"
         )
-    check_exclusion(store, cut.app, Intent.CLONE)  # otherwise each name below would seem to be taken
+    check_exclusion(store, cut.app, Intent.CLONE)  # otherwise the names below would seem to be in use
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:

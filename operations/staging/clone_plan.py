@@ -41,7 +41,7 @@ class CloneTerms:
     reason: str = ""
     ttl_ms: int = 0
     inherited_topics: Collection[str] = ()
-    """Repartition topics of an earlier clone of that name that are still in Kafka, for the new clone to use."""
+    """Repartition topics that an earlier clone of that name left in Kafka; the new clone uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
     root = note.root if note is not None else existing.origin.root
     description = f"{existing.origin.app}@{(note.snapshot if note else existing.origin.snapshot) or '…'}"
     description += f" in {root}" if root else ", a deep clone"
-    # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
+    # For `app@now`, the interrupted call may have begun with an earlier moment. A fixed moment must be the same.
     cut = existing.origin.cut if ref.is_relative else planned.origin.cut
     is_same = structs.replace(planned.origin, cut=cut) == structs.replace(existing.origin, snapshot="")
     is_same = is_same and planned.origin.is_empty == existing.origin.is_empty
@@ -269,8 +269,8 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
             hint="finish it with its original arguments, or choose another name; "
             f"`slackwater app rm {name}` removes it",
         )
-    # A relative ref only moves forward, so an earlier cut means another clone. If the existing clone has already run,
-    # a relative ref means a new clone too.
+    # A relative ref only moves forward, so an earlier cut means a different clone. If the existing clone has already
+    # run, a relative ref also means a different clone.
     is_same = is_same and all(planned.origin.cut.get(stage, 0) >= at for stage, at in existing.origin.cut.items())
     shares = not (existing.origin.is_deep or existing.origin.is_empty)
     is_kept = not shares or find_snapshot(store, existing.origin.app, existing.origin.snapshot) is not None
@@ -280,7 +280,7 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
 
 
 def find_unmasked_columns(cut: Cut, masks: Masks) -> Iterator[str]:
-    """Yield a sentence for each column or table that has, or may have, values of a masked column without a mask.
+    """Yield a sentence for each unmasked column or table that has, or may have, values of a masked column.
 
     A column has such values if it has the masked column's name, or is computed from such a column, for example by
     `max("email")`. A program's function may also return the values under a different name, so tables downstream of the

@@ -1,7 +1,7 @@
-"""List of clones in a store root, and of its apps' clones in other roots, with the bytes that each one keeps.
+"""List of clones in a store root, and of its apps' clones in other roots, with the bytes that each clone keeps.
 
-A clone's pin is the snapshot in its source that keeps the shared SSTs. The cost of a pin is the size of the SSTs that
-no other snapshot and no newest version of the source names: without the clone, retention would remove them.
+A clone's pin is the snapshot in its source that keeps the shared SSTs. The cost of a pin is the size of those SSTs of
+the source that neither a newest version nor another snapshot names: without the clone, retention would remove them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class KnownClone:
     A promoted clone does not expire.
     """
     source_called: str = ""
-    """Name that a promotion gave to the source, `NAME` or `NAME~1`; empty if that is the folder's name."""
+    """Name that a promotion gave to the source, `NAME` or `NAME~1`; empty if it equals the folder's name."""
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_ms <= now_ms

@@ -44,9 +44,9 @@ _MAX_CATCH_UPS = 5
 _NEAR_S = 1.0
 """Both apps are held once a catch-up takes less than this many seconds, or less than a batch."""
 _MIN_HOLD_S = 20.0
-"""Shortest time limit of a hold, in seconds. After the limit, the old app continues until the next hold."""
+"""Minimum time limit of a hold, in seconds. After the limit, the old app continues until the next hold."""
 _HOLD_BATCHES = 3
-"""Number of batches that fit into a hold: the current one, and batches that read the remaining records."""
+"""Number of batches that fit into a hold: the current batch, and batches that read the remaining records."""
 _RECENT = 5
 
 
@@ -116,10 +116,10 @@ def promote(
 
     Both apps must stop at equal offsets of their topics with no records in flight. So the call waits until the new app
     has read all records that the old app has read, holds both, and switches over once their offsets agree. Without
-    `staging`, the name is given back to the app that had it before. `check_allowed`, `on_wait`, `pause` and `clock` are
-    functions: the first is called before any change, and may raise an error; `on_wait` receives the progress; `pause`
-    is called between two polls; `clock` returns seconds. With a `cache`, tables are compared. An interrupted call is
-    finished by the same call.
+    `staging`, the name is given back to the app that had it before. Four parameters are functions: `check_allowed` is
+    called before any change, and may raise an error; `on_wait` receives the progress; `pause` is called between two
+    polls; `clock` returns seconds. With a `cache`, tables are compared. An interrupted call is finished by the same
+    call.
 
     Raises the errors of `StoredApp.promote`. A refused promotion changes nothing, and both apps continue.
     """
@@ -232,7 +232,7 @@ def _catch_up_and_switch_over(
 ) -> tuple[Switchover, float]:
     number = planned.number
     while True:
-        # Records that arrive during catch-up must be read while the old app is held, so repeat until few are left.
+        # Records arrive during catch-up and must be read while the old app is held, so repeat until few are left.
         for _ in range(_MAX_CATCH_UPS):
             began, near = patience.clock(), highest_offsets(watch.poll()[0].values())
             while remaining := max_lag(watch.poll()[1].values(), near):

@@ -50,9 +50,9 @@ class PromotionPlan:
     number: int
     sinks: tuple[PromotedSink, ...] = ()
     old_sinks: Mapping[str, str] | None = None
-    """Sinks that the old app publishes, in the form of `Origin.sinks`."""
+    """Sinks that the old app publishes, in the format of `Origin.sinks`."""
     new_sinks: Mapping[str, str] | None = None
-    """Sinks that the new app published before the promotion, in the form of `Origin.sinks`."""
+    """Sinks that the new app published before the promotion, in the format of `Origin.sinks`."""
 
     gives_back: bool = False
 
@@ -69,8 +69,8 @@ class PromotionPlan:
 def make_plan(store: ObjectStore, name: str, staging: str, kafka: KafkaTopics) -> tuple[PromotionPlan, Heads, Heads]:
     """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new app. Changes nothing.
 
-    Without `staging`, the name is given back to the app that had it before the newest promotion. If that promotion
-    already gave the name back, the plan is `done`.
+    Without `staging`, the name is given back to the app that had it before the newest promotion. If that promotion was
+    itself such a return, the plan is `done`.
 
     Raises `NotFound` if an app, stage or topic does not exist. Raises `Refused` if the apps can never reach equal
     offsets, are not clones of each other, or a sink of the old app is missing in the new app.
@@ -83,7 +83,7 @@ def make_plan(store: ObjectStore, name: str, staging: str, kafka: KafkaTopics) -
             raise NotFound("app", f"{name}~1", found=f"no app was promoted over {name}")
         staging = name if done[-1].back else f"{name}~1"
     elif "~" in staging:
-        # After the promotion, the same name would mean the other app.
+        # After the promotion, the same name would stand for the other app.
         raise Usage(
             f"the name {staging} refers to a different app after each promotion",
             hint="use --back to give the name back",
@@ -215,7 +215,7 @@ def _sinks(
 
 
 _FIRST_HEARTBEAT_S = 5.0
-"""Seconds to wait for the first heartbeat of a runner that has just claimed its stages."""
+"""Time in seconds to wait for the first heartbeat of a runner that has just claimed its stages."""
 
 
 def check_running(
@@ -224,7 +224,7 @@ def check_running(
     """Return True if a runner runs the new app, and False if neither app is running.
 
     Raises `Refused` if only the old app is running, because nothing would be published under the name after the
-    promotion. Also raises `Refused` if a stage of the new app was not claimed by a runner since the app was cloned. The
+    promotion. Also raises `Refused` if no runner has claimed a stage of the new app since the app was cloned. The
     function `pause` is called between two polls; the function `clock` returns seconds.
     """
     hint = f"slackwater run FILE --app {planned.staging}, and promote while it runs"

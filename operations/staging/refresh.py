@@ -1,7 +1,7 @@
 """Refresh of a clone: removes it, and clones the source's newest moment again with the same options.
 
-A journal that outlives the removal records the identity of the old clone. So an interrupted refresh is finished by the
-same call: if an app of that name has a different identity, it is the new clone.
+The identity of the old clone is recorded in a journal that outlives the removal. So the same call finishes an
+interrupted refresh: an app of that name with a different identity is the new clone.
 """
 
 from collections.abc import Callable

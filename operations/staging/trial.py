@@ -1,9 +1,9 @@
 """`slackwater trial`: runs a changed program over the app's past input, and compares the results.
 
 A clone at the first moment is migrated if needed, and runs the program up to the second moment's offsets, publishing
-nothing. Its tables are compared with the app's own tables at the second moment. If records were in flight at that
-moment, or the app has sinks, the old program runs over the same input in a second clone, and the two clones are
-compared instead: at the end, both have processed all records, and rows for sinks can be compared one by one.
+nothing. Its tables are compared with the app's own tables at the second moment. A second clone is needed if records
+were in flight at that moment, or if the app has sinks. It runs the old program over the same input, and the two clones
+are compared instead: at the end, both have processed all records, and their sink rows can be compared one by one.
 
 Both clones are removed at the end, and production is only read. If a trial was killed, a repeated call first removes
 the clones of the killed call, and starts from the beginning.
@@ -239,11 +239,11 @@ class TrialResult:
     not_allowed: tuple[str, ...] = ()
     """Failed queries of expected differences, each with the reason. The differences are then reported."""
     new_tables: Mapping[str, int] = field(default_factory=dict)
-    """Approximate number of rows of tables that only the changed program has. They are not compared."""
+    """Approximate number of rows in tables that only the changed program has. They are not compared."""
 
     @property
     def same(self) -> bool:
-        """True if no row differs. New tables and changed columns do not count; the migration lists them."""
+        """True if no row differs. New tables and changed columns do not count: the migration lists them."""
         return not any(len(table.changes) for table in self.tables) and all(
             difference.equal for difference in self.sinks
         )

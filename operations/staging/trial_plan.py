@@ -75,7 +75,7 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     new_stages = with_upstream(new, release.only)
     tables: dict[str, Table | None] = {release.stages.get(name, name): head.table for name, head in end.tables.items()}
     if release.renames:
-        # The program's schemas, not known yet, determine which table a renamed column belongs to.
+        # A renamed column's table depends on the program's schemas, which are not known yet.
         tables = dict.fromkeys(tables)
     stateful = {stage.name: None for stage in new.stages_in_order() if stage.state is not None}
     check_expected_queries(release.allow, stateful | tables)
@@ -142,14 +142,14 @@ EndOffsets = Mapping[str, tuple[int, ...]]
 
 
 def count_unread(cut: Cut, stages: Collection[str], ends: EndOffsets) -> int | None:
-    """Return the number of offsets that these stages have yet to read; None if an input has no end offset."""
+    """Return the number of offsets that these stages have not read yet; None if an end offset is unknown."""
     read = _inputs(cut, stages)
     has_ends = {*stages} <= cut.stages.keys() and all(source.topic in ends for source in read)
     return sum(input_lag(source, ends) for source in read) if has_ends else None
 
 
 def check_reached(cut: Cut, stages: Collection[str], ends: EndOffsets, program: str) -> None:
-    """Raise `Refused` if a program stopped before its end offsets. `program` begins the error message."""
+    """Raise `Refused` if a program stopped before its end offsets. The error message begins with `program`."""
     short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := input_lag(source, ends))]
     if short:
         raise Refused(

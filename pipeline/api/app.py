@@ -44,7 +44,7 @@ class App:
     """Program file that declares the app; None if the app was not loaded from a file."""
 
     def __post_init__(self) -> None:
-        # A suffix ~1 names the app that had the name before a promotion; see `apps.folder_of`.
+        # A suffix ~1 names the app that a promotion replaced under this name; see `apps.folder_of`.
         if not isinstance(self.name, str):
             raise Usage(f"App: name is {self.name!r}; expected str", hint='for example App("shop")')
         check_name("app", self.name.partition("~")[0])

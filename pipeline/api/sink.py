@@ -113,9 +113,9 @@ def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSin
 
     `function(app, stage, version, rows)` gets an Arrow table with the rows that the stage wrote to this sink in that
     version. After the function returns, the version counts as delivered. If the function raises, or the runner is
-    killed, the function is called again with the same rows. The versions of a stage increase, and a version's rows
-    never change. For exactly-once delivery, write the rows and the version in one transaction, and skip versions that
-    are not larger than the stored one.
+    killed, the function is called again with the same rows. The version numbers of a stage increase, and a version's
+    rows never change. For exactly-once delivery, write the rows and the version in one transaction, and skip versions
+    that are not larger than the stored version.
 
     Versions without rows are skipped. Progress is stored under `name` (default: the function's name), so the name must
     not change. Raises `Usage` for an unusable name.

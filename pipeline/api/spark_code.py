@@ -82,7 +82,7 @@ def processor(
 
     @cache
     def pickled() -> bytes:
-        # Pickled when first bound: only then is the program's module registered for pickling by value.
+        # Pickled at the first bind, because the program's module is registered for pickling by value only by then.
         return cloudpickle.dumps(processor)  # type: ignore[no-untyped-call, no-any-return]
 
     @cache
@@ -174,7 +174,7 @@ class _InstanceFactory:
     def __call__(self, handle: Handle, moment: BatchMoment) -> "_Instance":
         instance: StatefulProcessor = cloudpickle.loads(self.pickled)
         instance.init(handle)  # type: ignore[arg-type]
-        # As in Spark: no times without timers, and a watermark of at least 0.
+        # As in Spark: a class without timers gets no times, and a watermark is at least 0.
         now_ms = moment.until_ms if self.mode == "ProcessingTime" else moment.wall_ms
         watermark_ms = moment.until_ms if self.mode == "EventTime" else moment.watermark_ms
         values = TimerValues(-1, -1) if self.mode == "None" else TimerValues(now_ms or 0, max(0, watermark_ms or 0))
@@ -269,7 +269,7 @@ class FrameConverter(_PythonConverter):
         return iter([pd.DataFrame(columns=rows.names)])
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Convert returned frames to an Arrow table. Columns are matched by name, or else by position."""
+        """Convert returned frames to an Arrow table. Columns are matched by name, or by position if names differ."""
         names, rows = schema.names, []
         for frame in output:
             if not isinstance(frame, pd.DataFrame):

@@ -1,4 +1,4 @@
-"""`Stage`, the declaration of a stage; its event-time options; checks of a stage without the rest of its app."""
+"""Declaration of a stage (`Stage`), its event-time options, and checks of a stage that need no other stage."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ class Stage:
 
 
 def as_tuple(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Return an argument as a tuple: a value of type `single` alone, or the values of an iterable."""
+    """Return an argument as a tuple. A single value of type `single` becomes a tuple with one element."""
     if isinstance(argument, single) or not isinstance(argument, Iterable):
         return (argument,)
     return tuple(argument)

@@ -36,7 +36,7 @@ class StartingOffsets:
     by_time: bool = False
     """True if the values are timestamps: a partition begins at its first record since its timestamp."""
     or_latest: bool = False
-    """True if a partition without records since its timestamp begins at its end; False to refuse the stage."""
+    """Action if a partition has no record since its timestamp: True to begin at its end, False to refuse the stage."""
     stored: bool = False
     """True for offsets that were stored when the app was created.
 
@@ -45,7 +45,7 @@ class StartingOffsets:
 
     @property
     def depends_on_time(self) -> bool:
-        """True if the result of `resolve` depends on when it is called: for latest, earliest, or a time."""
+        """True if the result of `resolve` depends on the time of the call: for latest, earliest, or a timestamp."""
         return self.by_time or min((self.by_partition or {0: self.all_partitions}).values()) < 0
 
     def resolve(
@@ -148,7 +148,7 @@ def parse_offsets_arguments(arguments: Sequence[str]) -> dict[str, StartingOffse
 
 
 def starting_offsets_at(time_ms: int) -> StartingOffsets:
-    """Return starting offsets at the first record since a time (ms since 1970); without one, at the end."""
+    """Return starting offsets at the first record at or after a time (ms since 1970); without a record, at the end."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 

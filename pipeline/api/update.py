@@ -91,5 +91,5 @@ def parse_ddl(ddl: str) -> StructType:
     from pyspark.sql.types import StructType
 
     columns = StructType.fromDDL(ddl)
-    assert isinstance(columns, StructType)  # noqa: S101  a list of columns is nothing else
+    assert isinstance(columns, StructType)  # noqa: S101 always a StructType for a list of columns
     return columns

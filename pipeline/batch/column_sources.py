@@ -1,12 +1,12 @@
 """Lineage of columns: traces each column of a stage to the input fields that it comes from, in Spark's plan.
 
 The trace follows casts, functions that parse JSON and messages, fields of structs, arrays and maps, `explode`, branches
-of `coalesce` and `when`, and unions. If a function that the trace does not follow was applied, the source names it,
-because the result no longer equals the field. If a whole value is passed to such a function (text that is split), or to
-a Python function over rows (`mapInPandas`), the source has no field, because it is unknown which part of the value the
-result comes from.
+of `coalesce` and `when`, and unions. If a different function was applied to a field, the source names this function,
+because the result no longer equals the field. If such a function gets a whole value, for example text that it splits,
+the source has no field, because it is unknown which part of the value the result comes from. The same holds for a
+Python function over rows (`mapInPandas`).
 
-The plan is fetched as JSON by one call. Asking the JVM node by node would take a second for a large plan.
+The plan is fetched as JSON by one call. Requesting it from the JVM node by node would take a second for a large plan.
 """
 
 import json
@@ -103,7 +103,7 @@ def trace_sources(
 ) -> dict[str, tuple[FieldSource, ...]]:
     """Return the sources of each column of a DataFrame that a stage's function returned.
 
-    `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics. The other inputs are
+    `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics. All other inputs are
     channels, in which each column is a field.
     """
     ids = {first_column_id(analysed_plan(frame)): name for name, frame in feeds.items()}
@@ -356,7 +356,7 @@ def _field_trace(traced: _Trace, ordinal: int, name: str) -> _Trace:
     fields = traced.type.get("fields", []) if isinstance(traced.type, dict) else []
     declared = fields[ordinal] if ordinal < len(fields) else {}
     name = name or declared.get("name", "")
-    # Spark's name of the field may differ in case; the struct has the real one.
+    # Spark's name of the field may differ in case from the name in the struct.
     name = declared.get("name", name)
     if name in traced.fields:
         return traced.fields[name]

@@ -5,10 +5,10 @@ thread uploads them and commits, version after version, while the next batches r
 background. Each runner has one folder in which its SSTs wait. If a runner dies, the next runner removes that folder,
 and computes the uncommitted versions again.
 
-The version on which a batch was built may no longer be the newest at commit time, for example after a compaction by
-another process, which commits a version. A compaction changes no row, so the batch is rebased on it and gets the next
-number (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is outdated, and is
-computed again. Any other version with the batch's number ends this writer.
+At commit time, the version on which a batch was built may no longer be the newest. For example, a compaction by another
+process may have committed a version. A compaction changes no row, so the batch is rebased on the compaction's version
+and gets the next number (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is
+outdated, and is computed again. If any other kind of version has the batch's number, this writer stops.
 """
 
 from collections import deque
@@ -55,7 +55,7 @@ class StageMeter:
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """Return the request counts since the last call. Tasks of batches report their requests themselves."""
+        """Return the requests counted since the last call. Tasks of batches report their own requests elsewhere."""
         now, planned = self._clock(), sum_shared_counts(self.folder)
         reported = [self._reported.popleft() for _ in range(len(self._reported))]
         total = sum(
@@ -140,7 +140,7 @@ class Committer:
         self._changed = runtime.condition()
         """Guards the attributes below."""
         self._unflushed: deque[tuple[PendingVersion, float]] = deque()
-        """Versions to commit, each with the seconds from its batch's start to its acknowledgement."""
+        """Versions to commit, with the seconds from the start of each batch to its acknowledgement."""
         self._failure: BaseException | None = None
         self._closed = False
         if max_unflushed:
@@ -152,10 +152,10 @@ class Committer:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: PendingVersion) -> None:
-        """Commit a version, or queue it. A commit takes one request, or more if the version's number is taken already.
+        """Commit a version, or queue it. A commit makes one request, or more if the version's number is already in use.
 
-        With `max_unflushed`, return once at most that many versions wait for their commit; while `is_synchronous` is
-        set, return once this version is committed.
+        With `max_unflushed`, returns once at most that many versions wait for their commit. While `is_synchronous` is
+        set, returns once this version is committed.
 
         Raises `Fenced` if a writer with a newer epoch took the stage over, `CommitConflict` if another writer committed
         a version on which the batch cannot be rebased, `OutdatedBatch` if the batch must be computed again, and
@@ -173,7 +173,7 @@ class Committer:
                 raise Refused(
                     f"stage {name} was stopped before its last batch was committed; the next run repeats the batch"
                 )
-            # `is_synchronous` may be set during the wait: versions submitted earlier still come first.
+            # `is_synchronous` may be set during the wait, so versions that were submitted earlier are committed first.
             if self._unflushed or not self.is_synchronous:
                 self._unflushed.append((change, runtime.monotonic() - change.started))
                 self._changed.notify_all()
@@ -181,7 +181,7 @@ class Committer:
         self._commit(change)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every submitted version is committed; return False after the timeout or a failure."""
+        """Wait until every submitted version is committed. Returns False after the timeout or a failure."""
         with self._changed:
             return (
                 self._changed.wait_for(lambda: not self._unflushed or self._is_over, timeout_s) and not self._unflushed
@@ -195,7 +195,7 @@ class Committer:
 
     def adopt_newest(self) -> None:
         """Adopt versions that other processes committed, such as compactions. Raises `Fenced` after a take-over."""
-        # A commit under way checks for itself, and may wait for storage.
+        # A commit in progress checks this itself, and may wait for storage.
         if not self._commit_lock.acquire(blocking=False):
             return
         try:
@@ -224,7 +224,7 @@ class Committer:
             try:
                 self._commit(change, seconds)
             except BaseException as error:
-                # Report first: a caller that waits for the last version looks for errors as soon as `_failure` is set.
+                # Report first: a caller that waits for the last version checks for errors as soon as `_failure` is set.
                 self._failed(error)
                 # The next `submit` raises it, too.
                 with self._changed:
@@ -267,7 +267,8 @@ class Committer:
             if self._meter is not None:
                 self._meter.record_put(ended - started)
             self.head = committed
-        # The store has these SSTs now. Files of a dropped merge stay until the end: a batch under way may read them.
+        # The store has these SSTs now. Files of a dropped merge stay until the end, because a running batch may read
+        # them.
         while self._spool is not None and self._uploaded:
             self._spool.drop_spooled(self._uploaded.pop())
         seconds = runtime.monotonic() - change.started if acknowledged_s is None else acknowledged_s
@@ -295,7 +296,7 @@ class Committer:
                 hint="run it again: the batch is computed again",
             )
         moved = replace(change, base=head)
-        # The same version: since then, at most the head's stats were updated.
+        # It is the same version: at most its stats were updated since.
         if head.version != change.base.version:
             moved = replace(moved, manifest=rebase(change.base, change.manifest, head, change.merges))
         return moved

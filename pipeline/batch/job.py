@@ -63,7 +63,7 @@ class StageConfig:
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
     turns: Turns | None = None
-    """Turns of the runner's stages; None if batches start at once."""
+    """Turns of the runner's stages; None if a batch may start at any time."""
     compaction_threads: int = 1
     """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False
@@ -81,7 +81,8 @@ class StageConfig:
         stage, resources = self.stage, self.resources
         for number, name in enumerate(stage.inputs):
             at = head.inputs[name]
-            # Snapshot requests come by the first topic; a stage that reads channels gets them by markers.
+            # Snapshot requests are announced on the first topic. A stage that reads channels gets them as markers
+            # instead.
             asks = number == 0 and not stage.channels
             yield SourceOptions(
                 input=name,
@@ -149,7 +150,7 @@ class Engine(Protocol):
     def run_tasks(
         self, rows: Any, task: Task, homes: Homes | None = None, few_keys: bool | None = None
     ) -> tuple[TaskReport, ...]:
-        """Run the tasks of a batch over its rows, and return the reports of the attempts that count."""
+        """Run the tasks of a batch over its rows, and return the reports of the successful attempts."""
 
     def count_records(self, query: Query) -> RecordCounts | None:
         """Return counts of the records that the query's current batch reads; None if the engine does not count."""
@@ -157,7 +158,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class StageJob:
-    """Computes the batches of one stage. Writes SSTs to `store`, which may be a spool."""
+    """Job that computes the batches of one stage. Writes SSTs to `store`, which may be a spool."""
 
     config: StageConfig
     engine: Engine
@@ -246,13 +247,13 @@ class StageJob:
             else None,
             times=seen,
         )
-        # A check need not run where the SSTs are cached.
+        # A check may run anywhere, not only where the SSTs are cached.
         return self.engine.run_tasks(rows, task.with_tasks(tasks), None if dry_run else self.homes, few_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch on top of the version `base`. Can be computed over all of its rows, or over some of them."""
+    """Micro-batch on top of the version `base`. All of its rows or only some of them can be computed."""
 
     job: StageJob
     base: Manifest

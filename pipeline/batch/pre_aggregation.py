@@ -21,9 +21,9 @@ from .task import StateTask
 _MIN_ROWS = 50_000
 """Minimum number of rows of a batch for pre-aggregation; smaller batches save too little."""
 _MAX_ROW_RATIO = 0.6
-"""Maximum ratio of rows after pre-aggregation to rows before, at which pre-aggregation pays off."""
+"""Maximum ratio of the rows after pre-aggregation to the rows before, up to which pre-aggregation pays off."""
 _MAX_KEYS_OF_ONE_TASK = 10_000
-"""Maximum number of keys that are merged in a single task: more tasks would cost more than they save."""
+"""Maximum number of keys up to which a single task merges all of them: more tasks would cost more than they save."""
 _SPREAD_DECAY = 0.95
 _MAX_PRECISION = 28
 """Maximum precision of a decimal column to pre-aggregate: Spark's sum needs ten more digits."""
@@ -35,7 +35,7 @@ _COMPARABLE_TYPES = (t.StringType, t.BinaryType, *_IN_PLACE)
 _MAX_BY_TAKES_COUNT = tuple(map(int, __version__.split(".")[:2])) >= (4, 2)
 """True if Spark's `max_by` takes a count, which makes Spark use a hash table instead of sorting rows."""
 _BOUND = "_slackwater_bound"
-"""Column with the upper limit of event times (microseconds since 1970); later rows are too far ahead of the clock."""
+"""Column with the upper limit of event times (microseconds since 1970). Later rows are too far ahead of the clock."""
 _BATCH = "_slackwater_batch"
 SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
 
@@ -56,7 +56,7 @@ class Forecast:
         if partials := sum(result.partials for result in results):
             self._spread = partials / max(1, keys)
         else:
-            # One unusual batch is forgotten after some tens of others.
+            # The effect of one unusual batch disappears after some tens of normal batches.
             self._spread = 1 + (self._spread - 1) * _SPREAD_DECAY
         worth_it = rows >= _MIN_ROWS and self._spread * keys <= _MAX_ROW_RATIO * rows
         self.few_keys = keys <= _MAX_KEYS_OF_ONE_TASK if worth_it else None
@@ -116,13 +116,13 @@ def pre_aggregate(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTas
             partials |= {
                 partial_column(field, name): column for field, column in _partial_sql(aggregate, schema).items()
             }
-    # `spark_partition_id` is allowed only outside of aggregates.
+    # Spark allows `spark_partition_id` only outside of aggregates.
     inner = {TASKS_COLUMN: f"shiftleft(1L, spark_partition_id() % {MAX_TASKS})"}
     times = task.times
     if times.watermarks:
         (watermark,) = times.watermarks
         at = f"unix_micros(CAST({quote_for_spark(watermark.columns[0])} AS timestamp))"
-        # As a plain literal, a number that changes with each batch would have Spark compile code for each batch.
+        # As a plain literal, a number that changes with each batch would make Spark compile code for each batch.
         inner[_BOUND] = f"get(array({(times.bound_ms + 1) * 1000}L), shiftright(spark_partition_id(), 31))"
         in_time = f"{at} < {_BOUND}"
         partials |= {
@@ -133,8 +133,8 @@ def pre_aggregate(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTas
     columns = tuple(name for name in partials if not name.startswith(partial_column("picked", "")))
     keys = ", ".join(map(quote_for_spark, key))
     needed = ", ".join(map(quote_for_spark, dict.fromkeys((*key, *task.step.state.needed_columns, *task.times.names))))
-    # One SQL statement: building it from Spark's functions takes as long as a small batch. The view is replaced by the
-    # next batch, in the query's own session: a view that `sql` creates and drops itself takes a third longer.
+    # One SQL statement, because building the plan from Spark's functions takes as long as a small batch. The next batch
+    # replaces the view, in the query's own session: a view that `sql` creates and drops itself takes a third longer.
     rows.createOrReplaceTempView(_BATCH)
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_select_list({name: quote_for_spark(name) for name in columns} | picked)}, "
@@ -157,7 +157,7 @@ def _partial_sql(aggregate: Aggregate, schema: t.StructType) -> dict[str, str]:
     if aggregate.function == "count":
         return {"count": f"count({column})"}
     if aggregate.function in ("sum", "mean"):
-        # The sums of both halves fit into 64 bits even where the total overflows.
+        # The sum is computed in two halves, which fit into 64 bits even if the total overflows.
         halves = {"sum": f"sum(shiftright({column}, 32))", "low": f"sum({column} & {0xFFFFFFFF}L)"}
         sums = halves if isinstance(kind, t.LongType) else {"sum": f"sum({column})"}
         return sums | ({"count": f"count({column})"} if aggregate.function == "mean" else {})

@@ -29,10 +29,10 @@ _BATCH_ROWS = 10_000
 
 @dataclass
 class Rerun:
-    """Rows that a stage's function returns for given records, and for subsets of these records.
+    """Rows that a stage's function returns for all of some records, or for subsets of them.
 
-    `rows` has the rows that the function returned for all records, in the form of a micro-batch. `spark` is the session
-    of these rows. Raises `Refused` if the function fails.
+    `rows` has the rows that the function returned for all records, in the format of a micro-batch. `spark` is the
+    session of these rows. Raises `Refused` if the function fails.
     """
 
     stage: Stage
@@ -110,12 +110,13 @@ class Rerun:
 
     def _filter_records(self, rows: DataFrame, condition: str) -> DataFrame:
         def replace(old: Any, new: Any) -> Any:
-            # In a union that has an input twice, the second use has other column ids.
+            # In a union that uses an input twice, the columns of the second use have different ids.
             if any(old.sameResult(source) for source in self._feeds):
                 return analysed_plan(frame_of(new, self.spark).where(condition))
             return new
 
-        # Spark merges this filter with the function's. Common subexpressions must not be evaluated before the filter.
+        # Spark merges this filter with the filter of the user's function. Common subexpressions must not be evaluated
+        # before the filter.
         return frame_of(rebuild(analysed_plan(rows), self.spark, replace), self._session_without_elimination)
 
     @cached_property
@@ -128,7 +129,7 @@ def numbered_records_frame(
 ) -> DataFrame:
     """Write records and their numbers to the file `path`, and return a DataFrame that reads the file.
 
-    The DataFrame has one partition for each `batch_rows` rows, but no more partitions than there are cores.
+    The DataFrame has one partition for each `batch_rows` rows, but at most as many partitions as there are cores.
     """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:

@@ -95,11 +95,11 @@ class StageSchemas:
 
 
 def derive_schemas(app: App, spark: SparkSession) -> dict[str, StageSchemas]:
-    """Return the schemas of all stages of an app, by name, upstream first, as `schemas_of`."""
+    """Return the schemas of all stages of an app, by name, upstream first. Raises the errors of `schemas_of`."""
     with temporary_folder() as empty:
 
         def apply(stage: Stage, inputs: Mapping[str, StructType]) -> AppliedFunction:
-            # An empty folder is the cheapest stream: it needs no process and is never started.
+            # A stream over an empty folder is the cheapest: it needs no process and is never started.
             read = spark.readStream
             streams = {name: read.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()}
             applied = apply_to_streams(stage, streams)
@@ -229,7 +229,7 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: AppliedFunction) -> t
         number: column if single or column in key else tagged_name(number, column) for number, column, _ in declared
     }
     if declared and (single or has_frame_per_output(stage, applied.frames)):
-        # The frames have the same rows, or parts of them, so inputs cannot be told apart.
+        # Both DataFrames have rows of the same input, so the rows do not show which DataFrame they came from.
         return (Watermark(tuple(columns.values()), max(delay_ms for *_, delay_ms in declared), names),)
     # All DataFrames share a key column.
     return tuple(

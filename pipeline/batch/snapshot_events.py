@@ -58,18 +58,19 @@ def compute_outcome(
 def _protocol_events(
     channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], recorded: set[str]
 ) -> Iterator[cl.Event]:
-    """Yield the events of a batch in the order of the protocol: rows that arrived, then markers, then requests."""
+    """Yield the protocol's events of a batch, in this order: rows that arrived, then markers, then requests."""
     for name in sorted(channels & after.keys()):
         if after[name].version > before[name].version:
             yield cl.BatchArrived(name, VersionSpan(before[name].version, after[name].version))
     for name in sorted(after):
-        # A position keeps its snapshots until the input moves on: they are new only if it has moved.
+        # A position keeps its snapshots until the input advances, so snapshots are new only if the input has advanced.
         if after[name] == before[name]:
             continue
         for snapshot in after[name].snapshots:
             if name in channels:
                 yield cl.MarkerArrived(snapshot, name)
             elif not channels and snapshot not in recorded:
-                # A stage with channels gets snapshot requests by markers, so requests at its topics are ignored.
+                # A stage with channels gets snapshot requests by markers, so requests announced on its topics are
+                # ignored.
                 recorded.add(snapshot)
                 yield cl.SnapshotRequested(snapshot)

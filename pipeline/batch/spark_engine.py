@@ -184,14 +184,15 @@ def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
 
 
 QUERY_SETTINGS = {
-    # Adaptive execution runs the part before a shuffle as a job of its own: a bad record would fail there, before it
+    # Adaptive execution runs the part before a shuffle as a separate job. A bad record would fail that job before it
     # could be rejected, and a small batch would take longer.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
-    # Number of keys in Spark's hash table, for aggregates whose values cannot be updated in place, before it sorts.
+    # Number of keys at which Spark sorts rows instead of using its hash table, for aggregates whose values cannot be
+    # updated in place.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
 }
-"""Spark settings with which a stage's query is started. The query and the jobs of its batches keep them."""
+"""Spark settings that are set when a stage's query starts. The query and the jobs of its batches keep them."""
 
 
 def start_query(

@@ -142,7 +142,7 @@ class StageRunner:
         return started
 
     def drain(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for the current batch and the commit of all versions, then drop uncommitted versions.
+        """Wait up to `timeout_s` for the current batch and for all commits, then drop uncommitted versions.
 
         Failures after this call are not recorded in `error`.
         """
@@ -175,8 +175,8 @@ class StageRunner:
             except BaseException as error:
                 # Spark reports a query's failure as text; the runner needs the error itself.
                 self._fail(error)
-                # Stopping a query may make it fail. Spark matches the failure's text with a regular expression that
-                # overflows the thread's stack and prints a thousand lines.
+                # Stopping a query may make it fail. pyspark matches the text of the failure with a regular expression,
+                # which overflows the thread's stack and prints a thousand lines.
                 if not self._stopping:
                     raise
 
@@ -208,7 +208,7 @@ class StageRunner:
             self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Call `make` to commit a version. Call it again if a promotion or a forget made the batch outdated.
+        """Call `make` to commit a version. Calls it again if a promotion or a forget made the batch outdated.
 
         After a promotion, the added sinks also need the rows of the batch. After a forget, the batch may have read rows
         and objects that no longer exist.
@@ -232,7 +232,7 @@ class StageRunner:
         with_rows: bool,
     ) -> None:
         started = runtime.monotonic()
-        # One base for the whole batch: a compaction may be adopted meanwhile.
+        # The whole batch uses the same base, even if a compaction is adopted meanwhile.
         base = self.tip
         outcome, times = compute_outcome(base, starts, ends, self._closed_snapshots), self._job.batch_times(base)
         at = base.inputs
@@ -349,7 +349,7 @@ class StageRunner:
 
         `rejected` has the trace contexts of the records that the batch left out.
         """
-        # Plan merges now: the SSTs exist, and if this version is not committed, no later one is.
+        # Merges are planned now, because the SSTs exist, and no later version can be committed without this version.
         missed = (name for result in results for name in result.ranged)
         due = self._upkeep.start_merges(manifest, merges, missed) if self._upkeep else ()
         span = self._span

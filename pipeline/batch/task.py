@@ -81,7 +81,7 @@ def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mappi
     if isinstance(target, Repartition):
         channel = base.outputs[target.name]
         return OutputTopic(target.name, channel.topic, len(channel.ends), target.key)
-    # A clone has only the sinks that it was told to publish.
+    # A clone publishes only the sinks that the user chose for it.
     topic = base.sinks[target.name].topic if target.name in base.sinks else ""
     to = published.get(target.name, target.name) if target.kind == "topic" else ""
     return OutputTopic(
@@ -132,7 +132,7 @@ def separate_too_large(
 
 def _max_record_bytes(kafka: Kafka, topic: str) -> int | None:
     named = (kafka.properties.get(name, "none") for name in ("compression.type", "compression.codec"))
-    # The size of a record after compression is not known in advance.
+    # The size of a record after compression is unknown until it is sent.
     return None if any(codec != "none" for codec in named) else kafka.max_message_bytes(topic)
 
 
@@ -161,7 +161,8 @@ class Task(ABC):
 
     def run(self, rows: pa.Table, number: int) -> TaskReport:
         """Run one attempt of the task. Attempts of a run have different numbers."""
-        # Unique for ever: messages in a topic that outlived a removed app must not count for a new app of its name.
+        # Globally unique: if a topic outlives a removed app, its messages must not count for a new app of the same
+        # name.
         attempt = f"{self.writer}.{self.version}.{number}"
         try:
             return replace(self._run(rows, attempt), seen=self.times.scan(rows), partials=num_partials(rows))
@@ -174,7 +175,7 @@ class Task(ABC):
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
     ) -> tuple[dict[str, dict[int, PartitionWrite]], tuple[OversizedRecord, ...]]:
-        """Send its rows to each output, and each row to its Kafka partition.
+        """Send each of the `parts` to its output, each row to its Kafka partition.
 
         Returns two values: the sent messages, by output and partition; and the records that are too large for a sink's
         topic. Raises `TooMuch` for a row that exceeds the size of a message, and `BadRecord` for a record that is too
@@ -239,7 +240,7 @@ class WriteTask(Task):
 
 
 IS_PROBE = "_is_mark"
-"""Column that is True in probe rows, which are not records, but make a task look for due rows in their hash range."""
+"""Column that is True in probe rows: these are no records, but make a task look for due rows in its hash range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class StateTask(Task):
     """
 
     step: Step
-    """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
+    """Merges rows into the state. Uses the driver's clock, so that all attempts of a task give the same result."""
     ssts: Sequence[Sst]
     dry_run: bool = False
     side_tables: Mapping[str, SideTable] = field(default_factory=dict)
@@ -292,7 +293,7 @@ class StateTask(Task):
         ssts: list[Sst] = []
         parts: dict[str, list[Sst]] = {}
         event_ms: list[int | None] = []
-        # Spark's plan has one partition a task; the code works for any number.
+        # In Spark's plan a task has one partition; the code works for any number.
         for partition in sorted(marked.union(np.unique(partitions).tolist())):
             part = rows if (partitions == partition).all() else rows.filter(partitions == partition)
             existing = sorted_runs.ssts_of_partition(self.ssts, partition, count)

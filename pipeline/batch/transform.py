@@ -49,7 +49,7 @@ class DeclaredWatermark:
 
 @dataclass(frozen=True, slots=True)
 class AppliedFunction:
-    """DataFrames that a stage's function returned, and the watermark that each DataFrame declares."""
+    """DataFrames that a stage's function returned, and the watermark declared by each DataFrame."""
 
     frames: tuple[Any, ...]
     """Returned DataFrames. With state: one, or one for each input. Without state: one, or one for each output."""
@@ -142,7 +142,7 @@ def _check_stateless(stage: Stage, plan: Any) -> None:
 def _source_order(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
     """Return the inputs' names in the order of the plan's streams. Raises `Refused` unless every input occurs once."""
     names = {first_column_id(analysed_plan(frame)): name for name, frame in inputs.items()}
-    # The second use of a stream gets new column ids.
+    # The columns of the second use of a stream have new ids.
     streams = [
         [names.get(first_column_id(stream)) for stream, *_ in stream_paths(analysed_plan(frame))] for frame in frames
     ]
@@ -153,7 +153,7 @@ def _source_order(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[D
                 f"stage {stage.name!r} reads {name!r}, but does not use it in what it returns",
                 hint="remove the input from reads=, or use it",
             )
-    # A stream shared by several outputs is read once. A stream that one output uses twice would be read twice.
+    # A stream shared by several outputs is read once. A stream used twice within one output would be read twice.
     twice = [
         used
         for used in (streams if has_frame_per_output(stage, frames) else [names_used])

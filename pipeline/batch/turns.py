@@ -13,9 +13,9 @@ _NONE: frozenset[str] = frozenset()
 class TurnOrder:
     """Order of waiting stages: first come, first served, with two exceptions. Not thread-safe.
 
-    A stage that had no turn yet comes first, so that records soon reach the last stage of a chain. While a stage waits,
-    each of its readers may overtake it once, so that channels do not grow; they may do so only once, so that no stage
-    waits forever.
+    First, a stage that has had no turn yet goes before all others, so that records soon reach the last stage of a
+    chain. Second, while a stage waits, each of its readers may overtake it, so that channels do not grow. A reader may
+    overtake it only once, so that no stage waits forever.
 
     Args:
         readers: Stages that read the channels of a stage, by stage.
@@ -25,7 +25,7 @@ class TurnOrder:
         self._readers = readers
         self._served: set[str] = set()
         self._waiting: dict[str, set[str]] = {}
-        """Waiting stages, the first one first, each with the readers that have passed it."""
+        """Waiting stages, in the order of their turns, with the readers that have overtaken each."""
 
     @property
     def waiting(self) -> Set[str]:
@@ -74,20 +74,20 @@ class Turns:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the turns, because the run ends: admit all batches at once, so that waiting stages notice it."""
+        """End the turns, because the run ends. Admits all batches at once, so that waiting stages notice the end."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     @contextmanager
     def turn(self, stage: str) -> Iterator[None]:
-        """Wait for the stage's turn. The turn ends with the block, and the next stage begins."""
+        """Wait for the stage's turn. The turn ends with the `with` block; then the next stage's turn begins."""
         with self._changed:
             self._order.add(stage)
             self._changed.wait_for(lambda: self._ended or self._next() == stage)
             self._order.admit(stage)
             self._running[stage] = runtime.monotonic()
-            # Another stage may be next, and have a free place.
+            # A different stage may be next while a place is free.
             self._changed.notify_all()
         try:
             yield
@@ -102,7 +102,7 @@ class Turns:
             return frozenset(self._order.waiting)
 
     def stages_ahead(self, stage: str) -> Mapping[str, float]:
-        """Return the stages for whose batches a stage waits, with each batch's age in seconds; empty if it does not."""
+        """Return the stages for whose batches a stage waits, with each batch's age in seconds; empty for no wait."""
         with self._changed:
             if stage not in self._order.waiting:
                 return {}

@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-import pandas  # noqa: F401  pyarrow imports it with its first array of a list
+import pandas  # noqa: F401 pyarrow imports it when it creates its first array from a list
 from pyspark import daemon
 
 from ..source import readers  # noqa: F401
@@ -26,8 +26,8 @@ _TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 def ignore_hang_up(worker: Callable[..., int]) -> Callable[..., int]:
     """Wrap pyspark's worker function, so that it returns without an error when Spark closes the connection.
 
-    The worker also acknowledges each TCP packet from Spark at once. Otherwise each further packet of a small task would
-    be delayed by 40 ms.
+    The worker also acknowledges each TCP packet from Spark at once. Otherwise the second and later packets of a small
+    task would each be delayed by 40 ms.
     """
 
     def quiet(connection: socket.socket, *arguments: object) -> int:
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     daemon.worker = ignore_hang_up(daemon.worker)
     if (at_ms := os.environ.get(STOPPED_AT)) is not None:
         stop_clocks(int(at_ms))
-    # Blocked, not ignored, because pyspark sets its own handler here and in each worker before each task.
+    # Blocked instead of ignored, because pyspark sets its own handler here and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Garbage collections skip the imported modules, so that workers share their memory (`configure_worker`).
     gc.freeze()

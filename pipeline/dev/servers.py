@@ -99,7 +99,7 @@ class DevServers:
         """
         try:
             self._control_folder.mkdir(parents=True, exist_ok=True)
-            # The folder is not part of a repository.
+            # The folder must not be committed to a repository.
             (self.folder / _GITIGNORE).write_text("*\n", encoding="ascii")
         except OSError as error:
             hint = "name another one with --folder"
@@ -118,7 +118,7 @@ class DevServers:
                 for server in both:
                     if server in new:
                         server.wait_until_answering()
-                        # The server may have moved to another port, in a new process.
+                        # The server may have moved to a different port, in a new process.
                         self._write_record(server, server.pid or 0)
                     else:
                         self._wait_for(server)
@@ -130,7 +130,7 @@ class DevServers:
             except BaseException:
                 for server in new:
                     server.kill()
-                # Servers that were already released are found by their records.
+                # The records of servers that were already released show where they run.
                 self._stop(new, 0)
                 raise
         return tuple(server.name for server in new)
@@ -183,7 +183,7 @@ class DevServers:
         return kind(self.folder / key, port=port, log=self._control_folder / f"{key}.log", report=self._report)
 
     def _server_on_port(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
-        """Return a server with its port set: the port on which it runs, or else the port for its start.
+        """Return a server with its port set: the port on which the server runs, else the port for its start.
 
         Raises `Refused` if the server runs on another port than `port`, or if `port` is taken.
         """

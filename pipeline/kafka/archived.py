@@ -1,8 +1,8 @@
 """`ArchivedKafka`: a Kafka client that reads records from Kafka or from an app's input archive.
 
 Reads of the past try the archive first, because it is columnar and puts no load on the brokers. Other reads try Kafka
-first, and then the archive for records that Kafka has deleted. If a topic was deleted and created again, its offsets
-refer to different records. Then the past is read only from the archive, which stores the topic's id.
+first; records that Kafka has deleted are then read from the archive. If a topic was deleted and created again, its
+offsets refer to different records. Then the past is read only from the archive, which stores the topic's id.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ArchivedKafka(Kafka):
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     archive_first: bool = True
-    """True to read archives first and check the topic's id; False to read only records that Kafka has deleted.
+    """Order of reads: True to read archives first and check the topic's id; False to read only what Kafka has deleted.
 
     Use True for old offsets, because the topic may have been deleted and created again since.
     """
     columns: Sequence[str] = tuple(SCHEMA.names)
-    """Archive columns to read into messages, `offset` among them. Reading fewer columns takes half the time."""
+    """Archive columns to read into messages, always with `offset`. Reading fewer columns takes half the time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     properties = _kafka_member("properties")
@@ -114,7 +114,7 @@ class ArchivedKafka(Kafka):
                     yield chunk
                 return
             except Refused:
-                # Deleted records have to come before those that Kafka still has, so read range by range below.
+                # Deleted records must precede the records that Kafka still has, so the code below reads range by range.
                 pass
         for part in parts:
             lost = None if deletion_errors is None else deletion_errors[part.partition]

@@ -40,7 +40,7 @@ from .open import end_offsets
 from .protocol import UNLIMITED_RETENTION, Kafka, Message, Offsets, topic_recreated_error
 
 _OFFSETS_PER_RECORD = 4
-"""Number of offsets to read at first for each wanted record, because some offsets have no record."""
+"""Number of offsets that are read at first for each record to read, because some offsets have no record."""
 _STATE_TIMEOUT_S = 5.0
 
 
@@ -94,9 +94,10 @@ class KafkaChannels:
             yield pa.Table.from_batches([MessageColumns(chunk).to_archive_batch()])
 
     def held(self) -> RemainingOf:
-        """Return a function from an input to the earliest offsets that still exist in Kafka, else in an archive.
+        """Return a function from an input to the earliest offsets that can still be read.
 
-        The function caches the state of each topic.
+        These are Kafka's offsets. If Kafka no longer has the topic, they are the offsets of an archive. The function
+        caches the state of each topic.
         """
         state = cache(self.state)
 

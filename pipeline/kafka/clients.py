@@ -38,7 +38,7 @@ from .protocol import (
 
 POLL_S = 0.25
 QUIET_PROPERTIES: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
-"""Properties that keep librdkafka from logging each lost connection to stderr; `Patience` reports an outage once."""
+"""Properties that stop librdkafka from logging each lost connection to stderr; `Patience` logs an outage once."""
 NO_TOPIC_CODES = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED_CODES = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 _FATAL_CODES = (
@@ -50,14 +50,14 @@ _FATAL_CODES = (
 _CHUNK = 10_000
 
 _CONSUMER_PROPERTIES = {
-    "group.id": "slackwater",  # required by librdkafka; never joined, no offsets are committed to it
+    "group.id": "slackwater",  # librdkafka requires a group; it is never joined, and no offsets are committed to it
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 50,
     # Prefetched messages cost the worker's memory, with an overhead of half a kilobyte each. So prefetch little, in
-    # small fetches, and retry soon when the queue was full: after the default of a second, a fast reader would have to
+    # small fetches, and retry soon after the queue was full: after the default of a second, a fast reader would have to
     # wait.
     "queued.min.messages": 20_000,
     "queued.max.messages.kbytes": 8 << 10,
@@ -66,9 +66,9 @@ _CONSUMER_PROPERTIES = {
 }
 _FEW_PARTITIONS = 32
 _FETCH_BYTES = {True: 1 << 20, False: 64 << 10}
-"""Maximum bytes of a partition in one fetch: True for reads of at most `_FEW_PARTITIONS` partitions, False for more.
+"""Maximum bytes of a partition in one fetch: True for reads of at most `_FEW_PARTITIONS` partitions, False for others.
 
-A broker sends up to this many bytes of each partition, even if a batch needs only two of its records.
+A broker sends up to this many bytes of each partition, even if a batch needs only two records of the partition.
 """
 
 
@@ -98,7 +98,7 @@ class Clients:
 
     @contextmanager
     def consumer(self, partitions: int = 1) -> Iterator[Consumer]:
-        """Lend a consumer, with which to read this number of partitions, for exclusive use during the context.
+        """Lend a consumer for exclusive use during the context. `partitions` is the number of partitions to read.
 
         An idle consumer has no assignment and fetches nothing.
 
@@ -109,7 +109,7 @@ class Clients:
         idle = self._idle[fetch_bytes]
         try:
             consumer = idle.pop()
-        except IndexError:  # every consumer is in use by another thread
+        except IndexError:  # all consumers are in use by other threads
             ours = {**_CONSUMER_PROPERTIES, "fetch.message.max.bytes": fetch_bytes}
             consumer = Consumer({**self._properties, **ours})
         try:
@@ -167,7 +167,7 @@ def unavailable_error(kafka: Properties, error: KafkaException) -> Unavailable:
 
 
 def missing_right_error(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
-    """Return an error if the broker denied an ACL right, such as `Read`, on the topic; None for any other answer."""
+    """Return an error if the broker denied an ACL right, such as `Read`, on the topic; None for any other error."""
     if error is None or error.code() not in _UNAUTHORISED_CODES:
         return None
     return Refused(
@@ -218,7 +218,7 @@ class _Reading:
         self._kafka, self._topic, self._consumer = kafka, topic, consumer
         self._patience, self._deletion_errors = patience, deletion_errors
         self.unread: dict[int, tuple[int, int]] = {}
-        """Next offset, and end, of each partition that is not yet read."""
+        """Next offset and end offset of each partition that is not yet read completely."""
         self._is_single = False
 
     def assign(self, parts: Sequence[Range]) -> None:
@@ -230,7 +230,7 @@ class _Reading:
             )
 
     def poll(self) -> list[Sequence[Message]]:
-        """Return the next messages, in runs; an empty list if there are none yet."""
+        """Return the next messages, in runs; an empty list if no message has arrived."""
         missing = sum(end - at for at, end in self.unread.values())
         chunk = self._consumer.consume(min(_CHUNK, missing), timeout=POLL_S)
         if not chunk:
@@ -248,14 +248,14 @@ class _Reading:
                 run = [message for message in run if message.offset() < end]
             if run:
                 runs.append(run)
-        # An end-of-partition event may be further on than the last message, after transaction markers.
+        # An end-of-partition event may have a higher offset than the last message, because of transaction markers.
         for message in errors:
             self._handle_error(message, passed)
         self._advance(passed)
         return runs
 
     def _split(self, messages: Sequence[Message]) -> list[tuple[int, Sequence[Message]]]:
-        if not messages:  # the chunk had nothing but ends of partitions
+        if not messages:  # the chunk had only end-of-partition events
             return []
         if self._is_single:
             return [(messages[0].partition(), messages)]
@@ -276,7 +276,8 @@ class _Reading:
             refused = Refused(f"{where} cannot be read: {error.str()}")
             raise missing_right_error(self._kafka, error, "Read", self._topic) or refused
         elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-            # librdkafka looks up the group's coordinator although the group is not used; reads work without it.
+            # librdkafka looks up the group's coordinator although the group is unused; reads work without a
+            # coordinator.
             self._patience.record_silence(error.str())
 
     def _advance(self, passed: Mapping[int, int]) -> None:
@@ -289,13 +290,14 @@ class _Reading:
                     read.append(partition)
                     del self.unread[partition]
         if read and self.unread:
-            # Otherwise the records after their ends would fill the consumer's queue.
+            # Otherwise the records after the ends of these ranges would fill the consumer's queue.
             self._consumer.incremental_unassign([TopicPartition(self._topic, partition) for partition in read])
 
     def _skip_deleted(self, partition: int, passed: int) -> int:
-        """Continue at a partition's first existing offset, and return that offset.
+        """Skip a partition's deleted records. Returns the first existing offset, at which the read continues.
 
-        Appends an error to the partition's list of `deletion_errors`, or raises the error (`Gone`) without lists.
+        Appends an error to the partition's list in `deletion_errors`. If the partition has no list there, raises the
+        error (`Gone`).
         """
         at, end = self.unread[partition]
         at, position = max(at, passed), TopicPartition(self._topic, partition)
@@ -321,7 +323,7 @@ _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
 """Duration of a commit, in seconds, up to which librdkafka has certainly sent each request only once.
 
-librdkafka resends EndTxn after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
+librdkafka sends EndTxn again after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
 """
 _FENCING_CODES = (
     KafkaError._FENCED,
@@ -346,7 +348,7 @@ class LibrdKafkaProducer:
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._undelivered: KafkaError | None = None
-        """Error of the first record that was not delivered. The transaction's own error gives no cause."""
+        """Error of the first record that was not delivered. Kept, because the transaction's error names no cause."""
         self._too_large: Message | None = None
         """The first record that was larger than the topic allows."""
         self._maybe_resent_commit: tuple[int, str] | None = None
@@ -371,7 +373,8 @@ class LibrdKafkaProducer:
             "delivery.report.only.error": True,
             "retry.backoff.ms": _RETRY_MS,
             "retry.backoff.max.ms": 2 * _RETRY_MS,
-            # With one broker, rebootstrapping would forget the coordinators during a transaction, and wait for them.
+            # With one broker, rebootstrapping would forget the coordinators during a transaction, and wait until they
+            # are found again.
             "metadata.recovery.strategy": "none",
         }
         with self._translated_errors():
@@ -385,8 +388,8 @@ class LibrdKafkaProducer:
         return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
 
     def begin(self) -> None:
-        # Another producer may have committed since. `open` would fence that producer, and this one would continue from
-        # a place that is out of date.
+        # Another producer may have committed since. `open` would fence that producer, and this producer would continue
+        # from an outdated position.
         if (last := self._maybe_resent_commit) is not None and self.open() != last:
             raise ProducerFenced("another producer has committed")
         with self._translated_errors():
@@ -410,7 +413,7 @@ class LibrdKafkaProducer:
             producer.poll(0)
 
     def commit(self, offset: int, text: str) -> None:
-        """Commit the transaction. Remember the commit if a duplicate of its requests may still be in flight.
+        """Commit the transaction. Remembers the commit if a duplicate of its requests may still be in flight.
 
         librdkafka resends a request that gets no answer. The first copy may arrive during the next transaction. The
         broker cannot distinguish it from a request of the next transaction, because both have the same epoch: EndTxn
@@ -419,14 +422,14 @@ class LibrdKafkaProducer:
         """
         producer = self._open_producer
         with self._translated_errors():
-            # Resent records need no check: brokers deduplicate them by sequence number. `flush` is not used, since its
-            # callbacks run with an exception pending after this producer was fenced.
+            # Resent records need no check, because brokers deduplicate them by sequence number. `flush` is not used:
+            # after this producer was fenced, `flush` runs its callbacks with an exception pending.
             while len(producer) and self._undelivered is None:
                 producer.poll(_FLUSH_S)
             if self._undelivered is not None:
                 raise KafkaException(self._undelivered)
             began = runtime.monotonic()
-            assert self._consumer is not None  # noqa: S101  set together with the producer
+            assert self._consumer is not None  # noqa: S101 set in the same place as the producer
             group = self._consumer.consumer_group_metadata()
             position = TopicPartition(self._settings.source, 0, offset, text)
             producer.send_offsets_to_transaction([position], group, self._settings.timeout_s / 2)

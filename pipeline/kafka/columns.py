@@ -63,7 +63,7 @@ class MessageColumns:
         return MessageColumns(*([self._messages[row] for row in part.tolist()] for part in parts if len(part)))
 
     def by_run(self) -> Iterator[tuple[int, MessageColumns]]:
-        """Yield each run's partition and columns. The columns are built once, for all runs together."""
+        """Yield each run's partition and columns. Columns are built for all runs at once."""
         if len(self._runs) == 1:
             yield self._messages[0].partition(), self
             return
@@ -133,7 +133,7 @@ def _offsets(run: Run) -> npt.NDArray[np.int64]:
 
 
 class _RunColumns(MessageColumns):
-    """Columns of one run, as slices of the columns of several runs."""
+    """Columns of one run, as slices of the columns that all runs share."""
 
     def __init__(self, whole: MessageColumns, run: Run, start: int) -> None:
         super().__init__(run)
@@ -181,7 +181,7 @@ class ArchivedMessage:
 
 
 class ArchivedMessages(Sequence[Message]):
-    """Archived records as a sequence of messages. `MessageColumns` uses the columns without creating messages."""
+    """Archived records as a sequence of messages. `MessageColumns` uses the columns, without message objects."""
 
     def __init__(self, records: pa.Table) -> None:
         self.records = records

@@ -56,7 +56,7 @@ _METADATA_TIMEOUT_S = 10.0
 _MAX_NEW_PARTITIONS = 100_000
 """librdkafka's limit for one topic. Brokers have limits of their own."""
 _RECENT = 10_000
-"""Number of offsets before a partition's end in which a record that was just written is searched."""
+"""Number of offsets before a partition's end that are searched for a record that was just written."""
 _NO_ID = str(Uuid(0, 0))
 """Id of every topic on brokers without topic ids (before Kafka 2.8)."""
 _Answer = TypeVar("_Answer")
@@ -115,7 +115,7 @@ class LibrdKafka(Kafka):
                 with warn_on_silence(self.properties):
                     return request(max(0.1, deadline - runtime.monotonic()))
             except KafkaException as error:
-                # A new topic has no leaders yet, nor have the partitions of a broker that is starting.
+                # A new topic has no leaders yet, and neither have the partitions of a broker that is starting.
                 if error.args[0].code() not in _NO_LEADER_CODES or runtime.monotonic() > deadline:
                     raise unavailable_error(self.properties, error) from None
             runtime.sleep(POLL_S)
@@ -154,14 +154,14 @@ class LibrdKafka(Kafka):
         for topic, count in missing.items():
             if count > _MAX_NEW_PARTITIONS:
                 raise self._creation_error(topic, count, f"a client can create at most {_MAX_NEW_PARTITIONS:,}")
-        # -1 means the brokers' default replication. One Arrow message may hold up to a megabyte of rows.
+        # -1 stands for the brokers' default replication factor. One Arrow message may hold up to a megabyte of rows.
         large = {"max.message.bytes": str(MAX_MESSAGE_BYTES), **(config or {})}
         new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
         futures = self._clients.admin.create_topics(new, request_timeout=30, validate_only=validate_only)
         for topic, error in self._failures(futures, (KafkaError.TOPIC_ALREADY_EXISTS,)):
             refused = self._creation_error(topic, missing[topic], error.str())
             raise missing_right_error(self.properties, error, "Create", topic) or refused
-        # Metadata reaches the other brokers a little later; until then they would report the topic as missing.
+        # Metadata reaches the other brokers a little later; until then, they report the topic as missing.
         deadline = runtime.monotonic() + _METADATA_TIMEOUT_S
         while not validate_only and missing.keys() - self.partition_counts().keys():
             if runtime.monotonic() > deadline:
@@ -243,7 +243,8 @@ class LibrdKafka(Kafka):
             if error is not None:
                 failed.append(error)
             elif offset is None:
-                # A broker that already has the record, from an attempt whose answer was lost, may not tell its offset.
+                # If the answer to an earlier attempt was lost, the broker already has the record and may not return its
+                # offset.
                 unknown[partition] = record
             else:
                 ends[partition] = max(ends.get(partition, 0), offset + 1)
@@ -281,7 +282,7 @@ class LibrdKafka(Kafka):
     def _find_ends(
         self, topic: str, records: Mapping[int, Record], ends: Mapping[int, int], patience_s: float
     ) -> dict[int, int]:
-        """Return by partition the offset after a record that was just written, by reading the partition's end."""
+        """Return the end offset after each record just written, by partition, by reading the partitions' ends."""
         resolved: dict[int, int] = {}
         for partition, record in records.items():
             with self._clients.consumer() as consumer:
@@ -302,7 +303,7 @@ class LibrdKafka(Kafka):
         return LibrdKafkaProducer(self.properties, settings, self.max_message_bytes)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-        # Commit through a consumer outside of the group: the admin client's call aborts the process if a broker
+        # Commit through a consumer outside of the group. The admin client's call aborts the process if a broker
         # disconnects during the call (an assertion in librdkafka).
         partitions = [
             TopicPartition(topic, partition, offset)

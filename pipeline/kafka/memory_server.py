@@ -39,8 +39,8 @@ def serve(kafka: MemoryKafka) -> Iterator[Properties]:
             yield {**kafka.properties, SERVER_PROPERTY: f"{os.getpid()} {port} {key.hex()}"}
         finally:
             closed.set()
-            # `accept` has no timeout: connect once so that the thread sees `closed`. Not as a client, which would wait
-            # for an answer for ever if the thread sees it after another connection.
+            # `accept` has no timeout, so connect once to make the thread see `closed`. Not with a client: if the thread
+            # sees `closed` only after another connection, the client would wait for an answer forever.
             socket.create_connection((_HOST, port)).close()
             acceptor.join()
 
@@ -54,7 +54,7 @@ def open_memory_kafka(properties: Properties) -> Kafka:
 
 @lru_cache(maxsize=2)
 def _remote_client(_pid: int, address: str, server: str) -> RemoteMemoryKafka:
-    # Spark forks its workers; the process id in the cache key gives each worker its own connection.
+    # Spark forks its workers. With the process id in the cache key, each worker gets its own connection.
     return RemoteMemoryKafka(address, server)
 
 

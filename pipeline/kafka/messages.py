@@ -1,7 +1,7 @@
 """Encoding of messages of repartition topics: an Arrow stream with one batch, or a marker.
 
 Every message of a repartition topic carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`.
-Readers keep the messages of the attempts that manifests name and skip all others. A row's location is
+Readers keep the messages of the attempts that manifests name and skip all other messages. A row's location is
 `topic[partition]@offset+row`.
 """
 
@@ -57,7 +57,7 @@ def _encode_halving(rows: pa.RecordBatch) -> Iterator[bytes]:
 def split_into_messages(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
     """Split rows into messages of at most a few hundred KB for each row's partition. Yields (partition, value).
 
-    A single larger row makes a message of up to `MAX_RECORD_BYTES`; a row beyond that raises `RowTooLarge`.
+    A single row that is larger becomes a message of up to `MAX_RECORD_BYTES`; a row beyond that raises `RowTooLarge`.
     """
     if rows.num_rows == 0:
         return
@@ -177,7 +177,8 @@ def read_rows(
 
     `decode_run` converts messages of one partition to batches. If `topic_id` is given, the topic must have this id.
     Deleted offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows of a range
-    differs from a known expected number, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
+    differs from the expected number, if that is known. Raises `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if
+    the read fails.
     """
     num_rows = dict.fromkeys((part.partition for part in parts), 0)
     gone: dict[int, list[Gone]] = {partition: [] for partition in num_rows}
@@ -209,12 +210,12 @@ def _record_location(message: Message) -> str:
 
 
 def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Sequence[Gone]) -> None:
-    """Check that a range had as many rows as the manifests of its writers say.
+    """Check that a range had as many rows as its writers' manifests state.
 
-    If they state no number, nothing is checked.
+    If the manifests state no number, nothing is checked.
 
-    If the number differs, raises the last of `deletion_errors` that is not `KeysForgotten`, else `Corruption`. Fewer
-    rows are accepted if all of the errors are `KeysForgotten`.
+    If the number differs, raises the last of `deletion_errors` that is not `KeysForgotten`, else `Corruption`. A lower
+    number is accepted if all of the errors are `KeysForgotten`.
     """
     sent = part.rows
     if sent is None or num_rows == sent:

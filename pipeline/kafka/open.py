@@ -19,7 +19,7 @@ simulated_clusters: dict[str, Kafka] = {}
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    Makes no request: call `wait_until_available` to see whether the brokers answer.
+    Makes no request: call `wait_until_available` to check that the brokers answer.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
     if (simulated := simulated_clusters.get(properties["bootstrap.servers"])) is not None:
@@ -42,7 +42,7 @@ def is_in_memory(properties: Mapping[str, str]) -> bool:
 def served_to_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Yield properties with which other processes of this machine can open this Kafka during the context.
 
-    Raises `Refused` for an in-memory Kafka without topics, because other processes could not create any.
+    Raises `Refused` for an in-memory Kafka without topics, because other processes cannot create topics in it.
     """
     if not is_in_memory(properties):
         yield properties

@@ -68,13 +68,13 @@ class Message(Protocol):
     def value(self) -> bytes | None: ...
     def headers(self) -> Headers | None: ...
     def timestamp(self) -> tuple[int, int]:
-        """Return (kind, ms since 1970). Kinds are librdkafka's: Kafka's number plus one, so 1 is CreateTime."""
+        """Return the kind of the timestamp, and ms since 1970. The kind is Kafka's plus one, so 1 is CreateTime."""
 
 
 Run = Sequence[Message]
 """One or more messages of one partition, in order."""
 Chunk = Sequence[Run]
-"""Runs that one request of a reader returned. A partition may have several."""
+"""Runs that one request of a reader returned. A partition may have several runs."""
 
 
 class SendFailed(Unavailable):
@@ -91,7 +91,7 @@ class ProducerFenced(Exception):
 
 
 class TransactionFailed(Exception):
-    """A transaction failed, and may or may not be committed. The next call of `open` finds out.
+    """Error of a transaction that may or may not be committed. The next call of `open` finds out.
 
     `error` is the error to show if retries keep failing; None if the brokers do not answer.
     """
@@ -207,7 +207,7 @@ class Kafka(Protocol):
         deletion_errors: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        """Yield the messages at offsets start to end - 1 of one partition, in chunks; as `read_ranges`."""
+        """Yield the messages at offsets `start` to `end` - 1 of one partition, in chunks; see `read_ranges`."""
         errors = None if deletion_errors is None else {partition: deletion_errors}
         chunks = self.read_ranges(
             topic,
@@ -227,7 +227,7 @@ class Kafka(Protocol):
         deletion_errors: Mapping[int, list[Gone]] | None = None,
         topic_id: str = "",
     ) -> Iterator[Chunk]:
-        """Yield the messages of some ranges of distinct partitions, which are read concurrently.
+        """Yield the messages of ranges of distinct partitions, which are read concurrently.
 
         A partition's messages come in order; offsets may have gaps. With a `topic_id`, the topic's current id is
         checked first, and `AnotherTopic` is raised if it differs.
@@ -293,7 +293,7 @@ _WARN_AFTER_S = 4
 
 @dataclass(slots=True)
 class Patience:
-    """Timeout for one server. Warns once when the server stops answering, and once when it answers again."""
+    """Timeout for a server that does not answer. Warns once when answers stop, and once when they come again."""
 
     server: str
     limit_s: float

@@ -1,9 +1,9 @@
 """Decodes Avro messages to Arrow arrays, with the Avro reader of arrow-rs, which DataFusion provides.
 
 The reader takes files. So a batch of messages is written as one object container file with one block. The five bytes of
-a message's header are replaced by the message's number in the batch, which is read as an extra first field. If a
-message has more or fewer bytes than its schema requires, the number of the next message is read wrongly, and the error
-is detected.
+a message's header are replaced by the message's number in the batch, which is read as an additional first field. If a
+message has more or fewer bytes than its schema requires, the next message's number is read from the wrong position,
+which reveals the error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AvroReader(Reader):
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         written, laid_out = parse_schema(writer), _layout_for(writer)
-        # Repeat the first message at the end: its number shows that the last message ended where it should.
+        # The first message is repeated at the end: its number shows that the last message ended at the right position.
         count = len(messages) + 1
         bodies = drop_prefix(pa.concat_arrays([messages, messages.slice(0, 1)]), HEADER_BYTES)
         numbers = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)[:, -HEADER_BYTES:].tobytes()
@@ -196,7 +196,7 @@ _ALL_CONVERSIONS: _Conversions = {
 def _is_readable_as(
     written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False
 ) -> bool:
-    """Return True if values of `written` can be read as `read`. Considers only the outermost types and names."""
+    """Return True if values of `written` can be read as `read`. Considers only the types and names at the top level."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
@@ -213,7 +213,7 @@ def _is_readable_as(
 
 
 def _is_logically_readable_as(written: Node, read: Node) -> bool:
-    """Return False if only one of the schemas is a decimal, or if one is a date and the other a time."""
+    """Return False if exactly one of the schemas is a decimal, or if one is a date and the other a time."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
         return logical == ["decimal", "decimal"]
@@ -292,7 +292,7 @@ def _resolve_to_union(values: Values, count: int, written: Node, read: Node) -> 
 def _resolve_to_member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
     """Convert values to one branch of the reader's union.
 
-    `at` is the index of the branch among the branches that are not null.
+    `at` is the index of the branch among the branches other than null.
     """
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
@@ -309,7 +309,7 @@ def _resolve_fields(values: Values, count: int, written: Node, read: Node) -> li
     laid_out = {} if values is None else {field.name: number for number, field in enumerate(values.type)}
     columns = []
     for field in read["fields"]:
-        # An alias matches a writer's field, unless the reader has a field of that name.
+        # An alias matches a writer's field, unless the reader has a field with the name of that writer's field.
         names = (field["name"], *(alias for alias in field.get("aliases", ()) if alias not in own))
         name = next((name for name in names if name in numbers), None)
         if name is None:

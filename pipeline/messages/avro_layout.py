@@ -2,7 +2,7 @@
 
 A layout describes the same bytes as the writer's schema, but without features that arrow-rs cannot read. Names and
 symbols are replaced by plain names. Logical types other than decimals are omitted, and so are fields without bytes
-(null, empty records). A union with a single branch becomes a record with the branch's number and value. See the
+(null, empty records). A union with a single branch becomes a record that has the branch's number and value. See the
 specification of Avro 1.12, "Binary encoding".
 """
 
@@ -19,7 +19,7 @@ from ...errors import Refused
 from .avro_schema import MAX_PRECISION, PRIMITIVE_TYPES, Node, branches
 
 BRANCH, VALUE = "branch", "value"
-"""Fields of the record that stands for a union with a single branch."""
+"""Field names of the record that stands for a union with a single branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def build_layout(node: Node, null: pa.Field) -> Layout | None:
         null: arrow-rs's field for null in a union, a type that pyarrow cannot create.
 
     Raises:
-        Refused: arrow-rs cannot read the schema, because items have no bytes, or a branch other than null has none.
+        Refused: arrow-rs cannot read the schema, because list items, or a branch other than null, have no bytes.
     """
     return _build_layout(node, VALUE, null, count())
 

@@ -38,10 +38,10 @@ _LOGICAL_TYPES = {
     **{f"timestamp-{unit}": ("long", pa.timestamp("us", "UTC")) for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": ("long", pa.timestamp("us")) for unit in ("millis", "micros", "nanos")},
 }
-"""Logical types that have a special column type, each with the Avro type that stores it, and the Arrow type.
+"""Logical types that have a special column type, with the Avro type that stores each, and the Arrow type.
 
-Decimals are handled elsewhere. As in Spark's `from_avro`, all others (uuid, time-millis, duration, …) and invalid
-logical types become columns of the type that stores them:
+Decimals are handled elsewhere. As in Spark's `from_avro`, all other logical types (uuid, time-millis, duration, …) and
+invalid ones become columns of the type that stores them:
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
 MAX_PRECISION = 38
@@ -184,7 +184,7 @@ def _logical_entries(kind: str, part: Any, size: int) -> dict[str, Any]:
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = part.get("precision"), part.get("scale", 0)
         valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0
-        # The precision must be such that every number of that many digits fits into the bytes.
+        # The precision is valid only if every number of that many digits fits into the bytes.
         if valid and (kind == "bytes" or precision < len(str((1 << max(8 * size - 1, 0)) - 1))):
             return {"logicalType": logical, "precision": precision, "scale": scale}
     if isinstance(logical, str) and logical in _LOGICAL_TYPES and _LOGICAL_TYPES[logical][0] == kind:
@@ -234,7 +234,7 @@ def _union_end(node: Node, data: bytes, at: int) -> int:
     choices = node["branches"]
     number, at = _read_long(data, at)
     if len(choices) == 2 and len(branches(node)) == 1:
-        # arrow-rs treats every branch number other than null's as the value.
+        # arrow-rs treats every branch number except that of null as the value.
         null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
         return at if number == null else _value_end(choices[1 - null], data, at)
     if number < 0:
@@ -298,7 +298,7 @@ _JSON_TYPES: dict[str, Any] = {
     "map": dict,
     "record": dict,
 }
-"""Python types of a default's JSON value, by Avro type. Numbers that JSON lacks are strings, such as "NaN"."""
+"""Python type of a default's JSON value, by Avro type. Strings stand for numbers that JSON lacks, such as "NaN"."""
 _BITS = {"int": 31, "long": 63}
 
 

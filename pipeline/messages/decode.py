@@ -104,7 +104,7 @@ def decode(
     kind = _spark_type(add_reason_field(open_reader(schema, message).type, reason))
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _LOCATION_COLUMNS if addressed else ())]
-    # `decoded` is pickled with its variables; workers open the reader themselves.
+    # `decoded` is pickled together with its variables. Workers open the reader themselves.
     error_mark = ERROR_TAG
 
     def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
@@ -215,7 +215,7 @@ def open_reader(schema: Schema, message: str = "") -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """Message that cannot be decoded: its row in the batch, and the reason."""
+    """Message that cannot be decoded: its row number in the batch, and the reason."""
 
     row: int
     why: str
@@ -281,7 +281,7 @@ class _BatchDecoder:
 
     def _read_schema(self, number: int, at: Rows) -> None:
         try:
-            # Only an unknown id is the message's fault; other errors of the registry stop the stage.
+            # Only an unknown id is caused by the message; any other error of the registry stops the stage.
             writer = self.schema_of(number)
         except NotFound as error:
             self._add_bad(at, error.sentence)
@@ -297,7 +297,7 @@ class _BatchDecoder:
             self._add_bad(at, f"schema id {number}: {error.sentence}")
 
     def _read_rows(self, writer: Schema, number: int, at: Rows, *, first: bool) -> None:
-        """Decode the messages of one schema in the rows `at`. Halves the rows to isolate the few bad messages."""
+        """Decode the messages of one schema in the rows `at`. Halves the rows repeatedly to isolate bad messages."""
         if self._should_stop:
             return
         subset = self.messages if len(at) == len(self.messages) else self.messages.take(pa.array(at))

@@ -29,7 +29,7 @@ _PRIMITIVE_TYPES = {"string": pa.string(), "integer": pa.int64(), "number": pa.f
 
 
 class JsonReader(Reader):
-    """Reads JSON messages into the columns of the reader's schema, whatever schema the writer used."""
+    """Reader of JSON messages into the columns of the reader's schema. The writer's schema is ignored."""
 
     def __init__(self, schema: Schema) -> None:
         if schema.references:
@@ -44,7 +44,8 @@ class JsonReader(Reader):
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         count = len(messages)
-        # Wrap each message in an object with its number: this detects two values in a message, and half a value.
+        # Each message is wrapped in an object with its number. This detects a message with two values or with half a
+        # value.
         numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
         lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), drop_prefix(messages, HEADER_BYTES), b"}\n", b"")
         data = lines.buffers()[2].to_pybytes() if count else b""
@@ -137,7 +138,7 @@ def encode_objects(rows: pa.Table) -> pa.Array:
     ]
     if not pieces:
         return pa.repeat(pa.scalar(b"{}", pa.binary()), rows.num_rows)
-    # With "skip", a row of nulls only would be dropped. So add "{" as a piece, and turn "{,…" into "{…" afterwards.
+    # With "skip", a row of nulls only would be dropped. So the piece "{" is added, and later "{,…" becomes "{…".
     brace = pa.repeat(pa.scalar("{"), rows.num_rows)
     joined = pc.binary_join_element_wise(brace, *pieces, ",", null_handling="skip")
     opened = pc.binary_replace_slice(joined, 1, 2, "")
@@ -202,7 +203,7 @@ _FOUR_DIGIT_YEAR_DAYS = (-719_162, 2_932_896)
 
 
 def _has_long_year(numbers: pa.Array, per_day: int) -> pa.Array:
-    """Return a mask of the times before the year 1 or after the year 9999. Times are ticks, `per_day` in a day."""
+    """Return a mask that is True for times before the year 1 or after the year 9999. A day has `per_day` ticks."""
     first, last = _FOUR_DIGIT_YEAR_DAYS
     lower, upper = (
         pa.scalar(max(min(day_number * per_day, _MAX_INT64), -_MAX_INT64), numbers.type)

@@ -1,8 +1,8 @@
 """Encoding of the records that a sink publishes, from whole Arrow tables: key, value and headers as bytes.
 
 Also derives and registers the schema of Avro values. Each column is encoded to a column of bytes, and these columns are
-joined: numpy encodes the variable-length integers, Arrow's kernels do the rest. See the specification of Avro 1.12,
-"Binary Encoding".
+joined. numpy encodes the variable-length integers, Arrow's kernels do everything else. See the specification of Avro
+1.12, "Binary Encoding".
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def register_schema(encoding: Encoding, rows: pa.Schema, patience_s: float) -> N
 
 
 def encode_records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
-    """Encode rows to binary columns `key` and `value`, and one column for each header, or one for all headers.
+    """Encode rows to the binary columns `key` and `value`, and to header columns.
 
-    Raises `Refused` or `Unavailable` if the schema cannot be registered.
+    There is one column for each header, or a single column with all headers. Raises `Refused` or `Unavailable` if the
+    schema cannot be registered.
     """
     fields = {"key": _encode_key(rows, encoding.key), "value": _encode_value(rows, encoding, patience_s)}
     fields |= {f"{HEADER_PREFIX}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
@@ -99,7 +100,7 @@ def single_batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
     """
     body = np.full(
         records.num_rows, 3, np.int64
-    )  # one byte each: attributes, and time and offset relative to the batch's first record
+    )  # one byte each for: attributes, time delta, and offset delta (relative to the batch's first record)
     counts = np.zeros(records.num_rows, np.int64)
     for name, column in zip(records.column_names, records.columns, strict=True):
         column = column.combine_chunks()
@@ -157,7 +158,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL, _NOT_NULL = b"\x00", b"\x02"
-"""Encoded branch numbers of the union ["null", …]: 0 for null, 1 for a value."""
+"""Encoded branch numbers of the union ["null", …]: index 0 for null, index 1 for a value."""
 
 
 def check_avro(label: str, schema: pa.Schema) -> None:
@@ -236,7 +237,7 @@ def _encode_column(column: pa.Array) -> pa.Array:
     if t.is_list(kind):
         return _encode_lists(column)
     if t.is_decimal(kind):
-        # Avro wants big-endian two's complement, Arrow's is little-endian; surplus leading bytes are allowed.
+        # Avro requires big-endian two's complement, Arrow's is little-endian; surplus leading bytes are allowed.
         stored = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
         return _prefix_lengths(
             _restore_nulls(_to_binary_rows(stored[column.offset : column.offset + len(column), ::-1]), column)

@@ -64,7 +64,7 @@ class ProtobufReader(Reader):
             raise BadMessage(f"it is not of the message type {self._name}")
         values, doubtful = self._read_columns(bodies)
         if len(doubtful):
-            # Protobuf's own parser respects the order on the wire, but parses one message at a time.
+            # Protobuf's own parser respects the order of fields in the message, but parses one message at a time.
             normalized = pa.array([self._reparse(bodies[row].as_py()) for row in doubtful.tolist()], pa.binary())
             reread, _ = self._read_columns(normalized)
             source_rows = np.arange(len(values))
@@ -118,7 +118,7 @@ def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
             types_by_name[message_type.full_name] = ((*path, number), message_type)
             add(message_type.nested_types, (*path, number))
 
-    # `message_types_by_name` is unordered; index paths follow the file's order.
+    # `message_types_by_name` is unordered; index paths follow the order in the file.
     proto = descriptor_pb2.FileDescriptorProto()
     file.CopyToProto(proto)
     add([file.message_types_by_name[message_type.name] for message_type in proto.message_type], ())
@@ -223,10 +223,10 @@ def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful:
     Args:
         values: The messages, as the library ptars decoded them by the layout of their type.
         message: Descriptor of the messages' type.
-        rows: For each message, its row in the batch.
-        doubtful: List to which the rows are added that must be read again with Protobuf's own parser, because the
-            result depends on the order on the wire: several fields of a oneof, unknown numbers of a closed enum, map
-            entries without a message.
+        rows: For each message, its row number in the batch.
+        doubtful: List to which row numbers are added. These messages must be read again with Protobuf's own parser,
+            because the result depends on the order of fields in the message: several fields of a oneof, unknown numbers
+            of a closed enum, map entries without a message.
 
     Raises:
         BadMessage: A time is out of range.
@@ -236,7 +236,7 @@ def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful:
         rows = rows.copy()
     children = {field.name: child for field, child in zip(values.type, values.flatten(), strict=True)}
     for oneof in message.oneofs:
-        # ptars sets all fields of a oneof that are on the wire.
+        # ptars sets all fields of a oneof that are in the message.
         num_set = np.zeros(len(values), np.int64)
         for field in oneof.fields:
             num_set += np.asarray(children[f"f{field.number}"].is_valid())

@@ -58,9 +58,9 @@ class Reader(ABC):
         """
 
     def may_be_valid(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """Return False for each message that is certainly bad: a quick check after `read` has failed.
+        """Return False for each message that is certainly bad. This is a quick check after `read` has failed.
 
-        The default is True for all messages, for formats in which a check is no faster than a read.
+        By default, returns True for all messages: some formats have no check that is faster than a read.
         """
         return np.ones(len(messages), bool)
 
@@ -84,10 +84,10 @@ def drop_prefix(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
 
 
 def keep_last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
-    """Return maps without duplicate keys: the last entry of a key stays, as in a dict.
+    """Return maps without duplicate keys: the last entry of each key stays, as in a dict.
 
-    `maps` has no nulls and is no slice. Spark, DuckDB and Arrow reject maps with duplicate keys, but only when these
-    are used.
+    `maps` has no nulls and is no slice. Spark, DuckDB and Arrow reject maps with duplicate keys, but only when such a
+    map is used.
     """
     starts = np.asarray(maps.offsets)
     sizes = np.diff(starts)
@@ -122,7 +122,7 @@ def _zigzag(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
 
 
 def encode_varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """Encode numbers as zigzag varints: seven bits a byte, lowest first, the eighth bit set in all but the last."""
+    """Encode numbers as zigzag varints: seven bits per byte, lowest first. The eighth bit is 0 in the last byte."""
     zigzag, sizes = _zigzag(numbers), varint_sizes(numbers)
     offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int32))).astype(np.int32)
     out = np.empty(int(offsets[-1]), np.uint8)

@@ -1,4 +1,4 @@
-"""The publishing algorithm, without Kafka, threads or time: publishes committed versions in order, each row once.
+"""Publishing algorithm, without Kafka, threads or time: publishes committed versions in order, each row once.
 
 A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
 manifests name. So the content is fixed before anything is published, and a publisher only needs to store its position.
@@ -21,12 +21,12 @@ from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import PublishedPosition
 
 _MAX_VERSIONS_IN_MEMORY = 1_000
-"""Maximum number of committed versions kept in memory; later ones are read from the store."""
+"""Maximum number of committed versions kept in memory. Newer versions are read from the store when needed."""
 _VERSIONS_PER_READ = 100
 
 
 class PublishRange(NamedTuple):
-    """Range of the internal topic to publish next, the attempts whose messages count, and the position after it."""
+    """Range of the internal topic to publish next, the attempts whose messages count, and the position after it all."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ class Target(Protocol):
 
 
 ReadRows = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
-"""Yields the rows of the given attempts from one offset up to another (exclusive), each table with the next offset."""
+"""Function that yields the rows of some attempts in a range of offsets, as tables, each with the next offset."""
 
 
 class Backlog:
@@ -79,7 +79,11 @@ class Backlog:
         self._offered: deque[tuple[int, Sink | None]] = deque(maxlen=_MAX_VERSIONS_IN_MEMORY)
         self._unpublished: deque[tuple[int, Sink]] = deque()
         self._up_to = self._newest = 0
-        """Versions up to `_up_to` are in `_unpublished`, published, or without rows; `_newest` is the newest one."""
+        """Newest version for which the rows are known.
+
+        Versions up to `_up_to` are in `_unpublished`, are published, or have no rows; `_newest` is the newest offered
+        version.
+        """
 
     def restart(self, version: int) -> None:
         self._unpublished.clear()
@@ -154,7 +158,7 @@ class Publisher:
             self._target.add(part)
             rows += part.num_rows
             if self._target.max_rows and rows - self.position.rows >= most and rows < share.position.rows:
-                # Publish a version that exceeds the size of a transaction in several.
+                # A version with more rows than a transaction may have is published in several transactions.
                 self._commit(PublishedPosition(self.position.version, offset, rows))
                 self._target.begin(share.position.version)
         if rows != share.position.rows:

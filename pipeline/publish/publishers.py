@@ -35,7 +35,7 @@ _JOIN_TIMEOUT_S = 5.0
 
 
 class SinkThread:
-    """Publishes the committed rows of one sink, from the thread's start until `stop`.
+    """Thread that publishes the committed rows of one sink, from its start until `stop`.
 
     `accept_loss`: True to continue without rows that Kafka has lost. `patience_s`: seconds after which the thread gives
     up if Kafka or the sink's function keeps failing.
@@ -80,7 +80,7 @@ class SinkThread:
 
     @property
     def is_done(self) -> bool:
-        """True if no rows are left to publish: all are published, or the sink's promotion was withdrawn."""
+        """Return True if no rows are left to publish: all rows are published, or the sink's promotion was withdrawn."""
         place = self.position
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
@@ -122,7 +122,8 @@ class SinkThread:
                         if not more:
                             self._wait(_POLL_S)
                 except ProducerFenced:
-                    # The broker also aborts transactions that are open for too long: then the stage is still ours.
+                    # The broker also aborts transactions that are open for too long. In that case the stage still
+                    # belongs to this runner.
                     self._progress.check_epoch()
                     _log.warning("%s: its transaction was aborted, and is repeated", self._progress.title)
                 except TransactionFailed as error:
@@ -133,7 +134,7 @@ class SinkThread:
                     except Unavailable as away:
                         raise error.error or away from error
                     self._wait(pause_s)
-                    # Opening the target again fences its owner, which must not be the stage's next runner.
+                    # Opening the target again fences the target's owner. The owner must not be the stage's next runner.
                     self._progress.check_epoch()
                     pause_s = min(2 * pause_s, _REOPEN_PAUSES_S[1])
                 else:
@@ -177,7 +178,7 @@ class SinkThread:
     def _wait(self, seconds: float) -> None:
         with self._changed:
             if not self._stop_requested:
-                # Versions committed since the last look may have been offered before this wait.
+                # Versions committed since the last check may have been offered before this wait.
                 self._changed.wait(_SHORT_POLL_S if self._opened and not self.is_done else seconds)
 
     def _read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -200,7 +201,8 @@ class SinkThread:
     def _store_position(self) -> None:
         place = self.position
         if place is not None and place != self._progress.stored_position:
-            # Best effort: required notes are written by the target itself, and the next note replaces this one.
+            # Best effort: notes that are required are written by the target itself, and the next note replaces this
+            # note.
             with suppress(Unavailable):
                 self._progress.store_position(place)
 
@@ -252,9 +254,9 @@ class Publishers(Listener):
             thread.start()
 
     def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
-        """Create and stop threads so that each sink in `heads` has a thread. Return True if any thread changed.
+        """Create and stop threads so that each sink in `heads` has a thread. Returns True if any thread changed.
 
-        A sink that began anew gets a new thread. The new threads are not started by this method.
+        A sink that started over gets a new thread. This method does not start the new threads.
         """
         threads = {(thread.stage, thread.sink): thread for thread in self._threads}
         for stage, sink in self._sinks:

@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 
 
 def published_sinks(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
-    """Yield the sinks that a stage publishes: all sinks, or in a clone only the sinks in `publishes`."""
+    """Yield the sinks that a stage publishes: all its sinks, or in a clone only the sinks in `publishes`."""
     return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
 
 

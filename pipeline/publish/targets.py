@@ -53,7 +53,7 @@ class SinkProgress:
     def may_publish(self) -> bool | None:
         """Return True if the sink may be published, False if it never may, None if its promotion is undecided.
 
-        Costs one request, or none.
+        Makes at most one request.
         """
         promotion = self.claimed.promotion
         if promotion is None or promotion.to != self.claimed.app:
@@ -95,7 +95,7 @@ class TopicTarget:
                 place = self._choose_first_position(stored)
         except ProducerFenced as error:
             raise TransactionFailed(str(error)) from error
-        # Versions without rows make no transaction; the place in the store may be further.
+        # Versions without rows make no transaction, so the position in the store may be newer.
         return max(place, stored) if stored is not None and stored.rows == place.rows else place
 
     def begin(self, version: int) -> None:

@@ -25,7 +25,7 @@ _SPARK_FAILURE = re.compile(
 _QUOTED = re.compile(r"'[^'\n]*'")
 _TASK = re.compile(
     r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
-    # Errors of expressions with a condition name come without the wrapping "Job aborted".
+    # An error of an expression that has a condition name comes without the wrapping "Job aborted".
     r"|^org\.apache\.spark\.Spark\w*Exception: \[(?!INTERNAL_ERROR)[A-Z]",
     re.MULTILINE,
 )
@@ -33,20 +33,20 @@ _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _WRAPPERS = ("PythonException", "SparkException", "Py4JJavaError")
 _MAX_STACK, _CHUNK = 16_000, 4_000
-"""Maximum characters of a stored stack, and of one answer from the JVM."""
+"""Maximum number of characters of a stored stack trace, and of one answer from the JVM."""
 
 
 def record_failure(error: BaseException) -> Failure | None:
     """Convert an error to a record's failure; return None if the store, Kafka, Spark or a machine failed.
 
-    Errors of a user's function are attributed to records, whatever their class and text. Errors of slackwater's code in
-    tasks are tagged (`source.worker`). If the result is None, the batch fails without a search for records.
+    An error of a user's function is attributed to a record, regardless of its class and text. Errors of slackwater's
+    code in tasks are tagged (`source.worker`). If the result is None, the batch fails without a search for records.
     """
     if isinstance(error, StateFailed):
         return error.reported.why
     text = error_text(error)
     own = ERROR_TAG.tagged_causes(text)
-    # Text after a Python traceback may quote a record, so search only the text before for Spark's own errors.
+    # Text after a Python traceback may quote a record, so only the text before it is searched for Spark's own errors.
     if None in own or _SPARK_FAILURE.search(_QUOTED.sub("''", text.partition(_TRACEBACK)[0])):
         return None
     text = ERROR_TAG.remove_tags(text)
@@ -68,7 +68,7 @@ def java_record_failure(spark: SparkSession, error: Any) -> Failure:
         raise Py4JJavaError("", error)
     first = _first_raised(shown.replace("Caused by: ", ""))
     kind, message = first or (str(error.getClass().getSimpleName()), str(error.getMessage()))
-    # PySpark's names of these classes have no "Spark" prefix; use the same names as `record_failure`.
+    # PySpark's names of these classes have no "Spark" prefix. These are the names that `record_failure` uses.
     plain = kind.removeprefix("Spark")
     return Failure(plain if hasattr(errors, plain) else kind, message, shown[-_MAX_STACK:])
 
@@ -87,9 +87,9 @@ def _first_raised(text: str) -> tuple[str, str] | None:
 
 
 def java_error_of_call(target: Any, method: str, *arguments: Any) -> Any:
-    """Call a Java method, and return the error that it raises, as a JVM object; None if the call succeeds.
+    """Call a Java method. Returns the error that it raises, as a JVM object; None if the call succeeds.
 
-    This avoids PySpark's conversion of the error to a Python error, which takes some fifty more calls of the JVM.
+    This avoids PySpark's conversion of the error to a Python error, which takes about fifty more calls of the JVM.
     """
     client = target._gateway_client
     encoded_arguments = "".join(
@@ -109,8 +109,8 @@ def java_error_of_call(target: Any, method: str, *arguments: Any) -> Any:
 def _stack_trace(spark: SparkSession, error: Any) -> str:
     """Return a Java error's stack trace with its causes, up to `_MAX_STACK` characters.
 
-    Fetches it in parts: an answer of more than 8 KiB takes two packets, and the second one waits 40 ms for the first
-    one's acknowledgement.
+    The text is fetched in parts: an answer of more than 8 KiB takes two packets, and the second packet waits 40 ms for
+    the acknowledgement of the first.
     """
     jvm: Any = spark._jvm
     text = jvm.java.io.StringWriter()

@@ -30,7 +30,7 @@ FAILURE_COLUMNS = f"`{RECORD}` long, why string"
 class _Trial:
     command: bytes = field(repr=False)
     max_failures: int
-    """Number of failing rows to find per call. If more rows fail, the result has at least one more."""
+    """Number of failing rows to find per call. If more rows fail, the result has at least one row more."""
     error_tag: ErrorTag = ERROR_TAG
 
     @cached_property
@@ -47,7 +47,7 @@ class _Trial:
                     raise UnrelatedFailure from error  # slackwater's own code failed
                 raise
 
-        # Load the function outside of the trial, since no row causes a failure of that.
+        # Load the function outside of the trial, since a failure to load it is caused by no row.
         _ = self.function
         errors: list[str | None] = [None] * count
         attempts = try_one_by_one(checked)
@@ -73,7 +73,7 @@ class _RowTrial(_Trial):
     def __call__(self, *values: Any, **keywords: Any) -> str | None:
         function = self.function
         try:
-            # Nearly all rows pass, and preparing a trial of groups takes longer than many functions do.
+            # Nearly all rows pass, and preparing a trial of groups takes longer than running most functions.
             function(*values, **keywords)
         except Exception:
             return self._find_failures(1, lambda _: function(*values, **keywords))[0]

@@ -1,8 +1,8 @@
 """Searches for the records that make an operator of Spark's plan fail, with one job for each operator.
 
-Operators are tried bottom-up, each on the records that pass the operators below it. Spark's own expressions are wrapped
-in `TryEval`, which returns null if they raise an error; each failing record is then evaluated alone to get the error. A
-Python function is replaced by a trial that runs in the task with the rows (`functions.py`).
+Operators are tried from the bottom of the plan upwards, each on the records that pass the operators below. Spark's own
+expressions are wrapped in `TryEval`, which returns null if they raise an error; each failing record is then evaluated
+alone to get the error. A Python function is replaced by a trial that runs in the task with the rows (`functions.py`).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class OperatorSearch:
     def _collect_rows(self, plan: Any) -> list[Any]:
         context = self.spark.sparkContext
         previous = context.getLocalProperty(SUBEXPRESSION_ELIMINATION)
-        # `executeCollect` runs without a DataFrame action, which would set this property for its tasks.
+        # `executeCollect` runs without a DataFrame action. An action would set this property for its tasks.
         context.setLocalProperty(SUBEXPRESSION_ELIMINATION, "false")
         try:
             return list(frame_of(plan, self._session)._jdf.queryExecution().executedPlan().executeCollect())

@@ -25,9 +25,9 @@ from ..spark.worker_resources import WorkerResources
 from .table import DeadLetter
 
 ROW_BITS = 20
-"""Number of low bits of a record's number that hold the record's row in its message (0 for a user's topic).
+"""Number of low bits of a record number that hold the record's row in its message (0 for a user's topic).
 
-The bits above hold the message's number.
+The higher bits hold the message's number.
 """
 
 
@@ -70,7 +70,7 @@ def split_record_number(number: int) -> tuple[int, int]:
 
 
 _GAP = 2_000
-"""Maximum number of unneeded messages in one read. Skipping more messages would take longer than a second read."""
+"""Maximum number of unneeded messages within one read. Skipping more of them takes longer than a second read."""
 
 
 @dataclass(frozen=True, slots=True)

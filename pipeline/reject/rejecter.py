@@ -1,4 +1,4 @@
-"""Computes a failed batch again without the records that cause the failure, and stores and sends these records.
+"""Computes a failed batch again without the records that cause the failure; stores these records and sends them on.
 
 The failing records are found by the keys that a state function reports, by trials of the operators of Spark's plan
 (`operators.py`), or else by trials of groups of records (`state/failing.py`).
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROUNDS = 100
-"""Maximum number of attempts at a batch. Each attempt leaves out at least one record more than the attempt before."""
+"""Maximum number of attempts at a batch. Each attempt leaves out more records than the attempt before."""
 _PARALLEL_JOBS = 4
 _LOG_INTERVAL_S = 5.0
 """Seconds between log lines about the progress of a search. A search that ends earlier logs nothing."""
@@ -129,8 +129,8 @@ class CulpritSearch:
         except (TooManyFailing, Refused):
             raise
         except Exception:
-            # A failure in an operator that cannot be tried apart, such as a join condition, also fails the trials above
-            # that operator. Then jobs over groups of records find the records.
+            # A failure in an operator that has no trial of its own, such as a join condition, also fails the trials of
+            # the operators above. Then jobs over groups of records find the records.
             log.debug("an operator could not be tried", exc_info=True)
         return operators.failures
 

@@ -53,8 +53,8 @@ class RejectedTable:
     ) -> SideTable:
         """Upsert rows, merge runs if due, and return the table of the version after `base`.
 
-        `changed` has rows in the form of `rejected_row`. `added` is the number of new rows; `waiting` is the change in
-        the number of records that wait for a retry, negative if some were retried.
+        `changed` has rows in the format of `rejected_row`. `added` is the number of new rows; `waiting` is the change
+        in the number of records that wait for a retry, negative if some were retried.
         """
         previous = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
         rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)
@@ -104,7 +104,7 @@ _MAX_HEADER_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A rejected record as it was read, and its error.
+    """Rejected record as it was read, with its error.
 
     Attributes:
         input: Declared name of the record's input.
@@ -180,7 +180,7 @@ def to_input_rows(stage: Stage, name: str, rows: list[dict[str, object]], schema
         headers = [_kafka_headers(row["headers"]) for row in rows]
         columns_and_fields = zip(
             [*columns, [0] * len(rows), headers], schema, strict=False
-        )  # the schema has no headers for most inputs
+        )  # for most inputs, the schema has no headers
         return pa.Table.from_arrays(
             [pa.array(values, field.type) for values, field in columns_and_fields], schema=schema
         )

@@ -47,7 +47,7 @@ from .start_positions import (
 
 TASKS_PER_CORE = 2
 _MANY_TASKS = 16
-"""Hash ranges of a table from which puts of merges cost more than further runs, and the number of runs then."""
+"""Number of hash ranges of a table at which puts of merges cost more than additional runs; and the run limit then."""
 """Tasks of a batch per core of the session, so that a slow task does not leave the other cores idle."""
 
 
@@ -69,7 +69,7 @@ def reconcile_table(
 
     The program sets that number only for a new table. The program may change the compaction and the time to live.
     Raises `Refused` for other differences from the stored table, and for tables of `parts` that differ from the stored
-    ones.
+    tables of parts.
     """
     if head is None:
         return table
@@ -114,7 +114,7 @@ def with_default_compaction(table: Table | None, options: TableOptions) -> Table
 
 
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
-    """Raise `Refused` if the declared key or state cannot fit the stored table, whatever the rows' columns are.
+    """Raise `Refused` if the declared key or state cannot fit the stored table, regardless of the rows' columns.
 
     Without Spark, the columns that a state declares are assumed to equal the stored columns.
     """
@@ -135,7 +135,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: 
     if fit.same:
         return
     if names != key:
-        # A session window of the stage's key is stored as a value.
+        # If the stage's key has a session window, the window is stored as a value.
         sessions = visible_names(stored.values) if stored_state.key_column else ()
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
@@ -243,9 +243,9 @@ class Claimer:
     def check_shape(
         self, stage: Stage, shape: StageSchemas, head: Manifest | None, starts: dict[str, StartPosition]
     ) -> None:
-        """Raise `Refused` for columns that differ from the stored ones.
+        """Raise `Refused` for columns that differ from the stored columns.
 
-        Log the records that the stage will never see.
+        Logs the records that the stage will never see.
         """
         reconcile_table(self.app, stage, shape.table, head, shape.parts)
         if shape.lateness_columns and head is not None and head.ssts and head.event_time is None:
@@ -262,7 +262,7 @@ class Claimer:
     def claim(self, stage: Stage, shape: StageSchemas, now_ms: int, *, cores: int = 0) -> Manifest:
         """Commit a claim of the stage and return it. Raises the errors of `check_stage` and `check_shape`.
 
-        Start positions are computed again: records may have expired since the check, while Spark started.
+        Start positions are computed again, because records may have expired while Spark started.
         """
         if (retired := prepare_reactivation(self.store, self.app.name, stage.name, by=self.by)) is not None:
             how = (
@@ -276,7 +276,7 @@ class Claimer:
         }
 
         def requires(head: Manifest) -> bool:
-            # A promotion of this app, or of another one over it, may have happened since the check.
+            # Since the check, this app may have been promoted, or another app over this app.
             newest = settle_promotion(self.store, (head,), by=self.by, now_ms=now_ms)
             if newest is not None and newest.number > self.promotion:
                 gives = "its name back" if newest.to == newest.name else f"the name {newest.name}"
@@ -383,8 +383,8 @@ class Claimer:
         if head is not None:
             check_inputs(self.app, stage, head)
         elif self.migration:
-            # A stage inserted between two others starts where the readers of its channels stopped, so that no row is
-            # read twice or lost.
+            # A new stage between two existing stages starts where the readers of its channels stopped, so that no row
+            # is read twice or lost.
             heads = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name)).values()
             left_off = {
                 name: former_reader_position(heads, name, self.app.writer_of(name).name) for name in stage.channels
@@ -432,7 +432,8 @@ class Claimer:
             return self.kafka.topic_state(topic)
         except Refused:
             if topic in self._partition_counts((stage,)):
-                # Without the right to see a topic, Kafka does not say if it exists: check the right to create it.
+                # Without permission to describe a topic, Kafka does not tell if the topic exists. The permission to
+                # create it is checked instead.
                 self.create_channels((stage,), validate_only=True)
             raise
         except NotFound as error:
@@ -452,8 +453,8 @@ def program_of(app: App) -> Program | None:
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
     """Raise `Refused` for a program that a promotion has replaced. `heads` are the app's newest versions.
 
-    Otherwise, if a service manager restarts the replaced program, it would take over the promoted app, or migrate the
-    app's state back. Costs no request for an app without promotions.
+    Without this check, a replaced program that a service manager restarts would take over the promoted app, or migrate
+    the app's state back. Makes no request for an app without promotions.
     """
     manifests, program = tuple(heads), program_of(app)
     promotion = newest_promotion(manifests)

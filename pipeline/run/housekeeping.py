@@ -46,7 +46,7 @@ _OTHERS_EVERY_S = 60.0
 _KAFKA_TIMEOUT_S = 2.0
 _COLLECTION_POLL_S = 300.0
 _RETRY_MS = 600_000
-"""Time in ms until the next attempt, after a collection that was interrupted or is still under way."""
+"""Time in ms until the next attempt, after a collection that was interrupted or still runs."""
 
 
 @contextmanager
@@ -93,7 +93,7 @@ class LagReporter:
     listener: Listener
     sink_positions: Callable[[str], Mapping[str, PublishedPosition | None]]
     find_wait: Callable[[StageLag, Collection[str]], Wait | None] = lambda _stage, _not_run: None
-    """Returns what a stage waits for, given the stages without a runner."""
+    """Function that returns what a stage waits for; its argument is the set of stages without a runner."""
     _waits: dict[str, Wait] = field(default_factory=dict)
     _long_waits: LongWaits = field(default_factory=LongWaits)
     _other_heads: dict[str, Manifest] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class LagReporter:
                     heads[stage] = head
             self._other_heads = heads
         except (Unavailable, Corruption, Refused):
-            # A caller that needs the heads reports this error; here the state of other stages is unknown.
+            # A caller that needs the heads reports this error. Here it means that the state of other stages is unknown.
             self._live_runners = None
 
     def _lags(self, app: str) -> tuple[StageLag, ...]:
@@ -152,8 +152,8 @@ class Collector:
     """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
 
     The store records the app's last collection by any process. If an app has several runners, the runner of the first
-    running stage collects; the epoch of this stage identifies the runner. If it does not collect in time, a different
-    runner does. Two concurrent collections do no harm.
+    running stage collects; the epoch of this stage identifies the runner. If that runner does not collect in time, a
+    different runner does. Two concurrent collections do no harm.
     """
 
     store: ObjectStore
@@ -168,15 +168,15 @@ class Collector:
     def run(self, stopping: runtime.Event) -> None:
         """Collect garbage when due, until `stopping` is set.
 
-        Does not begin at once, because first batches need the cores. A collection that runs at the end is abandoned,
-        and the next collection continues its work.
+        Does not collect right at the start, because first batches need the cores. A collection that still runs at the
+        end is abandoned, and the next collection continues its work.
         """
         while not stopping.wait(min(_COLLECTION_POLL_S, self.every_ms / 4_000)):
             # A failure must not end the run or later collections.
             try:
                 done = self.collect_if_due(instants.now_ms())
             except (Refused, Unavailable):
-                pass  # another process collects, or the next look retries
+                pass  # another process collects, or the next attempt succeeds
             except SlackwaterError as error:
                 _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
             except Exception:
@@ -193,7 +193,7 @@ class Collector:
         self._first_call_ms = self._first_call_ms or now_ms
         last_ms, ended = last_collection(self.store, self.app)
         wait_ms = self.every_ms if ended else min(self.every_ms, _RETRY_MS)
-        # The runner whose turn it is may not collect: collection may be off there, or without rules.
+        # The runner whose turn it is may not collect: its collection may be off, or it may have no rules.
         passed = now_ms - max(last_ms, self._first_call_ms) >= 2 * self.every_ms
         if now_ms - last_ms < wait_ms or not (passed or self._has_turn(now_ms)):
             return None

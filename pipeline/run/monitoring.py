@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 HANG_AFTER_S = 600.0
-"""Minimum seconds without progress after which pending work counts as hanging."""
+"""Minimum time in seconds without progress after which a run with pending work counts as hanging."""
 _HANG_FACTOR = 10
 """Allowed time without progress, as a multiple of the duration of a stage's longest recent batch."""
 _JVM_SILENCE_S = 60.0
@@ -66,7 +66,7 @@ class Health(Listener):
     _is_held: Callable[[str], bool] = lambda _stage: False
     _activity: str = "starting"
     _round_began_s: float = 0.0
-    """Time when the loop last began a round, or when the current step outside of the loop began."""
+    """Time when the loop last began a round. Outside of the loop, time when the current step began."""
     _jvm_answered_s: float = 0.0
     _task_progress: Hashable = None
     _ownership_checked_s: float = float("-inf")
@@ -126,12 +126,12 @@ class Health(Listener):
                     seen.unread = unread
 
     def liveness_problems(self) -> tuple[str, ...]:
-        """Return the parts of the run that hang, as sentences; empty for a live run."""
+        """Return the parts of the run that hang, as sentences; empty if the run is live."""
         with self._lock:
             return tuple(self._find_hangs(self.clock()))
 
     def readiness_problems(self) -> tuple[str, ...]:
-        """Return the reasons why this runner may not write now, as sentences; empty for a ready runner."""
+        """Return the reasons why this runner may not write now, as sentences; empty if the runner is ready."""
         with self._lock:
             if not self._stages:
                 return (f"no batches are running: {self._activity}",)
@@ -215,7 +215,7 @@ _GAUGES: _BatchMetrics = {
 
 
 class Metrics(Listener):
-    """Metrics of one process, labelled by app and stage. A listener of a run; `health` answers the probes."""
+    """Metrics of one process, labelled by app and stage. Listens to events of a run; `health` answers the probes."""
 
     def __init__(self, health: Health | None = None) -> None:
         self.registry = CollectorRegistry()

@@ -11,7 +11,7 @@ from ...snapshot.gc.reachable import Retention
 from ...store.objects.s3_settings import S3Settings
 
 _MIN_GC_INTERVAL_MS = 60_000
-"""Minimum interval of collections, because each reads all remaining manifests."""
+"""Minimum interval of collections, because each collection reads all remaining manifests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Options:
     stages: tuple[str, ...] = ()
     """Stages to run; empty for all."""
     until_caught_up: bool = False
-    """True to stop once all records present at the start, and the rows that they cause in later stages, are read."""
+    """True to stop once the stages have read all records present at the start, and the rows caused by these records."""
     max_records: int | None = None
     """Maximum number of records of each input per batch; None for the program's setting."""
     trigger_ms: int | None = None
@@ -43,7 +43,7 @@ class Options:
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     py_files: tuple[str, ...] = ()
     compaction_threads: int = 1
-    """Maximum concurrent merges of a stage on the driver; 0 leaves compaction to `slackwater compact`."""
+    """Maximum concurrent merges of a stage on the driver; 0 leaves all merges to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
     """Returns an app's retention rules, by the app's name. Garbage collection deletes history outside these rules."""
     archive: bool = True

@@ -58,7 +58,7 @@ class PreflightResult:
     heartbeats: CountingStore
     """Store with a short timeout, for heartbeats."""
     claimer: Claimer
-    """Claims stages of the app. New stages start at offsets stored when the app was created, if any."""
+    """Claimer of the app's stages. New stages start at offsets stored when the app was created, if there are any."""
     access: Callable[[], S3Access | None]
     is_new: bool
     is_clone: bool
@@ -224,7 +224,7 @@ def _check_absent_stages(store: ObjectStore, app: App) -> None:
 
 
 def _may_be_renamed(app: App, stage: Stage, head: Manifest) -> bool:
-    """Return True if the program's stage may be the stored stage under another name, as far as known without Spark."""
+    """Return True if the program's stage may be the stored stage under a new name, as far as known without Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
     key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])

@@ -69,7 +69,7 @@ def run_app(app: App, options: Options, listener: Listener, *, stop: StopEvent |
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
     add_to_python_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
-        # A module loaded by hand may not be in `sys.modules`.
+        # A module that was loaded by hand may be missing in `sys.modules`.
         if (module := sys.modules.get(name)) is not None:
             _pickle_by_value(module)
     run(app, replace(options, spark_conf=conf, py_files=files), listener, stop=stop)

@@ -52,7 +52,7 @@ OpenEngine = Callable[[str, Options, StopEvent], AbstractContextManager[Engine]]
 """Function that opens an engine, given the app's name, the options of the run and its stop event."""
 
 _BATCHES_PER_CORE = 2
-"""Maximum number of batches at the same time per core: while one waits for the store, another has the core."""
+"""Maximum number of concurrent batches per core: while one batch waits for the store, another uses the core."""
 
 
 def run(
@@ -65,17 +65,17 @@ def run(
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, with `until_caught_up`, until it has caught up.
 
-    `listener` gets the events of the run. The run ends when the event `stop` is set; with None, this function handles
-    the signals itself. `engine` opens the engine; None for Spark. Raises `StopRequested` if a given `stop` is set
-    before the first batch, `Fenced` if a newer runner took a stage over, and another `SlackwaterError` for any other
-    error. Committed versions are never lost.
+    `listener` gets the events of the run. The run ends when the event `stop` is set; if `stop` is None, this function
+    handles the signals itself. `engine` opens the engine; None for Spark. Raises `StopRequested` if a given `stop` is
+    set before the first batch, `Fenced` if a newer runner took a stage over, and another `SlackwaterError` for any
+    other error. Committed versions are never lost.
     """
     with ExitStack() as stack:
         stack.enter_context(running_app(app.name))
         stop = stop or stack.enter_context(stop_signals())
         options = replace(options, kafka=stack.enter_context(served_to_workers(options.kafka)))
         with stop.interruptible():
-            # Refuse what needs no Spark before Spark starts. Nothing is created before the last check.
+            # Checks that need no Spark come before Spark starts. Nothing is created before the last check.
             start = preflight(app, options, listener)
             listener.on_activity(f"starting Spark ({options.master or 'master of its configuration'})")
             is_cold = running_session() is None
@@ -131,7 +131,7 @@ def _claim_stages(
     for stage in start.stages:
         shape = stage_shapes[stage.name]
         claimed[stage.name] = start.claimer_of(stage).claim(stage, shape, instants.now_ms(), cores=cores)
-    # Former runners of these stages find that they are fenced.
+    # Former runners of these stages notice now that they are fenced.
     notify_runners(store, app)
     return claimed
 
@@ -154,7 +154,7 @@ class _RunComponents:
     planners: PlannerFiles = field(init=False)
     archiver: Archiver | None = None
     input_spool: InputSpool | None = None
-    """Spool that readers fill for the archiver; None without an archiver, or if tasks run on other machines."""
+    """Spool that readers fill for the archiver; None if there is no archiver, or if tasks run on other machines."""
     turns: Turns = field(init=False)
     backpressure: Backpressure = field(init=False)
     runners: tuple[StageRunner, ...] = ()
@@ -179,7 +179,7 @@ class _RunComponents:
         self.publishers.start()
 
     def start_supervision(self) -> Supervisor:
-        """Start the background threads; return the supervisor, which starts and watches the queries."""
+        """Start the background threads. Returns the supervisor, which starts and watches the queries."""
         claimer, store, listener = self.start.claimer, self.start.store, self.listener
         watch, queued = RequestWatch(store, self._app, self.planners), set[str]()
         self._in_background("lag-reporter", self._new_reporter(watch, queued).run)
@@ -236,7 +236,7 @@ class _RunComponents:
         for stage in stages:
             for channel in stage.channels:
                 readers.setdefault(writer_of(channel).name, set()).add(stage.name)
-        # On a cluster, the driver has few of the cores.
+        # On a cluster, the driver has only a few of the cores.
         at_once = _BATCHES_PER_CORE * self.engine.cores if self._is_local else len(stages)
         return Turns(at_once, readers)
 
@@ -328,7 +328,7 @@ class _RunComponents:
         if (tracing := configured_tracing()) is not None:
             self.stack.callback(tracing.close)
         for stage in self.start.stages:
-            # Requests for the whole app belong to no stage: the first stage's meter counts them.
+            # Requests for the whole app belong to no stage, so the meter of the first stage counts them.
             shared = () if self.runners else (self.start.store, self.start.heartbeats)
             store = self.start.stores[stage.name]
             runner = StageRunner(

@@ -42,7 +42,7 @@ class StartPosition:
     lost: LostRecords | None = None
     broken_snapshots: frozenset[str] = frozenset()
     unseen: str = ""
-    """Records that a new stage will not see because they no longer exist, as a phrase for a message."""
+    """Phrase for a message about records that a new stage will not see because they no longer exist."""
     ends: tuple[int, ...] = ()
     recreated_reason: str = ""
     """Reason to assume that the input's topic was deleted and created again; empty if it was not."""
@@ -53,7 +53,7 @@ class StartFinder:
     """Finds the start positions of one stage. `head` is None for a new stage.
 
     With `accept_loss`, lost records may be skipped. With `claiming`, the head is the draft of a claim, and upstream
-    stages of this run are claimed already.
+    stages of this run are already claimed.
     """
 
     store: ObjectStore
@@ -64,7 +64,7 @@ class StartFinder:
     accept_loss: bool
     claiming: bool = False
     offsets_since: Callable[[str, int], Sequence[int]] | None = None
-    """Returns, for each partition, the offset of the first record of a time (ms since 1970) or later; -1 for none."""
+    """Function from a time (ms since 1970) by partition to the offset of the first record since then; -1 for none."""
 
     def start_on_topic(self, name: str, topic: str, begin: ChooseStartOffsets | None) -> StartPosition:
         """Return the start position on a user's topic. A new stage starts at the offsets that `begin` returns.
@@ -91,7 +91,7 @@ class StartFinder:
         ):
             self._refuse_recreated(why, recreated_user_topic_hint(self.app, topic))
             reset = Reset(self.head.version, source.offsets, earliest, source.topic_id or NOT_KNOWN)
-            # How many records of the former topic are lost is unknown.
+            # The number of lost records of the former topic is unknown.
             restarted = replace(
                 source, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*source.resets, reset)
             )
@@ -114,7 +114,7 @@ class StartFinder:
         return StartPosition(replace(source, offsets=offsets, lost=total), LostRecords(topic, at, offsets), ends=ends)
 
     def _younger_reason(self, topic: str, source: Input, now: TopicState) -> str:
-        """Return a reason to assume that a topic was created again, by the times of its records; empty for none.
+        """Return a reason to assume that a topic was created again, from its records' times; empty for none.
 
         Used for topics without a known id.
         """
@@ -137,12 +137,13 @@ class StartFinder:
 
         Raises `Refused` if rows are lost, unless loss is accepted, and the errors of `topic_state`.
         """
-        # Read the topic before the sender's versions: records deleted later must not be judged by older versions.
+        # The topic is read before the sender's versions. Otherwise records deleted in between would be compared with
+        # older versions.
         now = self.topic_state(topic)
         sender = history.head(self.store, self.app, upstream)
         output = sender.outputs.get(name) if sender is not None else None
         if output is not None:
-            # Only partitions that the sender knows count: others were added by hand and stay empty.
+            # Only partitions that the sender knows count. Other partitions were added by hand and stay empty.
             count = len(output.ends)
             now = now._replace(earliest=now.earliest[:count], ends=now.ends[:count])
             # The newest version may be newer than the answer from Kafka.
@@ -178,7 +179,7 @@ class StartFinder:
     def _start_of_new_stage(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
         earliest, none = now.earliest, (0,) * len(now.earliest)
         first = history.first_version(self.store, self.app, upstream)
-        # The history of a clone, or one that was thinned out, does not begin at version 1.
+        # The history does not begin at version 1 in a clone, or if versions were removed by retention.
         skipped = max(0, first - 1)
         at = Input(topic, none, upstream, skipped, consumed=none, topic_id=now.id)
         if (
@@ -198,7 +199,7 @@ class StartFinder:
         return StartPosition(replace(at, offsets=begins if first else earliest))
 
     def _start_on_recreated(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
-        """Return the start position on a re-created repartition topic: where its writer began to use it.
+        """Return the start position on a re-created repartition topic: the position where its writer began to use it.
 
         Rows of the former topic that the stage had not read are skipped.
         """

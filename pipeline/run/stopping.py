@@ -9,7 +9,7 @@ from types import FrameType
 from ...common import runtime
 
 _GRACE_S = 0.5
-"""Seconds within which this process gets a signal that is sent to all processes of the run."""
+"""Time in seconds within which this process gets a signal that is sent to all processes of the run."""
 
 
 class StopRequested(BaseException):
@@ -17,7 +17,7 @@ class StopRequested(BaseException):
 
 
 class StopEvent:
-    """Event of a stop request. A second request (Ctrl-C) sets `immediate`: the run then waits for nothing more."""
+    """Event of a stop request. A second request (Ctrl-C) sets `immediate`: the run then ends without waiting."""
 
     def __init__(self) -> None:
         self._event = runtime.event()
@@ -30,7 +30,7 @@ class StopEvent:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """During the block, raise `StopRequested` as soon as a stop is requested.
+        """Raise `StopRequested` within the `with` block as soon as a stop is requested.
 
         Use it for waits that may be interrupted.
         """
@@ -44,7 +44,7 @@ class StopEvent:
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Run the block to its end despite a stop request; then raise `StopRequested`, also if the block failed.
+        """Run the `with` block to its end despite a stop request; then raise `StopRequested`, even if the block failed.
 
         A signal to all processes of the run may make the block fail before this process gets the signal. So if the
         block fails, this method waits a moment for the signal.
@@ -78,8 +78,8 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
     if not runtime.is_main_thread():
         yield stop
         return
-    # Python runs signal handlers between two bytecodes of the main thread, which may be in a library for seconds, or
-    # may hold the lock of this event. The byte that Python writes for each signal arrives at once.
+    # Python runs signal handlers between two bytecodes of the main thread. The main thread may spend seconds inside a
+    # library, or may hold the lock of this event. The byte that Python writes for each signal arrives at once.
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
 
@@ -112,6 +112,6 @@ def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> I
         listener.join()
         receiver.close()
         if stop._signalled and not stop._event.is_set():
-            # Another thread got the signal: this thread ended before that one wrote its byte.
+            # Another thread got the signal: this thread ended before the other thread wrote its byte.
             stop.set()
             on_stop(stop)

@@ -44,13 +44,13 @@ from .stopping import StopEvent
 
 @dataclass(frozen=True, slots=True)
 class RequestExecutor:
-    """Carries out requested edits and retries. Costs one listing, and a second one while rejected records wait."""
+    """Carries out requested edits and retries. Makes one listing, and a second one while rejected records wait."""
 
     store: ObjectStore
     app: str
 
     def carry_out(self, runners: Iterable[StageRunner]) -> bool:
-        """Carry out all requests; return False if some remain, or if the store is unavailable.
+        """Carry out all requests. Returns False if some remain, or if the store is unavailable.
 
         Raises the errors of a batch, which end the stage.
         """
@@ -59,7 +59,7 @@ class RequestExecutor:
             self._retry_rejected(own)
             return self._apply_edits(own)
         except Unavailable:
-            # The planners decide when the store has been unavailable for too long.
+            # The planners decide when the store has been unavailable for too long, so the error is ignored here.
             return False
 
     def _retry_rejected(self, own: Mapping[str, StageRunner]) -> None:
@@ -76,7 +76,7 @@ class RequestExecutor:
             if runner is None or request.error:
                 continue
             runner.apply_edit(self.store, request)
-            # With unflushed versions, the edit is committed later.
+            # If versions are unflushed, the edit is committed later.
             if (done := find_edit_version(self.store, request, runner.head)) is not None:
                 finish_edit(self.store, self.app, request, done)
             else:
@@ -108,7 +108,7 @@ class SnapshotCompleter:
             return frozenset()
         requests = {request.id: request for request in stored.open_requests(self.store, self.app)}
         if self._completion is None or self._completion.done():
-            # None of these stages still waits for markers. Stages of other runners may.
+            # None of these stages still waits for markers. Stages of other runners may still wait.
             finished = [
                 requests[snapshot_id]
                 for snapshot_id in recorded & requests.keys()
@@ -135,9 +135,9 @@ class SnapshotCompleter:
 
 
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
-    """Return the names of snapshots. A snapshot that is withdrawn or cannot be looked up is named by its id.
+    """Return the names of snapshots by their ids. The name of a snapshot that is withdrawn or unknown is its id.
 
-    `names` caches names by id and gets the new ones.
+    `names` caches names by id and gets the new names.
     """
     # Names are only for display: the batch is committed already.
     with suppress(Unavailable, Corruption, NotFound):
@@ -188,7 +188,7 @@ class CatchUp:
         versions = islice(history.iter_after(self.store, self.app, at.upstream, at.version), count)
         sent = ((manifest, manifest.outputs.get(name)) for manifest in versions)
         own = name in self.own_watermarks.get(stage, ())
-        # A version without rows, markers or a new watermark, such as a compaction, brings a reader nothing.
+        # A version without rows, markers or a new watermark, such as a compaction, has nothing to read.
         return not any(
             output.rows
             or output.markers
@@ -244,7 +244,7 @@ class Supervisor:
             self._complete_snapshots()
 
     def _start(self) -> None:
-        """Start the queries, at most as many at the same time as there are cores.
+        """Start the queries, at most as many at a time as there are cores.
 
         Spark starts a process for each source, and waits ten seconds for its answer. On a small machine, the sources of
         a large app would take longer if all started at once.
@@ -285,7 +285,7 @@ class Supervisor:
                 try:
                     self._has_open_requests = not self.request_executor.carry_out(self.runners)
                 except Exception:
-                    # A failure here is a failure of the stage.
+                    # Any failure here is a failure of the stage.
                     self._raise_failures()
                     raise
             if now >= housekeeping:
@@ -304,7 +304,7 @@ class Supervisor:
     def _follow_promotion(self) -> None:
         if self.publishers.replace_threads({runner.stage.name: runner.head for runner in self.runners}):
             self.publishers.start()
-            # Catch up with versions committed since the threads were created.
+            # Take in versions that were committed since the threads were created.
             for runner in self.runners:
                 self.publishers.on_version(runner.head)
 
@@ -333,7 +333,7 @@ class Supervisor:
         call_all(ends, lambda: _IMMEDIATE_STOP_S if self.stop.immediate.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise the failure of a stage or a sink. With `halted`, the end of the queries alone is no failure.
+        """Raise the failure of a stage or a sink. With `halted`, a query that merely ended is not a failure.
 
         If a topic was created again, raises `AnotherTopic` instead, because that causes other failures.
         """
@@ -352,7 +352,7 @@ class Supervisor:
     def _raise_first_failure(self, *, halted: bool) -> None:
         self.publishers.check()
         for runner, query in zip(self.runners, self._queries, strict=False):
-            # After a halt everything to read is committed, and a batch on later records may fail because of the halt.
+            # After a halt, everything to be read is committed. A batch on later records may fail because of the halt.
             failed = None if halted or query.isActive else query.exception()
             if runner.error is None and failed is None:
                 continue

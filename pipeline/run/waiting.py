@@ -41,8 +41,8 @@ def find_wait(
 ) -> Wait | None:
     """Return what a stage waits for; None if the stage works or the reason is unknown.
 
-    `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
-    promotion holds the app. `ahead`: stages for whose batches the stage waits, with their seconds. `slow_readers`:
+    `busy`: a batch runs. `queued`: tasks of other stages run, but none of this stage. `on_hold`: a promotion holds the
+    app. `ahead`: stages for whose batches the stage waits, with the time of each batch in seconds. `slow_readers`:
     stages that must catch up before the stage starts a batch. `not_run`: stages without a runner. `behind`: the input
     whose watermark holds back the stage's rows.
     """
@@ -68,7 +68,7 @@ def find_wait(
 
 
 def input_behind(head: Manifest, timed: Collection[str]) -> str:
-    """Return the source of the input whose watermark holds back rows that fall due; empty if there is none.
+    """Return the source of the input whose watermark holds back due rows; empty if there is none.
 
     `timed` are the inputs that have a watermark.
     """
@@ -84,7 +84,7 @@ def input_behind(head: Manifest, timed: Collection[str]) -> str:
 
 @dataclass(slots=True)
 class LongWaits:
-    """Logs once for each stage that has waited long for the same stages."""
+    """Log of long waits: one line for each stage that has waited long for the same stages."""
 
     clock: Callable[[], float] = runtime.monotonic
     _since: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)

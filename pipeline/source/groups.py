@@ -12,7 +12,7 @@ from dataclasses import replace
 from ...state.records import Range
 
 Group = tuple[Range, ...]
-"""Ranges of different partitions, by partition."""
+"""Ranges of distinct partitions, by partition."""
 
 MIN_SPLIT = 50_000
 """Minimum mean number of offsets of a group at which ranges are split."""

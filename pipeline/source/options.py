@@ -47,7 +47,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     planner_folder: str = ""
     """Folder of `PlannerFiles`; empty if no runner writes any."""
     starts_woken_batches: bool = False
-    """True if this input's planner starts batches when the runner wakes the stage because rows fall due."""
+    """True if this input's planner starts batches when the runner wakes the stage because rows are due."""
     starts_snapshot_batches: bool = False
     """True if this input's planner starts batches for snapshot requests; False if markers announce snapshots."""
     handled_snapshots: tuple[str, ...] = ()

@@ -31,7 +31,8 @@ class Pace:
     """Decides when a stage may start a batch: at most one per trigger interval, and none while `is_held` returns True.
 
     Requests for snapshots are exempt from both rules. As in Structured Streaming, batches start at whole multiples of
-    the interval on the wall clock. So the inputs of a stage, each of which has its own planner, are due together.
+    the interval on the wall clock. So all inputs of a stage are due at the same time, although each has its own
+    planner.
     """
 
     interval_s: float
@@ -90,9 +91,9 @@ class TopicPlanner:
     end_offsets: tuple[int, ...] | None = None
     """End offsets up to which to read, by partition; None to read to the topic's end."""
     wake_version: Callable[[int], int] = lambda _handled: 0
-    """Returns a version after which a batch without records is due, if newer than the given version; else 0."""
+    """Function from a version to a newer version after which a batch without records is due; 0 for none."""
     hold_offsets: Callable[[], tuple[int, ...] | None] = lambda: None
-    """Returns the offsets, by partition, at which reading stops during a promotion; None for no limit.
+    """Function that returns the offsets, by partition, at which reading stops during a promotion; None for no limit.
 
     Partitions without an offset are not read.
     """
@@ -113,7 +114,7 @@ class TopicPlanner:
             else []
         )
         if new:
-            # At once and without records, so that the snapshot need not wait for another batch.
+            # The batch starts at once and without records, so that the snapshot need not wait for another batch.
             self.handled_snapshots.update(new)
             return replace(start, snapshots=tuple(new))
         if not self.pace.is_due():
@@ -139,7 +140,7 @@ class TopicPlanner:
             self.patience.record_silence(error.message)
             return
         except NotFound:
-            # A deleted topic has no new records; the check at the runner's start reports it.
+            # A deleted topic has no new records; the check when the next runner starts reports it.
             self.patience.record_answer()
             return
         self.patience.record_answer()
@@ -168,7 +169,7 @@ class ChannelPlanner:
     max_records: int | None
     wake_version: Callable[[int], int] = lambda _handled: 0
     committed_version: Callable[[], int | None] = lambda: None
-    """Returns the upstream stage's newest version if the same runner runs that stage; None if unknown."""
+    """Function that returns the upstream stage's newest version if the same runner runs that stage; None if unknown."""
     _unread: list[Manifest] = field(default_factory=list, init=False)
     _poll: _IntervalGate = field(default_factory=lambda: _IntervalGate(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)

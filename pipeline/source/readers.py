@@ -50,7 +50,7 @@ _BATCH_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class _Ranges(InputPartition):
-    """Offsets that one task reads of some Kafka partitions. For a channel, only messages of `attempts` count."""
+    """Offsets that one task reads from some Kafka partitions. For a channel, only messages of `attempts` count."""
 
     topic: str
     parts: Group
@@ -76,7 +76,7 @@ class _SourceReader(DataSourceStreamReader):
         self._schema = schema
         self._private = private
         self._last_end: dict[str, Any] = {}
-        # Spark creates readers after the query's start, when the needed columns and shares are known.
+        # Spark creates readers after the query has started, when the needed columns and shares are known.
         self._share = self._files.key_share(options.stage, options.input) if self._files is not None else None
 
     def latestOffset(  # noqa: N802  Spark's name
@@ -103,7 +103,7 @@ class _SourceReader(DataSourceStreamReader):
         self._last_end = end
         options, first, last = self._options, Position.from_json(start), Position.from_json(end)
         attempts = self._attempts(first.version, last.version)
-        # Row counts of a channel are known for whole ranges only.
+        # The row counts of a channel are known only for whole ranges.
         can_split = options.in_any_order and not options.upstream
         return _ranges_by_task(options.topic, first, last, attempts, options.tasks, can_split=can_split)
 
@@ -116,14 +116,14 @@ class _SourceReader(DataSourceStreamReader):
     def stop(self) -> None:
         """End a planner's process without output if Spark has closed the connection because the query ended.
 
-        Otherwise pyspark would try to send the error over the closed connection, and would print a second error. The
-        end of a planner's thread prints nothing.
+        Otherwise pyspark would try to send the error over the closed connection, and would print a second error. A
+        planner that is a thread prints nothing when it ends.
         """
         error = sys.exception()
         if not runtime.is_main_thread():
             return
         if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
-            # An error raised in our own methods is of another connection: Kafka's, or the store's.
+            # An error raised in slackwater's methods concerns a different connection: to Kafka, or to the store.
             frame.f_code.co_filename == __file__
             for frame, _ in walk_tb(error.__traceback__)
         ):
@@ -185,7 +185,7 @@ class _SourceReader(DataSourceStreamReader):
 
 
 class TopicSourceReader(_SourceReader):
-    """Reads a user's Kafka topic: the rows and columns that the stage needs. Other columns are null."""
+    """Reader of a user's Kafka topic: the rows and columns that the stage needs. All other columns are null."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: PrivateOptions) -> None:
         super().__init__(options, schema, private)
@@ -244,7 +244,7 @@ class TopicSourceReader(_SourceReader):
 
 
 def _combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in fewer, larger batches: each batch has a fixed cost in Spark, whatever its size."""
+    """Yield the rows in fewer, larger batches, because each batch has a fixed cost in Spark."""
     waiting: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0
     for batch in batches:

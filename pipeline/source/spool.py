@@ -90,7 +90,7 @@ class InputSpool:
     def list_files(self, topic: str) -> list[SpooledFile]:
         """Return a topic's files, sorted by partition and offset.
 
-        If they are too large in total, make readers stop spooling.
+        If the files are too large in total, makes readers stop spooling.
         """
         files, num_bytes = list[SpooledFile](), 0
         for path in (self.folder / topic).glob("[0-9]*.arrow"):

@@ -23,7 +23,7 @@ _BUSY_S = 0.25
 _IDLE_S = 1.5
 """Seconds between polls of an idle app. Long, because these reads are most of an idle app's cost."""
 _LIST_S = 300.0
-"""Seconds between listings without an announcement, because a requester may die before it announces its request."""
+"""Time in seconds between listings if no request was announced: a requester may die before its announcement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PlannerFiles:
         return None if chosen is None else KeyShare(tuple(chosen[0]), chosen[1])
 
     def schedule_wake_up(self, stage: str, version: int, at_ms: int | None) -> None:
-        """Make a stage start a batch after this version, at or after a time (ms since 1970); None cancels the batch."""
+        """Make a stage start a batch after this version, at or after a time (ms since 1970). None cancels the plan."""
         self._write(f"wake/{stage}", None if at_ms is None else [version, at_ms])
 
     def due_wake_version(self, stage: str, handled: int, now_ms: int) -> int:
@@ -92,7 +92,7 @@ class PlannerFiles:
         return None if bounds is None else tuple(bounds[0].get(topic, ()))
 
     def clock_ms(self, now_ms: int) -> int:
-        """Return the time of the clock by which rows fall due: now, or the earlier time at which it is stopped."""
+        """Return the time of the clock by which rows fall due: the current time, or the time at which it stopped."""
         _, held_ms = self._read("bounds") or ({}, None)
         return now_ms if held_ms is None else min(now_ms, held_ms)
 
@@ -118,15 +118,15 @@ class Backpressure(Listener):
     """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
 
     A reader must read a channel's backlog before it reaches a marker. So a backlog delays every snapshot; in an instant
-    snapshot, the backlog is in flight. If a reader with a limit on its batch size has more than one batch of unread
-    rows, the stage that writes these rows starts no batch. Readers without a limit read all rows at once.
+    snapshot, the backlog is in flight. A reader with a limit on its batch size lags if it has more than one batch of
+    unread rows: then the stage that writes these rows starts no batch. Readers without a limit read all rows at once.
     """
 
     planners: PlannerFiles
     max_records: Mapping[str, int]
     """Maximum records of each input per batch, by stage; only for stages of this runner that have a limit."""
     slow_readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict, init=False)
-    """Stages that lag, by the stage that is held for them."""
+    """Lagging readers, by the stage that is held for them."""
     _heads: dict[str, Manifest] = field(default_factory=dict)
     _tips: dict[str, Manifest] = field(default_factory=dict)
     _lock: runtime.Lock = field(default_factory=runtime.lock)

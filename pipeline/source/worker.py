@@ -51,7 +51,7 @@ class ErrorTag:
 
     def tagged_causes(self, text: str) -> tuple[str | None, ...]:
         """Return the bad record's message for each tagged error in a text; None for an error without a bad record."""
-        # Spark may append text to the note's line.
+        # Spark may append text to the line of the note.
         notes = text.split(f"{self.token} ")[1:]
         return tuple(json.JSONDecoder().raw_decode(note)[0] for note in notes)
 
@@ -63,8 +63,11 @@ ERROR_TAG = ErrorTag()
 
 
 _GC_THRESHOLD = 100_000
-"""Allocated objects between two garbage collections. A chunk of Kafka messages has 10,000 objects, without cycles.
-With Python's default, 700, useless collections took a fourth of the time of reading."""
+"""Number of allocated objects between two garbage collections.
+
+A chunk of Kafka messages has 10,000 objects, without cycles. With Python's default of 700, useless collections took a
+fourth of the time of reading.
+"""
 
 
 @cache

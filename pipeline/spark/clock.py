@@ -138,7 +138,7 @@ def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
         *((time, name, function) for name, function in functions.items()),
     ]
     for module, name, value in stand_ins:
-        # Pickled functions refer to the stand-ins by these names, and get the worker's own attributes.
+        # Pickled functions refer to the stand-ins by these names. When unpickled, they get the worker's own attributes.
         value.__module__, value.__name__, value.__qualname__ = module.__name__, name, name
     return stand_ins
 
@@ -165,7 +165,7 @@ class Impurities:
 
 
 def find_impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Find the functions in a DataFrame's plan that may be nondeterministic, without those in the plans of its inputs.
+    """Find the functions in a DataFrame's plan that may be nondeterministic. The plans of its inputs are left out.
 
     `feeds` are the plans of the DataFrame's inputs.
     """
@@ -205,15 +205,15 @@ def with_time_literals(frame: DataFrame, at_ms: int) -> DataFrame:
 
 
 _SEPARATE_WORKERS = "SLACKWATER_OTHER_WORKERS"
-"""Environment variable that keeps workers apart: Spark shares no worker between different environments."""
+"""Environment variable that separates workers: Spark shares no worker between different environments."""
 
 
 @contextmanager
 def workers_stopped_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
-    """During the block, stop the clocks of the workers that run the DataFrame's Python functions.
+    """Stop the clocks of the workers that run the DataFrame's Python functions, during the `with` block.
 
-    Clocks stop at a time in ms since 1970 UTC. With `separate`, Spark uses worker processes that no call without
-    `separate` uses. Requires slackwater's own worker daemon (`pipeline.batch.worker_daemon`).
+    Clocks stop at a time in ms since 1970 UTC. With `separate`, Spark uses worker processes that calls without
+    `separate` never use. Requires slackwater's own worker daemon (`pipeline.batch.worker_daemon`).
     """
     expressions = _expressions(analysed_plan(frame), feeds)
     environments = [expression.func().envVars() for expression in expressions if _is_python(expression)]

@@ -36,8 +36,8 @@ _NOT_SENT = frozenset({"bench", "cli", "client", "serve", "testing"})
 def parse_settings(arguments: Iterable[str]) -> dict[str, str]:
     """Parse Spark settings such as `spark.executor.memory=2g`; the last value of a key counts.
 
-    Raises `Usage` for an invalid setting, and for a setting that has an option of its own. Errors do not quote values,
-    which may be secret.
+    Raises `Usage` for an invalid setting, and for a setting for which there is a separate option. Errors do not quote
+    values, which may be secret.
     """
     settings: dict[str, str] = {}
     for word in arguments:
@@ -169,7 +169,7 @@ def ship_slackwater(spark: "SparkContext") -> None:
     name = f"slackwater-{hashlib.sha256(data).hexdigest()[:12]}.zip"
     if name in (spark._python_includes or ()):
         return
-    # Spark's own folder lasts until Spark ends: a late executor may still fetch the file.
+    # The file is in Spark's own folder, which lasts until Spark ends: a late executor may still fetch the file.
     file = Path(spark._temp_dir) / name
     file.write_bytes(data)
     spark.addPyFile(str(file))

@@ -147,7 +147,7 @@ def python_interpreter(*, on_this_machine: bool, configured: str = "", starts_se
 
 def _script(folder: Path) -> str:
     spark_home = str(Path(pyspark.__file__).parent)
-    # Another Spark installation may have another version of pyspark.
+    # The other Spark installation may have a different version of pyspark.
     if os.environ.get("SPARK_HOME", spark_home) != spark_home:
         return sys.executable
     script = _PYTHON_SCRIPT.format(
@@ -165,7 +165,7 @@ def _script(folder: Path) -> str:
 
 @contextmanager
 def silence_error_logs() -> Iterator[None]:
-    # pyspark's own class: its calls differ from those of a standard logger.
+    # pyspark's own class: its methods differ from those of a standard logger.
     loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
     states = [(logger, logger.disabled) for logger in loggers]
     for logger, _ in states:
@@ -178,10 +178,10 @@ def silence_error_logs() -> Iterator[None]:
 
 
 def silence_jvm_loss(context: SparkContext) -> None:
-    """Suppress tracebacks about the end of the JVM, which the run itself reports once.
+    """Suppress tracebacks about the end of the JVM, because the run itself reports the end once.
 
     pyspark's accumulator server would print a traceback. py4j logs each failing call with the root logger, and adds a
-    handler to it if it has none. So py4j is made to use its own logger, which has a silent handler.
+    handler to the root logger if it has none. So py4j is made to use its own logger, which has a silent handler.
     """
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger
@@ -189,10 +189,10 @@ def silence_jvm_loss(context: SparkContext) -> None:
 
 @contextmanager
 def filter_stderr() -> Iterator[None]:
-    """Filter the stderr of processes started within the block, as long as these processes live.
+    """Filter the stderr of processes that are started within the `with` block, as long as these processes live.
 
-    Drops some lines that the JVM has no option to suppress. Spark's Python workers inherit the JVM's stderr,
-    so the filter runs until the last of them ends. This process's own stderr is restored at the end of the block.
+    Drops some lines that no option of the JVM suppresses. Spark's Python workers inherit the JVM's stderr, so the
+    filter runs until the last worker ends. This process's own stderr is restored at the end of the block.
     """
     read, write = os.pipe()
     stderr = os.dup(2)

@@ -110,13 +110,14 @@ class Homes:
         at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), self._count)
         context: Any = rows.sparkSession.sparkContext._jsc.sc()
         executors = len(context.statusTracker().getExecutorInfos()) - 1  # without the driver
-        # A new executor has no homes yet: spread them again.
+        # A new executor has no homes yet, so the homes are spread again.
         if self._homes is None or executors > self._executors:
             if self._homes is not None:
                 self._homes.unpersist()
             self._homes = _spread(rows.sparkSession, self._count, executors)
         self._executors = executors
-        # Both sides have the same partitioning, so no shuffle; the hint keeps Spark from broadcasting the smaller side.
+        # Both sides have the same partitioning, so there is no shuffle; the hint keeps Spark from broadcasting the
+        # smaller side.
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     @property
@@ -126,10 +127,10 @@ class Homes:
     def run_at_homes(self, work: Callable[[Iterable[int]], Iterator[T]], partitions: Sequence[int]) -> list[T]:
         """Run a function as one task for each of these partitions, and return what the tasks yield. Thread-safe.
 
-        A task runs at its partition's home, unless that executor has no free slot for `spark.locality.wait`; before the
-        first batch, anywhere. `work` gets the partition's number. Tasks of batches start first, if Spark knows the pool
-        `MERGE_POOL`. Raises `Py4JError` or `PySparkException` if Spark ended, if `cancel` was called, or if the
-        function failed.
+        A task runs at its partition's home, or elsewhere if that executor has had no free slot for
+        `spark.locality.wait`; before the first batch, it runs anywhere. `work` gets the partition's number. Tasks of
+        batches start first, if Spark knows the pool `MERGE_POOL`. Raises `Py4JError` or `PySparkException` if Spark
+        ended, if `cancel` was called, or if the function failed.
         """
         homes, count, context = self._homes, self._count, SparkContext._active_spark_context
         if context is None:
@@ -142,7 +143,7 @@ class Homes:
     @contextmanager
     def _job_group(self, context: SparkContext) -> Iterator[None]:
         """Give the jobs of this thread the group that `cancel` ends and the pool of merges."""
-        # `job.without_interrupts` tells why a cancelled task is not interrupted.
+        # `job.without_interrupts` explains why a cancelled task is not interrupted.
         context.setJobGroup(self._group, "beside the batches", interruptOnCancel=False)
         context.setLocalProperty(_POOL, MERGE_POOL)
         try:
@@ -153,7 +154,7 @@ class Homes:
             jvm.clearJobGroup()
 
     def cancel(self) -> None:
-        """Cancel the jobs of `run_at_homes`, and those that threads are about to start. Does not wait for tasks."""
+        """Cancel the jobs of `run_at_homes`, also jobs that threads are about to start. Does not wait for tasks."""
         # A Spark that has ended runs no job.
         with suppress(Py4JError):
             if (context := SparkContext._active_spark_context) is not None:

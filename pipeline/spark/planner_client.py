@@ -10,10 +10,10 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Let the server at `address` run the given command, and wait for the end of the process that the server forks.
+    """Ask the server at `address` to run the command, and wait for the end of the process that the server forks.
 
-    A planner gets a thread, not a process, so there is nothing to wait for. Without a server, execute the command in
-    this process.
+    A planner gets a thread instead of a process, so there is nothing to wait for. Without a server, executes the
+    command in this process.
     """
     arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]

@@ -115,7 +115,7 @@ def _serve(planners: socket.socket, daemons: socket.socket) -> None:
 
 
 def _accepting(*listeners: socket.socket) -> Iterator[socket.socket]:
-    """Yield each listener at which a client waits, until the process that runs the server has ended.
+    """Yield each listener at which a client waits, until the process that started the server has ended.
 
     The caller accepts the client, or closes the listener.
     """
@@ -143,7 +143,7 @@ def _run_planners(listener: socket.socket) -> None:
                 for stream in request.streams:
                     os.close(stream)
                 if not planners:
-                    # All planners of a session have the same environment, except for their connection to Spark.
+                    # All planners of a session have the same environment, apart from their connection to Spark.
                     request.adopt_environment()
                 planner = runtime.thread(_plan, request.environment)
                 planner.start()
@@ -157,7 +157,7 @@ def _run_planners(listener: socket.socket) -> None:
 
 
 def _plan(environment: Mapping[str, str]) -> None:
-    """Connect to Spark and plan batches until it hangs up."""
+    """Connect to Spark and plan batches until Spark closes the connection."""
     address = environment.get(f"{_FACTORY}SOCK_PATH") or int(environment[f"{_FACTORY}PORT"])
     # pyspark has no types here.
     connect: Any = local_connect_and_auth
@@ -215,7 +215,7 @@ class _Request:
 
 
 def _exit(code: int) -> None:
-    # Like pyspark's own daemon ends its children.
+    # End the children in the same way as pyspark's own daemon.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -55,7 +55,7 @@ def to_scala_seq(spark: SparkSession, items: Iterable[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Counts the records that the current batch of a streaming query reads. Each job of the batch adds its reads."""
+    """Counts the records that the current batch of a streaming query reads. Each job of the batch adds its records."""
 
     scans: tuple[tuple[str, Any], ...]
 
@@ -110,7 +110,7 @@ def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[st
     """
     columns: dict[int, set[str] | None] = {}
     for stream, *above in optimised:
-        # A stream that is used twice needs the columns of both uses.
+        # A stream with two uses needs the columns of both.
         previous, needed = columns.setdefault(first_column_id(stream), set()), _needed_by_nodes(above)
         columns[first_column_id(stream)] = None if previous is None or needed is None else previous | needed
     return {stream: frozenset(names) for stream, names in columns.items() if names is not None}
@@ -122,7 +122,7 @@ def _needed_by_nodes(above: Sequence[Any]) -> set[str] | None:
         names |= {column.name() for column in to_list(node.references().toSeq())}
         if class_name(node) == "Project":
             return names
-        # Other nodes do not pass on the columns of their input.
+        # Other nodes do not pass on the columns of their inputs.
         if class_name(node) not in ("Filter", "EventTimeWatermark"):
             break
     return None
@@ -161,7 +161,7 @@ def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def _branch_points(plans: Sequence[Any]) -> list[Any]:
-    """Return, for each stream that several plans use, the last node above the stream that the plans have in common."""
+    """Return, for each stream that several plans use, the highest node above the stream that all these plans share."""
     by_stream: dict[int, list[list[Any]]] = {}
     for path in (path for plan in plans for path in stream_paths(plan)):
         by_stream.setdefault(first_column_id(path[0]), []).append(path)
@@ -227,7 +227,7 @@ def add_record_numbers(
             return True
         with_feed = sum(any(is_feed(below) for below in nodes(child)) for child in children(node))
         operator = class_name(node)
-        # A join of two feeds would make rows of two records.
+        # A join of two feeds would make a row from two records.
         return (
             not with_feed
             or operator == "Project"

@@ -32,7 +32,8 @@ _POOLS = {
     "spark.scheduler.allocation.file": f"file:{resources.files(__package__) / 'pools.xml'}",
 }
 _IDLE_TIMEOUT = "spark.dynamicAllocation.executorIdleTimeout"
-# By default, Spark never removes an executor that has cached rows, as each has (`placement.Homes`), or shuffled ones.
+# By default, Spark never removes an executor that has cached rows, as every executor does (`placement.Homes`), or
+# shuffled rows.
 _IDLE_TIMEOUTS = (
     "spark.dynamicAllocation.cachedExecutorIdleTimeout",
     "spark.dynamicAllocation.shuffleTracking.timeout",
@@ -40,8 +41,8 @@ _IDLE_TIMEOUTS = (
 _FAST_START_OPTIONS = (
     # Spark fills the JVM's initial metaspace about ten times at its start, with a collection each time.
     "-XX:MetaspaceSize=256m "
-    # Fully optimising code that only runs at Spark's start costs the first batch a fourth of few cores.
-    # Loops over rows still reach these thresholds, ten times the JVM's own, within seconds.
+    # Full optimisation of code that only runs at Spark's start would cost the first batch a fourth of the time of few
+    # cores. Loops over rows still reach these thresholds, ten times the JVM's own, within seconds.
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
@@ -109,11 +110,12 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
         "spark.sql.session.timeZone": "UTC",
         # Sources answer from memory. Spark's default, 10 ms, keeps a core busy when idle.
         "spark.sql.streaming.pollingDelay": "40ms",
-        # Each batch writes two files of a scratch checkpoint. Spark's default manager forks five commands for each.
+        # Each batch writes two files of a scratch checkpoint. Spark's default file manager forks five commands for each
+        # file.
         "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # Tell a worker crashed by a library, with its place, from one killed by the kernel.
+        # To distinguish a worker that a library crashed, and where, from a worker that the kernel killed.
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.sql.streaming.stopTimeout": "8s",
@@ -125,14 +127,14 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
     if master is not None:
         settings["spark.master"] = master
         if _is_local(master):
-            # Daemons on other machines may not see slackwater when it is shipped with the job (--py-files).
+            # Daemons on other machines may lack slackwater if it is shipped with the job (--py-files).
             settings[_DAEMON] = _OUR_DAEMON
         else:
             settings |= _POOLS | dict.fromkeys(_IDLE_TIMEOUTS, chosen.get(_IDLE_TIMEOUT, "60s"))
     java_options = settings[_JAVA_OPTIONS]
     settings |= chosen
     if options := chosen.get(_JAVA_OPTIONS):
-        # The JVM takes the last of repeated options.
+        # If an option is repeated, the JVM uses the last value.
         settings[_JAVA_OPTIONS] = f"{java_options} {options}"
     return settings
 
@@ -166,7 +168,7 @@ def check_can_start(master: str | None, conf: Mapping[str, str]) -> None:
 
 
 def running_session() -> SparkSession | None:
-    """Return this process's session, or None. Spark's own function knows only the calling thread's session."""
+    """Return the session of this process, or None. Spark's own function only sees the calling thread's session."""
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
@@ -246,5 +248,5 @@ def warm_up(spark: SparkSession) -> None:
 
 
 def _identity(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    # A function of this module, so that a worker that unpickles it imports what tasks need.
+    # A function of this module: a worker that unpickles the function imports the modules that tasks need.
     yield from batches

@@ -145,7 +145,7 @@ _MAX_KEYS = 10_000
 
 
 def filtered_keys(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
-    """Return the keys that can satisfy all filters; None if the filters do not restrict the keys."""
+    """Return the only keys that can satisfy all filters; None if the filters do not restrict the keys."""
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
     for condition in filters:
@@ -212,7 +212,7 @@ class TableReader(DataSourceReader):
         numbers = {*sorted_runs.by_partition(manifest.ssts, table.partitions)}
         if self._keys is not None:
             numbers &= {*partition_of(hash_keys(self._keys, self._keys.schema.names), table.partitions).tolist()}
-        # For an empty list, Spark makes a partition of its own, without a number.
+        # For an empty list, Spark creates a partition without a number.
         return [_StatePartition(number) for number in sorted(numbers)] or [_StatePartition(-1)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -250,7 +250,7 @@ class FilteringReader(TableReader):
 
 
 def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
-    """Return a reader for this process. It accepts filters only if this is the process in which Spark pushes filters.
+    """Return a reader for this process. It accepts filters only in the process in which Spark pushes filters.
 
     If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that accepts filters. Spark
     pushes filters in a separate process, which is recognised by its command-line arguments.

@@ -32,10 +32,11 @@ _BEFORE_SPARK = (
 
 @contextmanager
 def as_user_error(subject: str, function: object = None) -> Iterator[None]:
-    """Turn errors of the user's code in the block into `Refused`, with the prefix `subject`.
+    """Turn errors of the user's code in the `with` block into `Refused`, with the prefix `subject`.
 
-    The error names the innermost line of the user's code in the traceback. Without such a line, as for a wrong number
-    of arguments, it names the line of `function`. slackwater's own errors keep their class and name the stage.
+    The error names the innermost line of the user's code in the traceback. If the traceback has no such line, as for a
+    wrong number of arguments, the error names the line of `function`. slackwater's own errors keep their class and name
+    the stage.
     """
     try:
         yield
@@ -97,10 +98,10 @@ def _describe(error: Exception) -> str:
         # The message names its class. str() would add the whole plan.
         return error.getMessage()
     if isinstance(error, PySparkException | Py4JJavaError) and (raised := _error_in_worker(str(error))):
-        # Spark's own sentence says only that a worker raised an error.
+        # Spark's own sentence only says that a worker raised an error.
         ours = _OUR_ERROR.fullmatch(raised)
         return ours[2] if ours else raised
-    # The strings of a SyntaxError and of a JVM error also contain the place, the latter a long stack trace.
+    # The text of a SyntaxError or of a JVM error also contains the location; that of a JVM error is a long stack trace.
     java_error = getattr(error, "java_exception", None)
     text = error.msg if isinstance(error, SyntaxError) else str(error if java_error is None else java_error.toString())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -109,7 +110,7 @@ def _describe(error: Exception) -> str:
 def _user_line(error: Exception) -> tuple[Path, int] | None:
     """Return file and line of the innermost user code in an error's traceback; None if there is none.
 
-    A line of the user's code is in no module of slackwater, of Python or of an installed library.
+    User code is code that belongs neither to slackwater nor to Python nor to an installed library.
     """
     own = [
         (file, line)
@@ -119,7 +120,7 @@ def _user_line(error: Exception) -> tuple[Path, int] | None:
         and not _is_installed(file)
     ]
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        # Raised by the import of the file. literal_eval and the like have no file.
+        # Raised by the import of the file. Errors of literal_eval and similar functions have no file.
         file = Path(error.filename)
         if file.is_file() and not _is_installed(file):
             return file, error.lineno
@@ -169,7 +170,7 @@ def parse_query_error(stage: str, text: str) -> SlackwaterError:
         kind, message = ours[-1]
         cls = getattr(errors, kind, None)
         error = cls.__new__(cls) if isinstance(cls, type) and issubclass(cls, SlackwaterError) else Refused("")
-        # Only the message crosses from the worker, not the hint.
+        # The worker sends only the message, not the hint.
         SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}", hint=_HINTS.get(kind, ""))
         return error
     if crashed := _CRASHED.search(text):
@@ -183,7 +184,7 @@ def parse_query_error(stage: str, text: str) -> SlackwaterError:
 
 
 def _error_in_worker(text: str) -> str:
-    """Return the error of the last Python traceback in Spark's text of an error; empty without one."""
+    """Return the error of the last Python traceback in the text of a Spark error; empty without a traceback."""
     raised = [line for line in _TRACEBACK.findall(text) if not _WRAPS.match(line)]
     return raised[-1].strip() if raised else ""
 

@@ -71,7 +71,7 @@ def _open_counted(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore,
 def forget_connections() -> None:
     """Open new connections from now on, without closing existing ones.
 
-    For simulations, of which a process runs several.
+    For simulations, because one process may run several.
     """
     _open.cache_clear()
     _open_counted.cache_clear()

@@ -53,7 +53,7 @@ class DatasetNames:
     brokers: str
     engine: str
     published_topics: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
-    """Returns the topics of sinks that are not published under their declared names, by sink."""
+    """Function that returns the topics of sinks that are not published under their declared names, by sink."""
 
     def topic(self, topic: str) -> tuple[str, str]:
         return f"kafka://{self.brokers.partition(',')[0].strip()}", topic
@@ -175,7 +175,7 @@ class RunLineage(Listener):
         self._heads[head.stage] = head
 
     def end(self, ended: Mapping[str, tuple[Event, str]]) -> None:
-        """Send the last event of each stage, with the class of its error. Blocks for at most some seconds."""
+        """Send the last event of each stage, with the class of the stage's error. Blocks for a few seconds at most."""
         self._last_events = dict(ended)
         self._stopping.set()
         self._thread.join(_JOIN_TIMEOUT_S)

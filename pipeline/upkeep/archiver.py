@@ -34,14 +34,14 @@ _log = logging.getLogger("slackwater")
 
 _EVERY_S = 5.0
 _CHUNK_OFFSETS = 200_000
-"""Number of pending offsets that are archived at once, without waiting for the interval."""
+"""Number of pending offsets at which records are archived at once, without waiting for the interval."""
 _RETRY_S = 30.0
 _TOPIC_CHECK_S = 60.0
 """Seconds between checks that a topic in Kafka has not been created again."""
 _SWEEP_EVERY = 200
 """Number of new indexes after which replaced indexes are deleted."""
 _MERGES_WITHIN = 16
-"""A merged object covers at most the retention divided by this number, because objects expire as a whole."""
+"""Divisor of the retention: a merged object covers at most that part, because objects expire as a whole."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _TopicArchive:
     keep_ms: int
     first_inputs: dict[str, Input] = field(default_factory=dict)
     pending: Extents = ()
-    """Ranges that batches have read and that are not known to be archived."""
+    """Ranges that batches have read and that may not be archived yet."""
     read_ms: int = 0
     head: ArchiveIndex | None = None
     checked_s: float = float("-inf")
@@ -192,7 +192,7 @@ class Archiver(Listener):
         with self._lock:
             inputs = list(topic.first_inputs.values())
         read_app(self._store, self._app)  # raises for a removed app, which must not be recreated
-        # The id of the topic that the stages read: Kafka may have another topic of that name by now.
+        # The topic id is the one that the stages read, because Kafka may have a different topic of that name by now.
         read = (source.topic_id for source in inputs if is_kafka_id(source.topic_id))
         topic_id, previous = next(read, "") or self._kafka.topic_id(topic.name), topic.head
         incarnation = (
@@ -213,7 +213,7 @@ class Archiver(Listener):
         empty = index.empty_index(self._app, topic.name, incarnation, topic_id)
         initial = index.begin_update(begins)
         topic.head = head or index.change(self._store, empty, initial, by=self._by, now_ms=instants.now_ms())
-        # Ranges read by earlier runs and not archived.
+        # Ranges that earlier runs read and did not archive.
         missing = topic.head.unarchived(
             read for source in inputs for read in read_spans(None, source, with_former_topics=False)
         )

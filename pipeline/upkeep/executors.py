@@ -49,7 +49,7 @@ class MergeSlots:
     """
 
     count: Callable[[], int]
-    """Returns the number of tasks that all executors can run at the same time."""
+    """Function that returns the number of tasks that all executors can run at the same time."""
     _taken: int = 0
     _lock: runtime.Lock = field(default_factory=runtime.lock)
 
@@ -92,7 +92,7 @@ class Executors:
     def run_compaction(
         self, table: Table, compaction: Compaction, *, should_stop: Callable[[], bool] = lambda: False
     ) -> CompactionResult:
-        """Merge the input SSTs as `merge.run_compaction` does, in jobs of one task each, one after another.
+        """Merge the input SSTs, like `merge.run_compaction`, in consecutive jobs of one task each.
 
         Each task merges one piece of about 64 MiB, or everything if `pieces.split` cannot split the merge.
         `should_stop` is called before each piece; to end a running task, call `cancel`.
@@ -163,7 +163,7 @@ class Executors:
         try:
             return self.homes.run_at_homes(work, ranges)
         except (Py4JError, PySparkException, ConnectionError) as error:
-            # The text of Py4J's error is Java's stack trace.
+            # The text of Py4J's error is a Java stack trace.
             cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
             raise Unavailable("Spark did not run a task beside the batches", quoted=str(cause)) from error
 

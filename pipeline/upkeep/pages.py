@@ -24,9 +24,9 @@ class PageWriter:
     def __init__(self, store: ObjectStore, first: int) -> None:
         self._store = store
         self._versions: dict[int, VersionParts] = {}
-        """Committed versions of one block that no page has yet."""
+        """Committed versions of one block of versions that is not in a page yet."""
         self._next = first
-        """First version that no page has yet."""
+        """First version that is not in a page yet."""
         self._pool: Executor | None = None
 
     def record(self, manifest: Manifest) -> None:

@@ -34,7 +34,7 @@ _POLL_S = 0.1
 _GIVE_UP_S = 60.0
 
 DRIVER_BYTES = 30 * (20 << 20)
-"""Input bytes that a thread of the driver merges within 30 seconds, next to batches.
+"""Bytes of input that a thread of the driver merges within 30 seconds while batches run.
 
 A core of its own merges 30 MiB/s from a local disk, or 50 MiB/s if inputs are cached.
 """
@@ -50,7 +50,7 @@ class StallTriggers:
     stop: int = L0_STOP
 
     def delay_s(self, l0: int, batch_s: float) -> float:
-        """Return the delay of a batch in seconds: from 0 to `batch_s`, or infinity if batches are stopped."""
+        """Return the delay of a batch in seconds: from 0 to `batch_s`, or infinity to stop batches."""
         if l0 < self.slowdown:
             return 0.0
         if l0 >= self.stop:
@@ -65,7 +65,7 @@ class WriteStall:
     stage: str
     triggers: StallTriggers
     count_l0: Callable[[], int]
-    """Returns the largest number of L0 SSTs in one hash range."""
+    """Function that returns the largest number of L0 SSTs in one hash range."""
     merge_progress: Callable[[], MergeProgress]
     start_merges: Callable[[], None]
     clock: Callable[[], float] = field(default=runtime.monotonic, kw_only=True)
@@ -125,8 +125,8 @@ class WriteStall:
 def exceeding(waiting: Iterable[Compaction], running_bytes: int, driver_bytes: int) -> Iterator[Compaction]:
     """Yield the merges that should not wait for a thread of the driver, most urgent first.
 
-    The driver keeps merges that read nothing, and the first merges whose inputs, together with the `running_bytes` of
-    the merges that it runs now, have at most `driver_bytes`.
+    The driver keeps two kinds of merges: merges that read nothing; and the first merges, up to `driver_bytes` bytes of
+    input, including the `running_bytes` of the merges that it runs now.
     """
     debt_bytes = running_bytes
     for compaction in waiting:
@@ -204,8 +204,8 @@ class Upkeep:
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
         waits. `offered` are the finished merges and folds that were offered to the version; the version names their
-        results, unless a result did not fit and was dropped. `missed` are the objects of which the version's batch read
-        byte ranges: they will be prefetched. It is None if there was no batch.
+        results, unless a result did not fit and was dropped. `missed` are the objects from which the version's batch
+        read byte ranges: they will be prefetched. `missed` is None if there was no batch.
         """
         tables = {
             compaction: at.table
@@ -215,7 +215,7 @@ class Upkeep:
         }
         due = tuple(tables)
         if head.forgotten != self._head.forgotten:
-            # Rewritten SSTs held forgotten keys, which must not remain in the cache.
+            # The rewritten SSTs contained forgotten keys, which must not remain in the cache.
             self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
         with self._lock:
             merges = {done.compaction for done in offered if isinstance(done, CompactionResult)}
@@ -302,13 +302,13 @@ class Upkeep:
         except merge.MergeStopped:
             pass
         except SlackwaterError as error:
-            # The runs stay and are picked again later: look-ups are slower but correct.
+            # The runs stay and are picked again later: until then, look-ups are slower but correct.
             _log.warning("compaction of %s/%s postponed: %s", head.app, head.stage, error)
         except Exception:
-            # A bug of ours: log it, because nothing reads this future's error. Later merges still start.
+            # A bug of slackwater: log it, because nothing reads the error of this future. Later merges still start.
             _log.exception("compaction of %s/%s failed", head.app, head.stage)
         finally:
-            # In all cases: a merge left in `_busy` would never be picked again, and batches would wait for it.
+            # In all cases: a merge that stayed in `_busy` would never be picked again, and batches would wait for it.
             if executors is not None:
                 executors.slots.give_back()
             with self._lock:
@@ -324,7 +324,7 @@ class Upkeep:
         try:
             fold = fold_ssts(self._store, head)
         except SlackwaterError as error:
-            # The manifest stays large, and a later version is folded.
+            # The manifest stays large until a later version is folded.
             _log.warning("the manifest of %s/%s was not folded: %s", head.app, head.stage, error)
         except Exception:
             _log.exception("folding the manifest of %s/%s failed", head.app, head.stage)
@@ -352,13 +352,11 @@ class Prefetcher:
         self._stopping = runtime.event()
 
     def prefetch_missing(self, head: Manifest, ranged: Iterable[str]) -> None:
-        """Start fetching those SSTs of `head` that look-ups on this machine need and that its cache lacks.
+        """Start fetching the SSTs of `head` that look-ups on this machine need and its cache lacks. Returns at once.
 
-        Returns at once.
-
-        `ranged` are the objects of which the version's tasks read byte ranges.
+        `ranged` are the objects from which the version's tasks read byte ranges.
         """
-        # Outputs of compactions are fetched too, if they replace cached SSTs.
+        # Outputs of compactions are fetched as well, if they replace cached SSTs.
         new, gone = head.ssts.changes_since(self._head.ssts)
         merged = [sst for sst in new if sst.level and not self._cache.has(sst)]
         cached = [sst for sst in gone if self._cache.has(sst)] if merged else []

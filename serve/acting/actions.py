@@ -132,7 +132,7 @@ async def why(
 
 @endpoint("/apps/{app}/impact", verb="bisect", methods=("POST",), is_long=True)
 async def impact(call: Call, app: AppName, record: Record, **options: Unpack[ImpactOptions]) -> dict[str, Any]:
-    """Return what a record reached, by replays with the server's copy of the program."""
+    """Return everything that a record reached, by replays with the server's copy of the program."""
     stored_app = await call.app_with_all_tables(app, "what a record reached")
     reached, notes = await trace_impact(call, stored_app, record, options)
     return impact_data(reached) | {"notes": notes}

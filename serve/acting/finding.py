@@ -128,7 +128,7 @@ async def explain_row(
 async def trace_impact(
     call: Call, stored_app: StoredApp, record: str, options: ImpactOptions
 ) -> tuple[Impact, tuple[str, ...]]:
-    """Return what a record reached, and notes. Raises the errors of `replay_batch`."""
+    """Return everything that a record reached, and notes. Raises the errors of `replay_batch`."""
     RecordLocation.parse(record)
     with call.service.long_operation():
         return await trace_impact_in_process(call.service, stored_app.called, stored_app.name, record, options)

@@ -1,7 +1,7 @@
 """Set-up of the fork server that starts SQL processes; it imports this module before it forks.
 
 If the server stops while a process starts, the process fails because its semaphores and pipes are gone. This module
-suppresses the traceback, which no one needs.
+suppresses the useless traceback of that failure.
 """
 
 import sys

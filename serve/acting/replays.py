@@ -48,7 +48,7 @@ class WhyRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImpactRequest:
-    """Request for what a record reached."""
+    """Request for everything that a record reached."""
 
     app: str
     record: str
@@ -70,7 +70,7 @@ async def explain_in_process(service: Service, verdict: Verdict, called: str) ->
 async def replay_in_process(
     service: Service, called: str, ref: str, key: tuple[object, ...]
 ) -> tuple["Comparison", tuple[str, ...]]:
-    """Replay a batch in a process of its own, and compare it with the committed batch.
+    """Replay a batch in a separate process, and compare it with the committed batch.
 
     Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
     """
@@ -81,7 +81,7 @@ async def replay_in_process(
 async def explain_row_in_process(
     service: Service, called: str, ref: tuple[str, str, str], key: tuple[object, ...], options: WhyOptions
 ) -> tuple[RowExplanation, tuple[str, ...]]:
-    """Return the records that made a row, by replays in a process of its own, and notes.
+    """Return the records that made a row, by replays in a separate process, and notes.
 
     `ref` has the name of the app's folder, the table and the moment. Raises `Refused` without the app's program,
     `TooOften` and `TooMuch`.
@@ -93,7 +93,7 @@ async def explain_row_in_process(
 async def trace_impact_in_process(
     service: Service, called: str, app: str, record: str, options: ImpactOptions
 ) -> tuple[Impact, tuple[str, ...]]:
-    """Return what a record reached, by replays in a process of its own, and notes.
+    """Return everything that a record reached, by replays in a separate process, and notes.
 
     Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
     """

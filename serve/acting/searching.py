@@ -127,7 +127,7 @@ class _RemoteWhere(SqlPredicate):
 class EvaluationRequest:
     """Request to evaluate a predicate at a moment in a separate process.
 
-    Has the fields of a `Context` that the process cannot determine itself.
+    Has the fields of a `Context` that the process cannot determine by itself.
     """
 
     where: SqlPredicate

@@ -28,7 +28,7 @@ class ToolAnswer:
 
     document: Document
     list_field: str = ""
-    """Name of the field whose list is shortened if the document is too large."""
+    """Name of the field with the list that is shortened if the document is too large."""
     rows: int = 0
 
 
@@ -159,7 +159,7 @@ def cause_document(origin: Cause, masking: Masking) -> Document:
 def record_document(guilty: RecordPath | None, masking: Masking) -> Document | None:
     """Return the document of the record that made the state bad; None if nothing was replayed.
 
-    If the record could not be found, the document says why, and names the offsets among which the record is.
+    If the record could not be found, the document gives the reason, and the offsets among which the record is.
     """
     if guilty is None:
         return None

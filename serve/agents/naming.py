@@ -1,8 +1,9 @@
-"""Pseudonyms of hidden values: the daily secrets that they are computed with, and the value of each pseudonym.
+"""Pseudonyms of hidden values: the daily secrets from which they are computed, and the value of each pseudonym.
 
 A pseudonym is computed from the value, the secret of the day, and the caller's name. The day's secret is in the store,
 so all instances give equal values the same pseudonym. Without access to the store, a client cannot guess values by
-their pseudonyms. The secret is deleted after the day, and then nobody can guess the values.
+their pseudonyms. The secret is deleted after the day, and from then on the values cannot be guessed even with access to
+the store.
 """
 
 from contextlib import suppress

@@ -49,7 +49,7 @@ class AgentServer:
 
     Args:
         service: The instance's service.
-        door: `Authenticator` of HTTP clients; or, over standard streams, the grant of the only client.
+        door: `Authenticator` of HTTP clients; over standard streams, the grant of the only client.
     """
 
     def __init__(self, service: Service, door: Authenticator | Grant) -> None:
@@ -141,7 +141,7 @@ class AgentServer:
         def told_or_not(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
             if not task.cancelled():
-                task.exception()  # mark as retrieved: the client may have disconnected
+                task.exception()  # mark the exception as retrieved, because the client may have disconnected
 
         def progress(done: float, total: float, message: str) -> None:
             loop.call_soon_threadsafe(report, done, total, message)

@@ -1,4 +1,4 @@
-"""The MCP tools: parameters are their arguments, and docstrings are what a model reads."""
+"""MCP tools. A function's parameters are the tool's arguments, and its docstring is read by models."""
 
 from typing import Unpack
 
@@ -31,7 +31,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
     """List the apps; or, of one app, its stages, tables and columns.
 
     For one app, also returns the newest versions, the offsets read from each topic, the snapshots, and the archived
-    input. Call this first: the parameters of the other tools are names that it returns.
+    input. Call this first: the arguments of the other tools are names that it returns.
     """
     request, client = call.request, call.request.service.client
     if not app:
@@ -98,8 +98,9 @@ async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit:
     """Result of a SELECT over the tables of an app at a moment.
 
     Use it to count, to find out what is wrong, and to try a predicate before `bisect`. If values are hidden, SQL sees
-    names (UUIDs) instead of the values. Pseudonyms can only be counted, grouped, joined, compared with each other and
-    with pseudonyms from earlier answers, and tested for NULL. Versions, offsets and times of records are not hidden.
+    pseudonyms (UUIDs) instead of the values. Pseudonyms can only be counted, grouped, joined, compared with each other
+    and with pseudonyms from earlier answers, and tested for NULL. Versions, offsets and times of records are not
+    hidden.
     """
     request, masking = call.request, call.masking
     reading = await request.moment(app, ref)
@@ -269,9 +270,9 @@ async def why(
 ) -> ToolAnswer:
     """The input records that made a key's row at a moment, version by version, over all stages.
 
-    By replays of the batches that wrote the row. Use it when `history` shows a wrong row and you need its records; pass
-    one of them to `impact`. With `minimal`, also the smallest set of records that gives the row. `unknown` says why
-    records may be missing. Requires `can_be_replayed` of `apps`.
+    Found by replays of the batches that wrote the row. Use it when `history` shows a wrong row and you need its
+    records; pass one of them to `impact`. With `minimal`, also returns the smallest set of records that gives the row.
+    `unknown` gives the reasons why records may be missing. Requires `can_be_replayed` of `apps`.
     """
     request, masking = call.request, call.masking
     stored_app = await request.app_with_all_tables(app, "the records of a row")
@@ -285,10 +286,11 @@ async def why(
 
 @tool("What a record reached", verb="bisect", is_long=True)
 async def impact(call: ToolCall, app: AppName, record: Record, **options: Unpack[ImpactOptions]) -> ToolAnswer:
-    """What an input record reached: rows, rows sent downstream and to sinks, snapshots and clones.
+    """Everything that an input record reached: rows, rows sent downstream and to sinks, snapshots and clones.
 
-    By replays of the batches that read it and of those that its keys were in later. Use it after `bisect` or `why`
-    named a record. `unknown` says what is not known. Requires `can_be_replayed` of `apps`.
+    Found by replays of the batches that read the record, and of later batches with rows of its keys. Use it after
+    `bisect` or `why` named a record. `unknown` gives the reasons why the answer may be incomplete. Requires
+    `can_be_replayed` of `apps`.
     """
     stored_app = await call.request.app_with_all_tables(app, "what a record reached")
     reached, notes = await trace_impact(call.request, stored_app, record, options)

@@ -1,7 +1,6 @@
 """Watch on the store: if the store does not answer for two seconds, requests that need the store get 503.
 
-The timeout of the store client itself, a minute, is meant for batches, which must not be lost; an HTTP client can
-retry.
+The store client itself has a timeout of a minute, for batches, which must not be lost. An HTTP client can retry.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ _KEY = "_serve/answers"
 _HUNG_AFTER_S = 10.0
 """Seconds after which an unanswered check is repeated, since its connection may be dead."""
 _THREADS = 16
-"""Number of threads for checks, apart from request threads, which may all wait for the store."""
+"""Number of threads for checks. They are separate from request threads, all of which may wait for the store."""
 
 
 class SharedCheck:
@@ -45,7 +44,7 @@ class SharedCheck:
             self._future, self._started_s = asyncio.ensure_future(self._in_thread(self._function)), now_s
             self._future.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
-            )  # mark as retrieved: there may be no waiter left
+            )  # mark the exception as retrieved, because no waiter may be left
         future = self._future
         await asyncio.wait({future}, timeout=max(0.0, self._started_s + SILENT_S - now_s))
         with suppress(Unavailable):
@@ -88,7 +87,7 @@ class StoreWatch:
 
     @asynccontextmanager
     async def limit_request(self, limit_s: float, hint: str = "") -> AsyncIterator[None]:
-        """Cancel the request that runs in this context after `limit_s`, or if the store is unavailable.
+        """Cancel the request that runs in this context after `limit_s`, or when the store becomes unavailable.
 
         Raises `TooMuch` and `Unavailable`.
         """

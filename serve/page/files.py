@@ -19,8 +19,8 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _HEADERS = {
-    # The page renders values as text. Should one be interpreted as HTML, this policy lets it load, run and send
-    # nothing.
+    # The page renders values as text. If one were interpreted as HTML nevertheless, this policy would let it load, run
+    # and send nothing.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",

@@ -55,7 +55,8 @@ async def stages(call: Call, app: AppName, ref: Moment, stage: Stage = "") -> ob
     Snapshot requests are present only at `now`.
     """
     stored_app = await call.app_with_all_tables(app, "the status of an app")
-    # The list of apps asks this of every app: only an app's own page, by its stream of commits, has the app polled.
+    # The list of apps requests this for every app. Only an app's own page, by its stream of commits, makes the app be
+    # polled.
     reading = await call.moment(app, ref, stage, follow=False)
     cut = reading.moment.cut
     if reading.is_newest:
@@ -96,7 +97,7 @@ async def first_rows(
     moments = reading.moment, other.moment if other is not None else None
     page = await call.service.in_thread(lambda: _first_rows_document(*moments, table, limit, first))
     if reading.is_newest and sum(sst.bytes for sst in manifests[0].ssts) <= _WARM_BYTES:
-        # The user will probably look at other moments, which share most SSTs with this one.
+        # The user will probably look at other moments, which share most SSTs with this moment.
         (await call.service.poller(app)).keep_warm(table)
     count = len(page["rows"])
     return call.json_answer(page, headers={"etag": etag} if is_fixed else {}, rows=count)
@@ -116,7 +117,7 @@ def _first_rows_document(
     if other is None:
         return about | {"rows": values.rows_as_dicts(new.rows), "next": _number_as_text(new.next_hash)}
     old = other.first_rows(table, limit, start=start)
-    # Cut both at the smaller end hash; later rows belong to the next page.
+    # Cut the rows of both moments at the smaller end hash; later rows belong to the next page.
     end = min((side.next_hash for side in (new, old) if side.next_hash is not None), default=None)
     key = [column.name for column in moment.table_declaration(table).key]
     rows, changes, old_rows = _merge_by_hash(key, new.below_hash(end), old.below_hash(end))

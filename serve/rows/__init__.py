@@ -2,5 +2,5 @@
 
 Modules on the path of a request for one key: `serve/reads.py` (route), `serve/service.py` (cached moment),
 `serve/passing.py` (which instance), `look_ups.py`, `store/read/multi_get.py`. The search for a row, the choice of the
-instance, and routes do not belong here.
+instance, and routes are in those other modules.
 """

@@ -24,7 +24,7 @@ class TableAnswers:
     """Data for answers about a table at a moment, computed once instead of per request."""
 
     cut: Cut
-    """Cut that the answers were built for; once keys are forgotten, the moment has another cut."""
+    """Cut for which the answers were built. Once keys are forgotten, the moment has a different cut."""
     name: str
     manifest: Manifest
     declared: Table
@@ -36,7 +36,7 @@ class TableAnswers:
     columns: tuple[str, ...]
     encode: Callable[[Mapping[str, object] | None], bytes]
     open_rows: OpenRows | None = None
-    """Rows of the state partitions whose SSTs are all open in this process: look-ups in these do no I/O."""
+    """Rows of the state partitions whose SSTs are all open in this process. Look-ups in these rows do no I/O."""
 
     @property
     def etag(self) -> tuple[object, ...]:
@@ -48,10 +48,10 @@ class TableAnswers:
         return self.is_newest and self.declared.ttl is not None
 
     def clock_ms(self, seen_ms: int) -> int:
-        """Return the time in milliseconds by which rows must have expired to be hidden.
+        """Return the clock in milliseconds: rows that have expired by this time are hidden.
 
-        For a table with a time to live, this is `seen_ms`, if given. Otherwise it is now for the newest moment, and the
-        moment's own time for an older one.
+        For a table with a time to live, this is `seen_ms`, if given. Otherwise it is the current time for the newest
+        moment, and the moment's own time for an older moment.
         """
         stage = self.cut.stages.get(self.name)
         if stage is None or self.declared.ttl is None:

@@ -2,7 +2,7 @@
 
 In a look-up for answers in Arrow, the first key takes long, and each further key little time. So while a look-up is in
 progress, requests for the same columns of the same table and moment are queued, and then form the next look-up. If a
-look-up waits for the store, the next one starts without waiting for it.
+look-up waits for the store, the next look-up starts without waiting for it.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def look_up_inline(
     Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """
     opened, declared, names = answers.open_rows, answers.declared, answers.columns
-    # Many parts of a list share a hash, and are compared one by one here.
+    # The parts of a long list share a hash, and are compared one by one here.
     if opened is None or has_parts(declared) or len(keys) * (_VALUES_PER_KEY + len(columns or names)) > _MAX_VALUES:
         return None
     if columns:

@@ -38,10 +38,9 @@ class SearchRange:
     Each moment is a prefix of the line and is named by its last commit. If garbage collection deleted versions, the
     range has only the remaining moments.
 
-    Two moments differ if the tables of a stage in `watched` have different content. With `watches_channels`, two
-    moments also differ if a watched stage has consumed or sent up to different offsets. They also differ if a stage has
-    read an input of `watched_inputs` up to different offsets; an input is given by its own name or by that of its
-    topic.
+    Two moments differ in any of three cases. First, the tables of a stage in `watched` have different content. Second,
+    with `watches_channels`, a watched stage has consumed or sent up to different offsets. Third, a stage has read an
+    input of `watched_inputs` up to different offsets; an input is given by its own name or by the name of its topic.
     """
 
     full_line: Line
@@ -95,10 +94,10 @@ class SearchRange:
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
         """Return the moment to evaluate next, which halves the range; None if all moments were evaluated or skipped.
 
-        Chooses the watched stage whose versions between `low` and `high` form the longest range without a skipped
-        version, and returns the moment that ends with the middle version of that range. Ranges with an evaluated moment
-        at one end come first. If no watched stage has such a range any more, returns the moment that ends with the
-        middle one, by the line's order, of the last commits of the watched stages.
+        Considers the versions of each watched stage between `low` and `high`, and chooses the longest range of versions
+        without a skipped one. Ranges next to an evaluated moment come first. Returns the moment that ends with the
+        middle version of the chosen range. If no watched stage has such a range any more, takes the last commits of the
+        watched stages in the order of the line, and returns the moment that ends with the middle one.
         """
         if not self.is_gapless:
             moments = self.full_line.kept_between(self.low, self.high)
@@ -128,11 +127,11 @@ class SearchRange:
         return next((self.high.stages[stage] for stage in stages if self.num_versions(stage) <= 1), None)
 
     def low_version(self, stage: str) -> int:
-        """Return the stage's version in `low`. If `low` lacks the stage, return the number before its first version."""
+        """Return the stage's version in `low`; if `low` lacks the stage, the number right before its first version."""
         return self.low.stages[stage].version if stage in self.low.stages else self.full_line.first_version(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """Return the SSTs and schema of a stage's tables, and the stage's offsets as far as they are watched.
+        """Return the SSTs and schema of a stage's tables, and the offsets of the stage that are watched.
 
         Equal results mean equal rows. The rows may be equal even if the results differ, for example after a compaction.
         """
@@ -171,15 +170,15 @@ class Evaluator:
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """Evaluations by content fingerprint, in the order in which they were made."""
     missing_column_errors: dict[object, str] = field(default_factory=dict)
-    """Errors of evaluations that failed for a missing column, by the columns that the tables had."""
+    """Errors of evaluations that failed for a missing column, by the columns that the tables had at the moment."""
     working_columns: set[object] = field(default_factory=set)
     """Columns of the tables in each successful evaluation."""
 
     def evaluate(self, cut: Cut, remaining: int) -> Evaluation:
         """Return the evaluation of the predicate at a cut, from the cache if possible.
 
-        `remaining` is the estimated number of evaluations that follow. An error of the predicate is raised in the first
-        evaluation, which is that of the bad end. In later evaluations, the error makes the answer `skip`.
+        `remaining` is the estimated number of later evaluations. The first evaluation is at the bad end, and raises an
+        error of the predicate. In later evaluations, an error makes the answer `skip`.
         """
         content = self.search_range.content_fingerprint(cut)
         if content in self.evaluated:
@@ -196,7 +195,7 @@ class Evaluator:
             answer, why, lacks = self._ask_predicate(cut)
         except AnswerNeeded:
             raise AnswerNeeded(cut, self.ref(cut), remaining) from None
-        # The predicate has worked with these columns before, so something else is missing.
+        # The predicate has worked with these columns before, so the error has another reason than a missing column.
         lacks = lacks and columns not in self.working_columns
         took_ms = round((runtime.monotonic() - started) * 1000)
         # The total never shrinks, even if fewer evaluations remain than expected.
@@ -239,7 +238,7 @@ class Evaluator:
         is_first = all(step.is_given and not step.bad for step in self.evaluated.values())
         try:
             rows = self.wrong_rows(cut, 1)
-            # If code decides, the row has its reason.
+            # If the user's code decides, the row has the reason.
             why = str(rows.column(0)[0]) if rows.num_rows and not self.predicate.sql else ""
             return ("bad" if rows.num_rows else "good"), why, False
         except Skip as error:

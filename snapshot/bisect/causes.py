@@ -3,7 +3,7 @@
 A cause is proved by a replay or by stored objects, or it is marked as a guess. Some classes name the input record at
 fault. Other classes name a change and its author, or the time since which records are missing. A program change is
 detected by the program's checksum in manifests. Records count as missing if the commit wrote none of the keys that
-turned bad: then rows of other keys made these keys bad.
+turned bad: then rows of other keys turned them bad.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ CLASSES: Mapping[CauseKind, CauseClass] = {
 
 
 NOTE = "note"
-"""Key that the evidence of every class may have, for a remark such as "the program changed, but is not the cause"."""
+"""Key of a remark such as "the program changed, but is not the cause". The evidence of any class may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Cause:
     record: RecordLocation | None = None
     """Record at fault, or the first of several records at fault; None if the class names no record."""
     one_of: int | None = None
-    """Number of records with equal times, any of which may be the first bad record; None if only one may be."""
+    """Number of records with equal times, any of which may be the first bad record; None if there is only one."""
     records: tuple[RecordLocation, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ _CLOCK_SLACK_MS = 3_600_000
 
 
 def find_operation_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the operation that made the bad commit, as its cause; None for a batch, or with several candidates.
+    """Return the operation that made the bad commit, as its cause; None for a batch, or for several candidates.
 
     Makes one list request, and one read for each later operation. Raises `Corruption` and `Unavailable`.
     """
@@ -136,7 +136,7 @@ def operation_cause(store: ObjectStore, commit: Manifest, *, suffix: str = "") -
     verb = "adopt" if commit.adopted is not None else done.verb if done is not None else commit.traits.verbs[0]
     detail = edited.what if edited is not None else _describe(commit, done)
     why = edited.message if edited is not None else done.message if done is not None else ""
-    # A statement contains values, so it is only in the evidence, which can be masked.
+    # A statement contains values, so it is only in the evidence. The evidence can be masked.
     sentence = f"{stage}@v{version} is {commit.traits.noun}, by {by}, at {format_iso(commit.time_ms)}{suffix}"
     evidence = {
         "kind": commit.kind,
@@ -175,7 +175,7 @@ class ProgramChange:
 
     stage: str
     version: int
-    """First version that the new program committed: the claim at the start of its first run."""
+    """First version that the new program committed: the claim at the start of the program's first run."""
     time_ms: int
     before: Program
     after: Program
@@ -221,7 +221,7 @@ def _change_between(earlier: Manifest, later: Manifest, batches: int) -> Program
 
 
 def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
-    """Yield program changes whose first batch is this commit or an upstream commit that this commit read.
+    """Yield program changes whose first batch is this commit, or an upstream commit whose rows this commit read.
 
     The nearest change comes first. Raises the errors of `last_program_change`.
     """
@@ -239,7 +239,7 @@ def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Itera
 
 
 def guess_deploy_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the guess "the program changed" if a new program made its first batch at the bad commit or upstream of it.
+    """Return the guess "the program changed" if the bad commit, or a commit upstream, was a new program's first batch.
 
     Needs no replay. Raises the errors of `last_program_change`.
     """
@@ -288,16 +288,17 @@ _MAX_VERSION_LAG = 64
 
 @dataclass(frozen=True, slots=True)
 class UntouchedKeys:
-    """Keys that turned bad at a commit that wrote none of them."""
+    """Keys that turned bad at a commit, although the commit wrote none of them."""
 
     keys: pa.Table
     last_change: Manifest | None
 
 
 def find_untouched_keys(store: ObjectStore, cache: SstCache, verdict: Verdict) -> UntouchedKeys | None:
-    """Return the keys that turned bad if the commit wrote none of them, so that other rows made them bad; else None.
+    """Return the keys that turned bad at the commit, if the commit wrote none of them; else None.
 
-    Also returns None if the keys are unknown. Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
+    In that case, rows of other keys turned them bad. Also returns None if the keys are unknown. Makes one look-up of
+    these keys. Raises `Corruption` and `Unavailable`.
     """
     keys, commit = verdict.keys, verdict.bad.stages[verdict.stage]
     if keys is None or not keys.from_predicate or not len(keys) or len(keys.changed()):
@@ -310,7 +311,7 @@ def find_untouched_keys(store: ObjectStore, cache: SstCache, verdict: Verdict) -
     look_ups = TableLookUps(store, cache, side.table, side.ssts, side.clock_ms)
     seqs = look_ups.get_rows(hash_keys(keys_as_stored, keys_as_stored.column_names), keys_as_stored)[2]
     if not seqs.any() or (seqs >= commit.row_seq).any():
-        # No key has a row, so another table makes them wrong; or the commit rewrote some keys with the same values.
+        # If no key has a row, another table makes the keys wrong, or the commit rewrote some keys with the same values.
         return None
     return UntouchedKeys(keys.keys, _version_with_seq(store, commit, int(np.max(seqs))))
 

@@ -24,12 +24,12 @@ class SearchEnds:
 
     search_range: SearchRange
     gapless_start: Cut
-    """First moment from which on all versions exist; the good end if the range has no such moment."""
+    """Earliest moment such that all later versions exist; the good end if there is none."""
     good: str | None
     bad: str | None
     resolved: Mapping[str, Cut]
     gapless_start_ref: str
-    """Ref of `gapless_start`, if the search also covers older history that was thinned out; else empty."""
+    """Ref of `gapless_start`, if the search also covers older history from which versions were removed; else empty."""
 
     def narrowed_by_answers(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "SearchEnds":
         """Add known answers to the evaluator, and return the ends narrowed by these answers.
@@ -122,7 +122,7 @@ def find_ends(
     """Return the ends of a search between two refs.
 
     If a ref names a cut that is not a prefix of the line, such as a snapshot, the end is moved outwards to the nearest
-    prefix. `good` may be `beginning`; None also stands for the beginning of the app's history.
+    prefix. `good` may be `beginning`, which is also its default: the beginning of the app's history.
 
     Raises:
         Usage: a ref is malformed, or the bad end is the beginning.
@@ -140,7 +140,7 @@ def find_ends(
     for ref in refs:
         _check_app(app, ref, now_ms)
     resolved = {ref: resolve(store, ref, now_ms=now_ms) for ref in refs}
-    # Read after the ends, so that they lie on the line. Later commits of the app do not change it.
+    # Read after the ends, so that the line contains both ends. Later commits of the app do not change the ends.
     line = read_line(store, app)
     resolved = {ref: with_retired(line, cut) for ref, cut in resolved.items()}
     until = resolved[bad] if bad else line.heads
@@ -170,7 +170,7 @@ def _good_end(between: SearchRange, good: Cut | None) -> Cut:
     if not line.is_whole(good):
         return good
     low = line.longest_prefix_within(good)
-    # The prefix within a snapshot may lie where versions were collected.
+    # The longest prefix within a snapshot may end where versions were collected.
     return low if not line.limit.first or replace(between, high=low).is_ordered() else begin
 
 
@@ -192,7 +192,7 @@ def _check_order(between: SearchRange, begin: Cut, good: str | None, bad: str | 
 
 
 def stable_ref(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
-    """Return a ref by version, such as `app/stage@v42`, to the moment that a search uses for `ref`.
+    """Return a ref by version, such as `app/stage@v42`, for the moment that a search uses for `ref`.
 
     Returns `ref` itself if garbage collection removed versions around the moment. Raises the errors of `find_ends`.
     """

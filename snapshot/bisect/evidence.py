@@ -39,7 +39,7 @@ class AffectedStage:
     first: Manifest
     newest: int
     rows: int
-    """Number of rows, bad or not, that the version `first` read from the bad stage and other affected stages."""
+    """Number of rows, good or bad, that the version `first` read from the bad stage and from other affected stages."""
     keys: KeyChanges | None
 
 
@@ -49,11 +49,11 @@ class VerdictEvidence:
 
     commits: tuple[Manifest, ...]
     wrong_row_counts: Mapping[str, int]
-    """Number of wrong rows by ref of a bad moment, at most `MAX_COUNTED`; empty if the predicate is not SQL."""
+    """Number of wrong rows by ref of a bad moment, at most `MAX_COUNTED` moments; empty if the predicate is not SQL."""
     snapshots: tuple[Snapshot, ...]
     affected_stages: tuple[AffectedStage, ...]
     audit: Report
-    """Result of `verify` at the bad moment, from manifests and object sizes only."""
+    """Result of `verify` at the bad moment, checked by manifests and object sizes only."""
 
 
 def collect_evidence(
@@ -82,7 +82,7 @@ def collect_evidence(
 
 
 def commits_from_bad(verdict: Verdict, versions: Mapping[str, int]) -> int:
-    """Return the number of commits from the first bad commit to the end of a prefix; negative if it ends earlier."""
+    """Return the number of commits from the first bad commit to the end of a prefix; negative for an earlier end."""
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 

@@ -1,4 +1,4 @@
-"""Results of `why` and `impact`: the records that made a row, and what one record reached."""
+"""Results of `why` and `impact`: the records that made a row, and the rows that one record reached."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from .verdict import RecordLocation, SourceRecord
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """Record that a version read, and that went into a row."""
+    """Record that a version read and that went into a row."""
 
     location: RecordLocation
     time_ms: int
@@ -18,7 +18,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowVersion:
-    """Version that wrote a row, or that sent rows which went into it; with the records that it read for that."""
+    """Version that wrote a row, or sent rows from which the row was made; with the records that it read for the row."""
 
     stage: str
     version: int
@@ -27,10 +27,10 @@ class RowVersion:
     """Key of the row in the stage's table; None for a stage without a table."""
     before: dict[str, object] | None
     after: dict[str, object] | None
-    """Values before and after the version; None without a row."""
+    """Values of the row before and after the version; None without a row."""
     records: tuple[ReadRecord, ...]
     unknown: str = ""
-    """Reason why further records may have gone into the row, or why not all these have; empty if they are exact."""
+    """Reason why `records` may have too few or too many records of the row; empty if they are exact."""
 
     @property
     def name(self) -> str:
@@ -39,13 +39,13 @@ class RowVersion:
 
 @dataclass(frozen=True, slots=True)
 class MinimalRecords:
-    """Set of source records that gives a row by itself."""
+    """Set of source records that is sufficient to make a row."""
 
     records: tuple[RecordLocation, ...]
     is_smallest: bool
-    """True if replays of all smaller sets prove that none of them gives the row."""
+    """True if replays prove that no smaller set makes the row."""
     is_minimal: bool
-    """True if replays prove that none of the records can be left out."""
+    """True if replays prove that each record in the set is needed."""
     replays: int
 
 
@@ -57,16 +57,16 @@ class RowExplanation:
     table: str
     key: dict[str, object]
     version: int
-    """Version of the table that shows the row."""
+    """Version of the table at which the row is explained."""
     row: dict[str, object] | None
-    """Values of the row; None if there is no row: then the explanation is that of its removal."""
+    """Values of the row; None if there is no row: then its removal is explained."""
     versions: tuple[RowVersion, ...]
-    """Versions that wrote the row, newest first, and then versions upstream."""
+    """Versions that wrote the row, newest first, followed by upstream versions."""
     sources: tuple[SourceRecord, ...]
-    """Records of users' topics that went into the row, by topic, partition and offset. Empty payloads unless read."""
+    """Records of users' topics that went into the row, by topic, partition and offset. Payloads are optional."""
     minimal: MinimalRecords | None = None
     unknown: str = ""
-    """Reason why no smallest set is known, if it was asked for."""
+    """Reason why no smallest set is known, if the caller requested one; else empty."""
 
     @property
     def is_whole(self) -> bool:
@@ -76,22 +76,22 @@ class RowExplanation:
 
 @dataclass(frozen=True, slots=True)
 class ReachedRow:
-    """Row of a table into which a record went."""
+    """Row of a table that a record reached."""
 
     stage: str
     key: dict[str, object]
     version: int
-    """First version whose row the record went into."""
+    """First version that wrote the row with the record."""
     until: int | None
-    """Version that removed this row, so that later rows of the key are without the record; None if none has."""
+    """Version that removed the row, so that later rows of the key do not depend on the record; None if none has."""
     before: dict[str, object] | None
     after: dict[str, object] | None
-    """Values before and after `version`; None without a row."""
+    """Values of the row before and after `version`; None without a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachedOutput:
-    """Rows that a version sent to a channel or to a sink, and into which a record went."""
+    """Rows that a record reached and that a version sent to a channel or to a sink."""
 
     stage: str
     version: int
@@ -100,26 +100,26 @@ class ReachedOutput:
     """`channel` for a repartition topic; `topic` and `function` for sinks."""
     rows: tuple[dict[str, object], ...]
     readers: tuple[str, ...] = ()
-    """Versions that read the rows, as `STAGE@vN`; for a channel that a stage has yet to read, without that stage."""
+    """Versions that read the rows, as `STAGE@vN`. Stages that have not read them yet are missing."""
     is_published: bool | None = None
     """True if a sink's rows were published; None for a channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachedCopy:
-    """Snapshot or clone whose tables or in-flight records have what a record reached."""
+    """Snapshot or clone with tables or in-flight records that a record reached."""
 
     kind: Literal["snapshot", "clone"]
     name: str
     stages: tuple[str, ...]
-    """Stages whose state has it, as `STAGE@vN`."""
+    """Stages whose state the record reached, as `STAGE@vN`."""
     in_flight: tuple[str, ...] = ()
-    """Channels that hold it in flight."""
+    """Channels with in-flight records that the record reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """Version that read a record and made no row of it: the record was rejected, late, or filtered."""
+    """Version that read a record but made no row from it: the record was rejected, late, or filtered."""
 
     stage: str
     version: int
@@ -129,7 +129,7 @@ class NotTaken:
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """What a record reached."""
+    """Rows, outputs and copies that a record reached."""
 
     app: str
     record: RecordLocation
@@ -140,4 +140,4 @@ class Impact:
     outputs: tuple[ReachedOutput, ...]
     copies: tuple[ReachedCopy, ...]
     unknown: tuple[str, ...]
-    """Reasons why further rows may be reached; empty if the rest is exact."""
+    """Reasons why the record may have reached more rows; empty if the other fields are complete."""

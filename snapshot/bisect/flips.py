@@ -1,4 +1,4 @@
-"""Find all versions at which a predicate turned bad or good, by one pass over the rows that the versions wrote.
+"""Search for all versions at which a predicate turned bad or good, by one pass over the rows that the versions wrote.
 
 The predicate must be row-local: a query that judges each row of one table by itself. A wrong row stays wrong until its
 key is written again, or until the row expires. So each row is judged once, for the version that wrote it (`_seq`), and
@@ -40,8 +40,8 @@ ROW_NUMBER = "_slackwater_row"
 def parse_row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
     """Return the table that a query reads, and the query rewritten to return row numbers (`ROW_NUMBER`).
 
-    Raises `Refused` (whether a row is returned depends on further rows; the message says why), `NotFound` (no such
-    table) and `Usage` (the SQL is malformed).
+    Raises `Refused` (the query judges a row by other rows as well; the message says why), `NotFound` (no such table)
+    and `Usage` (the SQL is malformed).
     """
     with duckdb.connect() as con:
         parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
@@ -127,11 +127,11 @@ A wrong row counts until its key is written again, or until the row expires.
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: SearchRange) -> Flips | None:
     """Return all versions of a range at which a row-local predicate turned bad or good; None if a scan is too costly.
 
-    Also returns None if the predicate is not row-local, or if versions are missing or one is a rewind. A scan is too
-    costly if it would read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
+    Also returns None if the predicate is not row-local, if versions are missing, or if a version is a rewind. A scan is
+    too costly if it would read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
     """
     watched = between.watched & between.high.stages.keys()
-    # With resource limits for untrusted users, nothing but the evaluations may run.
+    # With resource limits for untrusted users, only the evaluations themselves may run.
     if not isinstance(predicate, SqlPredicate) or predicate.bounds is not None or not between.is_gapless:
         return None
     if sum(map(between.num_versions, watched)) > _MAX_VERSIONS:
@@ -171,7 +171,7 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Se
         clocks = {manifest.clock_ms: manifest.version for manifest in reversed(manifests)}
         con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
         keys = ", ".join(quote_identifier(column.name) for column in high.table.key) if high.table else ""
-        # Change of the number of wrong keys, by ascending version.
+        # Changes of the number of wrong keys, by ascending version.
         changes: dict[int, int] = dict(con.execute(_WRONG_KEY_DELTAS.format(keys=keys, row=ROW_NUMBER)).fetchall())
         rows: int = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
     later = {version: delta for version, delta in changes.items() if version > first}
@@ -212,7 +212,8 @@ def _create_views(
 ) -> None:
     """Create the view `_written` of rows with the versions that wrote them, and the table's view without tombstones.
 
-    Rows that existed at the first version count as written by it. All rows get the columns of the version `high`.
+    Rows that existed at the first version count as written by the first version. All rows get the columns of the
+    version `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it
     schema = pa.schema([("path", pa.string()), ("version", pa.int64()), ("seq", pa.int64())])

@@ -1,4 +1,4 @@
-"""An invariant of an app: a condition, the interval of its evaluation, and the command to run when it fails."""
+"""Invariant of an app: a condition, the interval of its evaluation, and the command to run when it fails."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ class Invariant:
 
     name: str
     where: str
-    """Query that returns wrong rows, or condition that is true for wrong rows; empty if `check` is given."""
+    """Query that returns wrong rows, or condition that is true for wrong rows; empty if `check` is set."""
     every_ms: int
     on_failure: str = ""
     """Shell command to run when the invariant begins to fail; empty for none."""

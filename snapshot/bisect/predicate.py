@@ -57,7 +57,7 @@ class Predicate(Protocol):
 
     @property
     def sql(self) -> str:
-        """Query that returns the wrong rows; empty if the user's code or a person judges the moments."""
+        """Query that returns the wrong rows; empty if the moments are judged by the user's code or by a person."""
         ...
 
     @property
@@ -97,8 +97,7 @@ class Skip(Exception):
 class AnswerNeeded(Exception):
     """Error raised when a person has to judge the moment `ref` before the search can continue.
 
-    `ref` is empty for the moment before the first commit. The attribute `left` is the estimated number of further
-    moments to judge.
+    `ref` is empty for the moment before the first commit. `left` is the estimated number of further moments to judge.
     """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
@@ -108,7 +107,7 @@ class AnswerNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnyTablePredicate:
-    """Base of predicates that may read any table: a person or the user's code judges each moment."""
+    """Base of predicates that may read any table, because a person or the user's code judges each moment."""
 
     text: str
     sql: ClassVar[str] = ""
@@ -124,7 +123,7 @@ class AnyTablePredicate:
 
 @dataclass(frozen=True, slots=True)
 class ManualPredicate(AnyTablePredicate):
-    """Predicate for a person, who judges each moment from the rows of all stages and the in-flight records."""
+    """Predicate answered by a person, who judges each moment from the rows of all stages and the in-flight records."""
 
     text: str = "by hand"
     reads_channels: ClassVar[bool] = True
@@ -156,7 +155,7 @@ class SqlPredicate:
         return frozenset(clause.topic for clause in clauses if isinstance(clause, InputClause))
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        # The name of a topic may also be that of a table.
+        # A topic and a table may have the same name.
         text = parse_statement(self.sql).text_without_clauses if self.inputs else self.sql
         return named_tables(text, cut, or_all=not self.inputs)
 
@@ -181,15 +180,15 @@ class SqlPredicate:
 
 _CONDITION_WITHOUT_TABLE = "SELECT ({condition}) AS holds"
 _CONDITION_ON_TABLE = _CONDITION_WITHOUT_TABLE + " FROM {table}"
-"""SQL that evaluates a condition on a table: one result row for an aggregate, else one for each row of the table."""
+"""SQL that evaluates a condition on a table. The result has one row for an aggregate, else one row per table row."""
 _SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
 _SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _NEGATIONS = {"check": "NOT ", "where": ""}
-"""SQL prefix, by option, that turns a condition into a test for wrong rows: a wrong row fails a `check`."""
+"""SQL prefix, by option, that makes a test for wrong rows from a condition. A row that fails a `check` is wrong."""
 _CONDITION = re.compile(
     r"[\s(]*(?!select|from|with|values)[\w.\"]+\s*([<>=!+*/%(-]|(is|in|between|i?like|and|or|not)\b)", re.IGNORECASE
 )
-"""Beginning of a text that is meant as a condition: a name, and an operator or the parenthesis of a function."""
+"""Pattern of the beginning of a condition: a name, then an operator or the parenthesis of a function call."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -226,7 +225,7 @@ def parse_check(store: ObjectStore, app: str, condition: str, table: str = "") -
     that has all columns of the condition.
 
     Raises:
-        Usage: the condition is malformed; or its columns are in no table, or in several.
+        Usage: the condition is malformed, or its columns are in no table or in several tables.
         NotFound: the app or table does not exist.
     """
     return _parse_condition(store, app, condition, table, "check")

@@ -1,7 +1,7 @@
-"""Bad records that a predicate over an input archive returns itself, so that no program and no replay is needed.
+"""Bad records that are the result of a predicate over an input archive: they need no program and no replay.
 
-`FROM input('orders') WHERE …` returns whole records. If it returns none at the last good moment, the records that it
-returns at the bad commit are those that made the moment bad.
+`FROM input('orders') WHERE …` returns whole records. If it returns no record at the last good moment, the records that
+it returns at the bad commit made the moment bad.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def find_queried_records(verdict: Verdict) -> TracedCause | None:
 
 
 def _as_cause(records: pa.Table) -> TracedCause:
-    """Return records that are bad by themselves, in order of time, as a proved cause."""
+    """Return records that are bad by themselves as a proved cause, in order of time."""
     positions = zip(*(records[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True)
     first, *later = addresses = tuple(RecordLocation(*place) for place in positions)
     times = np.asarray(records["timestamp"].cast(pa.int64()))

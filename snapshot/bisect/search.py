@@ -2,8 +2,8 @@
 
 The predicate is evaluated at moments of the line (`cut.line`). Each moment is a consistent cut, so a wrong answer is
 never the effect of reading a running app, and anyone can query the moment again by its ref. As in git's bisect, a
-moment that cannot be judged is skipped, and a different moment is evaluated, until none remains between the last good
-and the first bad moment. Unlike git, the search then prefers version ranges next to a judged moment (see
+moment that cannot be judged is skipped, and a different moment is evaluated, until no moment remains between the last
+good and the first bad moment. Unlike git, the search then prefers version ranges next to a judged moment (see
 `SearchRange.middle`): this finds the version that added a column in a few steps.
 """
 
@@ -137,18 +137,18 @@ def _is_exhaustive(evaluator: Evaluator, searched: SearchRange) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _NarrowedRange:
-    """Range to which a search has narrowed, with the good and the bad moments that were evaluated on the way."""
+    """Range to which a search has narrowed, with all good and bad moments that were evaluated before."""
 
     search_range: SearchRange
     """Range from a good moment to a bad one. No moment in between can be judged."""
     good: tuple[Cut, ...]
     bad: tuple[Cut, ...]
     certain: bool
-    """True if only one commit can be the first bad one."""
+    """True if only one commit can be the first bad commit."""
 
 
 def _narrow(evaluator: Evaluator, between: SearchRange) -> _NarrowedRange:
-    """Halve a range until no moment between its ends is left to judge; both ends are judged already.
+    """Halve a range until no moment between its ends is left to judge. Both ends must have been judged before.
 
     Raises the errors of `Predicate.rows`.
     """
@@ -191,7 +191,7 @@ def _next_moment(evaluator: Evaluator, between: SearchRange, skips: Skips) -> Cu
         return middle
     if (commit := between.only_commit()) is None:
         return None
-    # Commits of other watched tables that were later undone may be next to it, so both sides must be evaluated.
+    # Next to this version, commits of other watched tables may have been undone later, so both sides must be evaluated.
     previous, up_to = between.line.prefix_before(commit), between.line.prefix_up_to(commit)
     if evaluator.evaluate(previous, 0).answer == "bad":
         return previous
@@ -209,8 +209,8 @@ def _is_certain(evaluator: Evaluator, between: SearchRange) -> bool:
 def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
     """Add a version to `skips`; with `lacks`, because its tables lack a column that the predicate names.
 
-    All versions between two versions that lack a column are taken to lack it too. `lacking` has the versions already
-    known to lack the column, ascending.
+    If two versions lack a column, all versions in between are assumed to lack the column. `lacking` has the versions
+    already known to lack the column, ascending.
     """
     skips.add(version)
     if lacks:
@@ -300,7 +300,7 @@ def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
 def _changed_keys(
     evaluator: Evaluator, previous: Manifest | None, commit: Manifest, rows: pa.Table
 ) -> KeyChanges | None:
-    """Return the keys that turned bad at the commit, in the first of the stage's tables that the predicate names."""
+    """Return the keys that turned bad at the commit, in the first table of the stage that the predicate names."""
     named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names_table(table))
     table = next(named, commit.stage)
     earlier = as_main_table(previous, table) if previous is not None else None

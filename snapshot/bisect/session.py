@@ -38,18 +38,18 @@ from .search import Edge
 from .verdict import Answer, Evaluation
 
 PredicateFunction = Callable[[duckdb.DuckDBPyConnection], object]
-"""Function that takes a DuckDB connection with the moment's tables as views; returns True if the moment is good."""
+"""Function of a DuckDB connection, which has the moment's tables as views. Returns True if the moment is good."""
 
 _SKIP_EXIT_CODE = 125
 _STOP_EXIT_CODE = 128
-"""Exit code from which on the search stops. As in `git bisect run`: 0 good, 125 skip, other lower codes bad."""
+"""Lowest exit code that stops the search. As in `git bisect run`: 0 is good, 125 skip, every other lower code bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonPredicate(AnyTablePredicate):
     """Predicate that calls a function with a DuckDB connection, whose views are the moment's tables.
 
-    A true value or None means good, so a function made of `assert`s works. Another false value, or an AssertionError,
+    A true value or None means good, so a function made of `assert`s works. Any other false value, or an AssertionError,
     means bad. A missing table or column, or `unittest.SkipTest`, means skip. Tables that the function creates are in
     memory and are discarded. Any other exception ends the search as `SlackwaterError`.
     """
@@ -131,7 +131,7 @@ def load_python_predicate(text: str) -> PythonPredicate:
     return PythonPredicate(text, value)
 
 
-# From a list, pyarrow would import pandas.
+# If the argument were a list, pyarrow would import pandas.
 _NO_ROWS = pa.table({"wrong": pa.nulls(0, pa.string())})
 
 
@@ -189,7 +189,7 @@ class SearchRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Answer for a moment, from an evaluation or a person."""
+    """Answer for a moment, made by an evaluation or given by a person."""
 
     ref: str
     answer: Answer
@@ -204,7 +204,7 @@ class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
     store: str
     asked: SearchRequest
     marks: tuple[KnownAnswer, ...] = ()
-    """Answers in the order given. If a moment has several answers, the last one counts."""
+    """Answers in the order given. If a moment has several answers, the last answer counts."""
     wanted: str | None = None
     """Ref of the moment that a person has to judge next; None if there is none."""
     found: str = ""

@@ -59,7 +59,7 @@ class Flip:
     version: int
     time_ms: int
     bad: bool
-    """True for a change from good to bad."""
+    """True if the predicate turned from good to bad."""
     keys: int
 
 
@@ -81,7 +81,7 @@ class Flips:
 class Verdict:
     """First bad commit of the line.
 
-    If there are `candidates`, any of them may be the first bad commit, and the fields describe the last one.
+    If there are `candidates`, any candidate may be the first bad commit, and the fields describe the last candidate.
     """
 
     app: str
@@ -103,7 +103,7 @@ class Verdict:
     keys: KeyChanges | None
     steps: tuple[Evaluation, ...]
     evaluations: int
-    """Number of evaluations that the search made, without those of moments at which all tables are empty."""
+    """Number of evaluations in the search. Moments at which all tables are empty are not counted."""
     candidates: tuple[VersionRange, ...] = ()
     """Versions of all stages that may be the first bad commit; empty if the commit is certain.
 
@@ -118,14 +118,14 @@ class Verdict:
     """
     resolved: Mapping[str, Cut] = field(default_factory=dict)
     gapless_start_ref: str = ""
-    """Ref of the moment since which all versions exist, if older history was thinned out; else empty."""
+    """Ref of the moment since which all versions exist, if retention removed older versions in between; else empty."""
     flips: Flips | None = None
     is_exhaustive: bool = False
-    """True if every moment between the ends was evaluated, or has the same rows as an evaluated one."""
+    """True if every moment between the ends was evaluated, or has the same rows as an evaluated moment."""
 
     @property
     def earlier_bad_ref(self) -> str:
-        """Ref of a known bad moment before the last good one; empty if none is known."""
+        """Ref of a bad moment before the last good moment; empty if none is known."""
         if self.flips is not None:
             earlier = [flip.ref for flip in self.flips.flips if flip.bad and flip.version < self.bad_version]
         else:
@@ -161,7 +161,7 @@ class RecordLocation:
 
     @classmethod
     def parse(cls, text: str) -> "RecordLocation":
-        """Parse the form of `str()`. Raises `Usage`."""
+        """Parse a location in the format of `str()`. Raises `Usage`."""
         if (match := _LOCATION.fullmatch(text)) is None:
             raise Usage(
                 f"{text!r} is not the location of a record; expected TOPIC[PARTITION]@OFFSET",
@@ -201,7 +201,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordlessBatch:
-    """Bad batch without a record at fault: its rows were removed or emitted because of the clock or a watermark."""
+    """Bad batch without a record at fault: the clock or a watermark made rows disappear or be emitted."""
 
     stage: str
     version: int
@@ -210,7 +210,7 @@ class RecordlessBatch:
     fell_due: pa.Table
     """Rows that fell due with the batch: ended windows, timers, waiting join rows. Key columns, and due `time`."""
     clock_ms: tuple[int, int]
-    """Time by which rows expire, as it was before and after the batch."""
+    """Time by which rows expire, before and after the batch."""
     due_ms: tuple[int | None, int | None]
     """Time up to which rows had fallen due, before and after the batch; None if none had."""
     by: Literal["clock", "watermark"] = "clock"
@@ -254,9 +254,9 @@ class RecordPath:
     cannot be replayed: there the path names the record with the numeric value nearest to the change.
     """
     proved: bool = False
-    """True if replays prove the record: the app's input is good up to the record before, and bad with this record."""
+    """True if replays prove the record: the app's input is good without this record, and bad with it."""
     tied: tuple[RecordLocation, ...] = ()
-    """Records of other partitions with an equal time, any of which may be the first bad record instead."""
+    """Number of records of other partitions with an equal time; any of them may be the first bad record instead."""
     records: pa.Table | None = None
     """Bad records of the batch, in the order in which the app processes them (`BAD_RECORDS`); None if unknown."""
     is_complete: bool = False

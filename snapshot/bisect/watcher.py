@@ -139,7 +139,7 @@ class Watcher:
         due = self._due_invariants(now_ms)
         if not due:
             return None
-        # As committed, independent of the clock, so that bisect sees the same rows.
+        # Rows are read as committed, regardless of the clock, so that bisect sees the same rows.
         cut = replace(resolve(self.store, self.app, now_ms=now_ms), seen_ms=0)
         to_evaluate = [invariant for invariant in due if not self._is_evaluated(invariant, cut)]
         previous = {
@@ -201,6 +201,6 @@ def advance_last_good(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
     tagged, author = find_last_good(store, cut.app), f"{_TAG_AUTHOR} by {by}"
     if tagged is None:
         return pin_cut(store, cut, LAST_GOOD, by=author)
-    # Another watch may have moved the tag further meanwhile.
+    # Another watcher may have moved the tag further meanwhile.
     is_behind = any(version < tagged.stages.get(stage, 0) for stage, version in cut.versions.items())
     return tagged if is_behind or tagged.stages == cut.versions else move_snapshot(store, tagged, cut, by=author)

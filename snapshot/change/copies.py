@@ -224,7 +224,7 @@ class CloneSsts:
     def _in_clone(self, ssts: Ssts, copies: Mapping[tuple[str, str], Sst]) -> Ssts:
         changed = ssts.mapped(lambda sst: copies.get(_name(sst), sst)) if copies else ssts
         copied = frozenset(copies.values())
-        # Copies are in the target; everything else stays where the source has it.
+        # Copies are in the target; all other objects stay in the source's root.
         shared = Ssts((sst for sst in changed.inline if sst not in copied), changed.leaves).at_roots(self._shared_root)
         return shared.plus(sst for sst in changed.inline if sst in copied)
 

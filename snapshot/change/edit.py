@@ -101,7 +101,7 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
         store.put(keys.edit_rows(app, request.id), rows)
     EDITS.put(store, request, app)
     try:
-        # A forget checks for requests only after writing its note, so check again.
+        # A forget checks for requests only after it has written its journal, so check again.
         check_exclusion(store, app, Intent.EDIT, AppCondition.FORGETTING)
     except Refused:
         withdraw_edit(store, app, request)

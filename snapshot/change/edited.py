@@ -45,7 +45,7 @@ DELETED = "_deleted"
 """Column of an edit: True for rows to delete."""
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
-"""Pattern of DuckDB's error for a statement that changes a view: all tables but the edited one are views."""
+"""Pattern of DuckDB's error for a statement that changes a view. All tables except the edited table are views."""
 _BEFORE = "the table before"
 _MEMORY = "1 GiB"
 """Memory limit of DuckDB for the copy of the table; DuckDB spills to disk beyond this limit."""
@@ -61,7 +61,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
     (`arrow_types.make_sql_safe`), or if a new row would have null in its key.
     """
     table = cut.tables[name].table
-    assert table is not None  # noqa: S101  it is among the cut's tables
+    assert table is not None  # noqa: S101 callers pass the name of a table in the cut
     if any(sst.unshowable for sst in cut.tables[name].ssts):
         raise Refused(
             f"{cut.app}/{name} has strings that are not UTF-8, or maps with duplicate keys, which SQL would change",
@@ -187,9 +187,9 @@ def compute_edit(
     """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
     Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
-    `Change.compute_rows` and `bind_replacement`. Raises `Refused` if the edit changes a value that the key's next
-    record computes anew from internal columns, and does not change these columns. For example, a mean is computed from
-    its sum and count.
+    `Change.compute_rows` and `bind_replacement`. Also raises `Refused` if the edit changes a derived value but not the
+    internal columns from which it is derived: the key's next record would compute the value anew. For example, a mean
+    is derived from its sum and count.
     """
     head = cut.stages[stage]
     table, clock_ms = require_table(head), cut.clock_ms(stage)
@@ -271,8 +271,8 @@ class BoundReplacement(BoundState):
 def bind_replacement(table: Table, name: str) -> BoundState:
     """Return the state that applies an edit to a table. Edited rows fall due like rows that the program wrote.
 
-    Raises `Refused` if the rows belong to a Spark query outside of slackwater, if the table's rows are lists of waiting
-    rows or sessions, or if only the program knows when rows fall due.
+    Raises `Refused` in three cases: the rows belong to a Spark query outside of slackwater; the table's rows are lists
+    of waiting rows or sessions; or only the program knows when rows fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.external_owner:

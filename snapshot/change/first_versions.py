@@ -64,11 +64,11 @@ def topics_of_unfinished(store: ObjectStore, note: CloneJournal) -> tuple[str, .
 
 
 InFlightReader = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
-"""Function that reads the records of a channel between the positions of two readers, the slower one first.
+"""Function that reads the records of a channel between the positions of two readers, the slower reader first.
 
-For the fastest reader, the second argument is None: then records are read up to the cut. Returns the state of the
-channel, the records, and counts. The records are None if they must be read from Kafka. The counts are the numbers of
-records by Kafka partition before keys were forgotten, empty if none were.
+For the fastest reader, the second argument is None: then records are read up to the cut. Returns three values: the
+state of the channel, the records, and counts. The records are None if they must be read from Kafka. The counts are the
+numbers of records by Kafka partition before keys were forgotten; empty if no key was forgotten.
 """
 
 
@@ -92,7 +92,7 @@ def in_flight_reader(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> I
 
 
 def copy_channels(cut: Cut, app: str, kafka: KafkaTopics, records: InFlightReader) -> dict[str, CopiedChannel]:
-    """Copy the in-flight records of every channel of the cut into topics of `app`; returns the copied channels by name.
+    """Copy the in-flight records of every channel of the cut into topics of `app`. Returns the channels by name.
 
     Safe to repeat after a crash: the records of an incomplete copy have an attempt that no manifest names.
     """
@@ -113,7 +113,7 @@ def copy_channels(cut: Cut, app: str, kafka: KafkaTopics, records: InFlightReade
             ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, kept_records)
             if state.attempts:
                 attempts.append(attempt)
-                # A clone's first version counts the rows copied for all readers.
+                # The first version of a clone counts the copied rows of all readers together.
                 rows += sum(state.counts) if state.counts else state.rows
             if original_counts:
                 num_forgotten = np.array(original_counts) - counts
@@ -143,7 +143,7 @@ def _cloned_input(
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
     channel, sender = copied[name], cut.stages[source.upstream]
     starts = channel.starts[receiver]
-    # An unread watermark is in flight as well.
+    # A watermark that was sent and not read is in flight as well.
     read_all = starts == channel.ends and source.watermark_ms == sender.downstream_watermark_ms
     at = sender.version if read_all else sender.version - 1
     # Records forgotten in flight count as lost.
@@ -179,7 +179,7 @@ def finish_clone(
         key, manifests = keys.channels(info.name), copies.create_ssts(missing)
         carried_channels = None if is_new else codec.find(target, key, _CopiedChannels)
         if carried_channels is None:
-            # Another process may be finishing the same clone: the first note wins.
+            # Another process may be finishing the same clone: the first journal entry wins.
             carried_channels = codec.add(target, key, _CopiedChannels(copy_channels(cut, info.name, channels, records)))
         topics = info.origin.topics if info.origin else {}
         ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs_by_name(cut)}
@@ -188,7 +188,7 @@ def finish_clone(
                 _first_version(manifests[stage], cut, info, carried_channels.channels, ids), by=by
             )
             commit_first(target, first_versions[stage])
-    # Commit the start offsets for Kafka's own tools.
+    # Commit the start offsets to the consumer groups, for Kafka's own tools.
     for stage, first in first_versions.items():
         if first.attached is not None:
             continue  # it reads from a Spark checkpoint
@@ -226,7 +226,7 @@ def _first_version(
     """Return the first manifest of a stage in the clone.
 
     `source` is the stage's version in the cut, with the clone's SSTs. The manifest keeps the version number of
-    `source`, since rows refer to it in `_seq`. `ids` are the topic ids in the clone, by declared name.
+    `source`, since the column `_seq` of rows refers to it. `ids` are the topic ids in the clone, by declared name.
     """
     # Open snapshots belong to the source.
     base = without_open_snapshots(without_version_fields(source))
@@ -257,13 +257,13 @@ def _first_version(
             for name, output in source.outputs.items()
             for channel in [copied[name]]
         },
-        # The source publishes its own unpublished rows.
+        # The source itself publishes its unpublished rows.
         sinks={},
         silent=source.silent | {name: sink.kind for name, sink in source.sinks.items()},
         promotion=None,
         # `_seq` of the rows that the source's version wrote.
         seq=source.seq,
-        # These belong to the source, whose migrations and erasures are numbered separately.
+        # These fields belong to the source, whose migrations and erasures are numbered separately.
         totals=None,
         migration=0,
         forgotten=0,

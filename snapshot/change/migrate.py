@@ -1,4 +1,4 @@
-"""Migrate an app to a changed program: pin the current state, decide the migration, commit a version of each stage.
+"""Migration of an app to a changed program: pin the state, decide the migration, commit a version of each stage.
 
 Also describes each change in one line, for the output of `migrate` and for the error of `run` if the program changed.
 """
@@ -51,7 +51,7 @@ def find_plan(
     after = check_migration_complete(store, declared.app, heads, Intent.MIGRATE)
     result = plan_changes(heads, declared, renames, stages=stages or {}, after=after)
     for name in heads.keys() - declared.stages.keys():
-        # A renamed stage starts new sinks, and a retired one publishes nothing, so all rows must be published first.
+        # A renamed stage starts new sinks, and a retired stage publishes nothing, so all rows must be published before.
         if not heads[name].retired:
             published.check_all_published(store, heads[name])
     return result
@@ -99,8 +99,8 @@ def migrate(
     `starts` has the start positions of new inputs, by stage and declared name (`Plan.unread`); `by` is user@host. With
     a `reader`, the snapshot keeps in-flight records; otherwise Kafka keeps them until its retention ends.
 
-    Raises `Refused` if another migration was decided first, or if a snapshot request is open that stages could not
-    answer with their new inputs or names; nothing changed then. After `Unavailable`, the next call finishes the
+    Raises `Refused`, with nothing changed, if another migration was decided first, or if a snapshot request is open
+    that stages could not answer with their new inputs or names. After `Unavailable`, the next call finishes the
     migration.
     """
     if not decided_plan.changes:
@@ -138,12 +138,12 @@ def carry_out(
     now_ms: int,
     recovery: str = "",
 ) -> dict[str, int]:
-    """Decide a migration with these steps, and commit its versions; returns the new version of each stage.
+    """Decide a migration with these steps, and commit its versions. Returns the new version of each stage.
 
     `snapshot` pins the state before the migration, and `summary` is the text for the audit log. `recovery` is the id of
     the recovery that the migration implements. After the migration is decided, later commands complete it if this call
-    is interrupted. Raises `Refused` if a concurrent migration was decided first: nothing changed, and the snapshot is
-    deleted. Otherwise raises the errors of `finish_migration`.
+    is interrupted. Raises `Refused` if a concurrent migration was decided first; then nothing changed, and the snapshot
+    is deleted. Also raises the errors of `finish_migration`.
     """
     detail = f"{number}: {summary}; before it {app}@{snapshot}"
     id_ = recovery or str(runtime.ulid())
@@ -155,7 +155,7 @@ def carry_out(
     versions = finish_migration(store, decided, now_ms=now_ms)
     if decided.id == migration.id:
         return versions
-    # The winner may use the same snapshot. If it is a rewind, it is done, and needs no pin.
+    # The winning migration may use the same snapshot. If it is a rewind, it is complete and needs no pin.
     if decided.snapshot != snapshot:
         delete_snapshot(store, app, snapshot)
     unpin_target(store, app, number)

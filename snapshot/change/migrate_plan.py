@@ -1,4 +1,4 @@
-"""Plan the changes that a program makes to a stored app, stage by stage, and refuse impossible changes.
+"""Plan of the changes that a program makes to a stored app, stage by stage. Refuses impossible changes.
 
 Pure functions.
 """
@@ -41,11 +41,11 @@ class StageChange:
     due: tuple[str, str] | None = None
     """Declarations of the rows' due time in the stored app and in the program; None if they are equal."""
     others: bool = False
-    """True if the order of the columns changes, or the form of their declarations."""
+    """True if the program changes the order of the columns, or the format of their declarations."""
     guesses: tuple[tuple[str, str], ...] = ()
     formerly: str = ""
     may_be: str = ""
-    """Name of an added stage that this retired stage was probably renamed to; empty for none."""
+    """Name of an added stage that is probably the new name of this retired stage; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
-        """New inputs, by stage, whose start position must still be chosen."""
+        """New inputs, by stage, whose start position is not chosen yet."""
         return {change.stage: change.inputs for change in self.changes if change.kind == "changed" and change.inputs}
 
 
@@ -182,7 +182,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
             inputs = {
                 head.stage: head.inputs[name] for head in heads.values() if name in head.inputs and not head.retired
             }
-            # After a migration, a channel has no reader until the new reader's first batch.
+            # After a migration, a channel has no reader until the first batch of the new reader.
             positions = inputs or {head.stage: head.stopped[name] for head in heads.values() if name in head.stopped}
             for reader, source in positions.items():
                 num_unread = count_unread(output, source)
@@ -225,7 +225,7 @@ def _stages_to_rename(
             {column for names in tables.values() for column in names},
             hint="in --rename OLD=NEW, OLD is a stored column; --rename TABLE.OLD=NEW is for one table",
         )
-    # If several tables have the column, rename it where the program declares the new name.
+    # If several tables have the column, rename it in the tables for which the program declares the new name.
     programs = {name: table for name in owners if (table := declared.stages[name].table) is not None}
     return [name for name, table in programs.items() if new in visible_names(table.columns)] or owners
 
@@ -257,7 +257,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
             )
         if list(called.values()).count(new) > 1:
             raise Refused(f"two stages of {app!r} cannot both be renamed to {new!r}")
-        # Rows are kept only for readers that have started, so all readers must have.
+        # Rows are kept only for readers that have started, so all readers must have started.
         for name, output in heads[old].outputs.items():
             if any(output.sent) and not any(inputs_of_channel(heads, name, old)):
                 raise Refused(
@@ -291,7 +291,7 @@ def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str,
 
 
 def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """Return the added stage to which a dropped stage was probably renamed; empty if no stage or several stages fit.
+    """Return the added stage that is probably the new name of a dropped stage; empty if no stage or several stages fit.
 
     A stage fits if its key, inputs and outputs are those of the dropped stage.
     """

@@ -43,9 +43,10 @@ Heads = Mapping[str, Manifest]  # by stage
 def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
     """Commit the version of each stage that has not applied a migration yet. Idempotent.
 
-    Renamed stages come first, so that readers find the stages under the new names. Then come receivers before senders,
-    so that no active stage reads a retired stage. In a rewind, senders come before receivers, since readers name the
-    senders' new versions. At the end, open snapshot requests that stages can no longer answer are withdrawn.
+    Renamed stages come first, so that readers find the stages under the new names. Then receivers come before senders,
+    so that no active stage reads a retired stage. In a rewind, senders come before receivers, since the readers'
+    manifests name the senders' new versions. At the end, open snapshot requests that stages can no longer answer are
+    withdrawn.
 
     The call that completes the migration also records it in the audit log under the original author, and unpins the
     target of a rewind.
@@ -56,9 +57,9 @@ def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -
     # Includes stages that began meanwhile.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
     ended, versions = _rename(store, migration, heads, now_ms)
-    # Readers of a renamed stage must be later than its first version under the new name.
+    # The readers of a renamed stage must commit after its first version under the new name.
     now_ms = max((now_ms, *(last.time_ms + 1 for last in ended.values())))
-    # A stage needs the old version of its sender, even if the sender is rewound already.
+    # A stage needs the old version of its sender, even if the sender has already been rewound.
     is_done = all(map(migration.is_applied_by, heads.values()))
     targets = {
         stage: history.read(store, migration.app, stage, step.rewound)
@@ -147,7 +148,7 @@ def finish_newest_migration(store: ObjectStore, app: str, *, now_ms: int) -> int
 def rewind_version(
     draft: Manifest, step: MigratedStage, number: int, target_heads: Heads, newest_heads: Heads
 ) -> Manifest:
-    """Return the version that rewinds a stage to its version in `target_heads`; if it has none, to an empty table.
+    """Return the version that rewinds a stage to its version in `target_heads`, by default to an empty table.
 
     A pure function. `draft` is the successor of the stage's newest version. `newest_heads` has the senders' newest
     versions, which are already rewound. Unpublished rows of sinks are dropped, so every sink is empty afterwards.
@@ -164,7 +165,7 @@ def rewind_version(
     if step.table_only:
         times = draft.event_time
         if times is not None and target.event_time is not None:
-            # Rows that fell due since are back in the table, and fall due again.
+            # Rows that fell due after the target are in the table again, and will fall due again.
             times = replace(times, due_ms=target.event_time.due_ms, next_due_ms=target.event_time.next_due_ms)
         return replace(changed, event_time=times)
 
@@ -217,7 +218,7 @@ def apply_step(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     }
     changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
     if step.retires or step.inputs or step.gone:
-        # An open snapshot waits for markers on the old inputs.
+        # A snapshot in progress waits for markers on the old inputs.
         changed = commit.without_open_snapshots(changed)
     if step.retires or step.table is None:
         return changed
@@ -247,7 +248,7 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
     due_before, due_after = (any(column.name == DUE for column in declared.values) for declared in (old, table))
     if event_time is not None and due_before:
         by_clock = due_after and kind_of(table.state).due_by == "clock"
-        # Without a due column, no row is waited for.
+        # Without a due column, no row will fall due.
         next_ms = event_time.next_due_ms if due_after else None
         event_time = replace(event_time, next_due_ms=next_ms, by_clock=by_clock)
     clock_ms = ttl.claim_clock_ms(old, table, draft.clock_ms)
@@ -255,7 +256,7 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
 
 
 def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> Input:
-    """Return an input that continues at `offsets`, in the topic with id `topic_id` if given.
+    """Return an input that continues at `offsets`; with `topic_id`, in the topic with that id.
 
     Partitions that were added to the topic later count as read from the beginning.
     """
@@ -278,7 +279,7 @@ def _rename(
     """
     ended: dict[str, Manifest] = {}
     versions: dict[str, int] = {}
-    # Senders first: a renamed reader names its sender's new name.
+    # Senders first, because the manifest of a renamed reader has the new name of its sender.
     for stage in topological_order(heads):
         step = migration.stages.get(stage, MigratedStage())
         if not step.called:
@@ -298,7 +299,7 @@ def _with_renamed_senders(head: Manifest, ended: Heads) -> Manifest:
         if last is None:
             return source
         sent = last.outputs.get(name)
-        # If no rows are unread, the sender's first version counts as read.
+        # If no rows are unread, the sender's first version counts as read as well.
         is_read = sent is None or source.offsets == sent.ends
         return replace(source, upstream=last.called, version=last.version if is_read else last.version - 1)
 

@@ -1,4 +1,4 @@
-"""Rescale a stage's table, retire a stage, and request a retry of rejected records.
+"""Rescaling of a stage's table, retirement of a stage, and requests to retry rejected records.
 
 A rescale and a retirement are one commit that copies nothing. The new version keeps table, SSTs and offsets. Like a
 claim, it has the next epoch, so the stage's runner is fenced, and no batch that was planned for the old state
@@ -6,8 +6,8 @@ partitions can follow. SSTs stay: readers select rows by hash, and compaction sp
 them.
 
 A retired stage's answers to open snapshot requests are dropped: the snapshots complete without this stage. Their cuts
-are complete, because no remaining stage reads the channels of the retired stage. A program that declares the stage
-again claims it, and continues where it stopped.
+are complete, because no remaining stage reads the channels of the retired stage. If a program declares the stage again,
+the program's runner claims the stage, and continues where it stopped.
 
 A retry is requested by one object. The stage's runner retries the records between two batches, and then removes the
 request. The commit of the retry also marks the records as retried, so repeating a request after a crash is harmless.
@@ -109,7 +109,7 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
     entry = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
     if entry is not None and entry.detail.startswith(f"{stage} to {partitions} "):
         return
-    # Nobody retries an interrupted rescale after this many versions.
+    # An interrupted rescale is never retried after this many versions.
     for later, earlier in pairwise(islice(history.iter_backwards(store, head), _SEARCHED_VERSIONS)):
         if earlier.table is None:
             return
@@ -163,7 +163,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
         name for name in topological_order(heads) if not heads[name].retired and stage in consumed_versions(heads[name])
     ]
     if readers:
-        # Receivers must be retired before senders, so the last in the order goes first.
+        # Receivers must be retired before senders, so the last stage in the order goes first.
         verb, them = ("reads", "that one") if len(readers) == 1 else ("read", "these")
         raise Refused(
             f"stage {app}/{stage} cannot be retired: {', '.join(reversed(readers))} {verb} what it writes",
@@ -242,7 +242,7 @@ def count_retriable_records(store: ObjectStore, app: str, stage: str = "") -> di
 
 
 def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
-    """Request a retry of a stage's rejected records; returns the open request if there is one already.
+    """Request a retry of a stage's rejected records. Returns the open request if there is already one.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if there is nothing to retry.
     """

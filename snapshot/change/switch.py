@@ -7,8 +7,8 @@ If the process is killed, a later command completes or withdraws the switchover.
 2. The old app's stages are fenced. Each stage commits a version of kind `demote` after it has reached the target
    offsets and published everything. From now on the old app can commit nothing.
 3. The name's object (`apps.PromotionOutcome`) records the decision. The object is created only if absent, so a
-   promotion is either decided or withdrawn, and only once. It is withdrawn by this call if a stage has moved on, or by
-   a new run of the old app.
+   promotion is either decided or withdrawn, and only once. This call withdraws the promotion if a stage has moved on;
+   a new run of the old app withdraws it as well.
 
 A `SwitchoverPosition` consists of offsets of users' topics and a clock time; `why_not_reached` explains why a stage has
 not reached the position.
@@ -65,7 +65,7 @@ def highest_offsets(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def max_lag(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the largest lag of a user's topic: the offsets that these stages have still to read, up to `at`."""
+    """Return the largest lag of a user's topic: the number of offsets up to `at` that these stages have to read."""
     return max((input_lag(source, at) for source in users_inputs(heads)), default=0)
 
 
@@ -165,11 +165,11 @@ class Switchover:
                 self._amend(store, new[stage], self._promotion_amendment(store, kafka, new[stage]), now_ms)
         for stage in topological_order(old):
             if not old[stage].retired:
-                # The sinks stay, and continue if the promotion is withdrawn.
+                # The sinks stay, and continue to be published if the promotion is withdrawn.
                 requires = self._precondition(store, self.demote)
                 change = Amendment("demote", lambda draft: replace(draft, promotion=self.demote), requires)
                 self._amend(store, old[stage], change, now_ms)
-        # A removal that writes this note later will find and withdraw the prepared promotion.
+        # If a removal writes its journal after this check, the removal finds and withdraws the prepared promotion.
         if exists(store, keys.removal_journal(self.new_folder)):
             raise SwitchoverFailed(f"{self.new_folder} is being removed")
 
@@ -244,9 +244,9 @@ def settle_promotion(
 ) -> Promotion | None:
     """Return an app's newest promotion. An undecided promotion under which the stages cannot run is withdrawn first.
 
-    Stages cannot run if another app is being promoted over this app. Nor can they run if this app is being promoted and
-    a stage in `claims` is not prepared: the claim would start the stage's sinks, although nobody has checked that it
-    may publish. Makes no request for an app without promotions.
+    Stages cannot run if another app is being promoted over this app. They cannot run either if this app is being
+    promoted and a stage in `claims` is not prepared: the claim would start the stage's sinks, although it was not
+    checked that the stage may publish. Makes no request for an app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_promotion(manifests)

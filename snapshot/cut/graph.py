@@ -1,7 +1,7 @@
 """Cuts of an app, the graph of their stages and channels, and the rules of consistency.
 
 A cut is consistent if no stage in it has received data that its sender in the cut has not sent. Manifests record the
-consumed and the sent versions, so a consistent cut can be derived from any set of versions later: raise every sender to
+consumed and the sent versions. So a consistent cut can be derived from any set of versions later: raise every sender to
 the version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests,
 which `moments.py` reads.
 """
@@ -19,7 +19,7 @@ from ...store.versions.side_tables import tables_of
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Requested time of a moment that garbage collection removed, and the time of the cut that was returned instead."""
+    """Requested time of a moment that garbage collection removed, and the time of the cut that was returned for it."""
 
     asked_ms: int
     answered_ms: int
@@ -33,7 +33,7 @@ class Cut:
     stages: Mapping[str, Manifest]
     snapshot: str = ""
     seen_ms: int = 0
-    """For tables with a TTL by write time: rows that expire by this time are hidden; 0 for each version's clock."""
+    """Time by which rows expire, for tables with a TTL by write time; 0 for the clock of each version."""
     thinned: Thinned | None = None
 
     @property
@@ -77,7 +77,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Channel of a cut, for one receiver. A channel without readers has an empty `receiver`, and None as `input`."""
+    """Channel of a cut, for one receiver. If no stage reads the channel, `receiver` is empty and `input` is None."""
 
     name: str
     sender: str
@@ -90,7 +90,8 @@ def consumed_versions(manifest: Manifest) -> dict[str, int]:
     versions: dict[str, int] = {}
     for source in manifest.inputs.values():
         if source.upstream:
-            # Two channels of one sender may be read up to different versions: the cut needs the later one.
+            # If a stage reads two channels of the same sender up to different versions, the cut needs the later
+            # version.
             versions[source.upstream] = max(source.version, versions.get(source.upstream, 0))
     return versions
 
@@ -142,7 +143,7 @@ def channels(cut: Cut) -> tuple[Channel, ...]:
 
 
 def readers_by_channel(cut: Cut) -> tuple[tuple[Channel, ...], ...]:
-    """Return the readers of each channel, in the order of `channels`, the slowest reader first."""
+    """Return the readers of each channel, the slowest reader first. The channels are in the order of `channels`."""
     # In a clone that has read nothing yet, readers of the same version may be at different offsets.
     by_name = (tuple(channel_readers) for _, channel_readers in groupby(channels(cut), attrgetter("name")))
     return tuple(tuple(sorted(channel_readers, key=_progress)) for channel_readers in by_name)
@@ -167,7 +168,7 @@ def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Man
     raised = dict(stages)
     while True:
         previous = dict(raised)
-        # Receivers first: a raised sender may have consumed more itself.
+        # Receivers first, because a raised sender may itself have consumed more.
         for receiver in reversed(topological_order(raised)):
             for sender, version in consumed_versions(raised[receiver]).items():
                 if version > (raised[sender].version if sender in raised else 0):

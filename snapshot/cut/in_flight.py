@@ -3,8 +3,8 @@
 Records in flight follow from the manifests: the offsets of reader and sender, and the valid attempts in between.
 
 A reader gets either all rows of an upstream version or none. So if Kafka deleted some rows of a version before the
-reader read them, the reader skips this version as a whole, together with all unread versions before it and their
-snapshot markers. If only a marker is missing, no version is skipped: markers are also in manifests.
+reader read them, the reader skips the whole version, and all unread versions before it with their snapshot markers. If
+only a marker is missing, no version is skipped: markers are also in manifests.
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ class InFlight:
 
 
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
-    """Return the in-flight records of each channel and receiver, upstream senders first, without empty entries.
+    """Return the in-flight records of each channel and receiver, upstream senders first.
 
     Channels and receivers without such records are left out. Reads the senders' manifests between the consumed version
     and the cut.
@@ -64,7 +64,7 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
 
 
 def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, after: int, rows: int) -> InFlight:
-    """Return the location of the rows that versions `after` + 1 to `head` wrote for a sink, from offset `start` on.
+    """Return the location of the rows for a sink that versions `after` + 1 to `head` wrote, from offset `start` on.
 
     `rows` is the number of these rows.
     """
@@ -182,7 +182,7 @@ def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
     previous = at.rows_passed or _zero_counts(at)
     is_counted = len(previous) == len(gap.sent)
     rows = records.difference(previous, gap.sent) if is_counted else ()
-    # For a reader that has read nothing the loss is known, even if older counts are not.
+    # If the reader has read nothing, the loss is known, even if older counts are not known.
     consumed = at.consumed or _zero_counts(at)
     total = add_counts(at.lost, rows) if is_counted else ()
     skipped = replace(
@@ -192,10 +192,10 @@ def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
 
 
 def snapshots_broken_by_gap(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
-    """Return the ids of the open snapshots that a reader can no longer complete if it skips the gap.
+    """Return the ids of open snapshots that a reader can no longer complete if it skips the gap.
 
-    A snapshot cannot be completed if its marker is in the gap and the reader has not recorded a version for it. Nor can
-    it if the reader still awaits the marker, since it had to capture the lost records.
+    A snapshot cannot be completed in two cases: its marker is in the gap, and the reader has not recorded a version for
+    it; or the reader still awaits the marker, so it had to capture the lost records.
     """
     if head is None:
         return gap.markers

@@ -46,12 +46,13 @@ class KafkaTopics(Protocol):
         """
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-        """Yield the available records in a range of offsets, as tables with the columns of an input archive."""
+        """Yield the records that still exist in a range of offsets, as tables with the columns of an input archive."""
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """Yield in-flight records in chunks, sorted by partition and offset, with their `ADDRESS_COLUMNS`.
 
-        Raises `Corruption` (their number differs from the sender's manifests) and `Refused` (records are gone).
+        Raises `Corruption` (the number of records differs from the sender's manifests) and `Refused` (records are
+        gone).
         """
 
     def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
@@ -62,7 +63,7 @@ class KafkaTopics(Protocol):
         """
 
     def records_before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """Return the last `count` records of a partition before `offset`, oldest first; fewer if it has fewer.
+        """Return the last `count` records of a partition before `offset`, oldest first, or all if there are fewer.
 
         Raises `NotFound` if the topic does not exist.
         """
@@ -78,7 +79,7 @@ class KafkaTopics(Protocol):
         """
 
     def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Commit a stage's offsets, by topic, to the stage's consumer group, for Kafka's own tools. Raises no error."""
+        """Commit a stage's offsets, by topic, to its consumer group, for Kafka's own tools. Never raises an error."""
 
     def create_internal_topic(self, topic: str, /) -> tuple[int, str]:
         """Create the internal topic of a sink if it is missing; returns the end offset and the topic id."""

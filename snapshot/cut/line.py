@@ -1,13 +1,13 @@
-"""Line of an app: all commits in one order, of which every prefix is a consistent cut.
+"""Line of an app: all commits in an order in which every prefix is a consistent cut.
 
 A commit's *effective time* is the smallest of its own time and the times of all commits that depend on it: later
 commits of its stage, and commits of receivers that consumed it. So a commit of a sender whose clock is ahead is moved
 before the first commit that consumed it. The line orders commits by effective time, then senders before receivers, then
 by stage name.
 
-The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` is the
-prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that commit. Consumed
-versions only grow, so positions on the line are found by binary search.
+The order extends causality, so each prefix is a consistent cut, and two neighbouring prefixes differ by one commit.
+`app@T` is the prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that
+commit. Consumed versions only grow, so positions on the line are found by binary search.
 """
 
 from bisect import bisect_left
@@ -45,7 +45,7 @@ class Line:
     limit: Boundary = NOTHING_COLLECTED
     """Boundary of the collected history; by default, all versions exist."""
     floor: Mapping[str, int] = field(default_factory=dict)
-    """Versions of a prefix, by stage; only commits after this prefix may be queried."""
+    """Versions of a prefix of the line, by stage. Only commits after this prefix may be queried."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
     _pages: dict[str, StagePages | None] = field(default_factory=dict, init=False, compare=False)
 
@@ -60,7 +60,7 @@ class Line:
         return history.read(self.store, self.heads.app, stage, version)
 
     def outline(self, stage: str, version: int) -> Manifest:
-        """Return a version as its page describes it (its outline); the whole version if no page has it."""
+        """Return a version as its page describes it (its outline); if no page has it, the whole version."""
         pages = self._pages_of(stage)
         return (pages.outline(version) if pages is not None else None) or self.read(stage, version)
 
@@ -98,7 +98,7 @@ class Line:
         return self.limit.has_complete_history(cut.versions)
 
     def _kept_range(self, cut: Cut) -> tuple[int, int]:
-        """Return the start and end index of a cut in `kept_moments`; an empty range if it is no kept moment."""
+        """Return the start and end index of a cut in `kept_moments`; an empty range if the cut is no kept moment."""
         if self.is_whole(cut):
             return len(self.kept_moments), len(self.kept_moments)
         # Kept moments do not include retired stages.
@@ -161,9 +161,9 @@ class Line:
     def beginning(self) -> Cut:
         """Return the shortest prefix that contains the app's initial rows.
 
-        Initial rows are the rows of a clone's first versions, the rows that `init` wrote, or the rows of the oldest
-        kept versions if older ones were collected. Without initial rows, returns the empty cut, or the cut of the first
-        commit if that commit wrote no rows.
+        Initial rows are the rows of a clone's first versions, the rows that `init` wrote, or, if older versions were
+        collected, the rows of the oldest kept versions. Without initial rows, returns the empty cut, or the cut of the
+        first commit if that commit wrote no rows.
         """
         firsts = [self.read(stage, self.first_version(stage)) for stage in self.heads.stages]
         initial = [
@@ -223,18 +223,19 @@ def commits_newest_first(
     """Yield the commits of the line, newest first. Reads one manifest ahead for each stage.
 
     `heads` is a consistent cut, or one stage alone. If versions of a stage were collected, yields only the versions
-    after the last collected one. With `with_kept`, also yields older versions that were kept.
+    after the last collected version. With `with_kept`, also yields older versions that were kept.
     """
     limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(topological_order(heads))}
     ahead, last_ms = dict(heads), max((head.time_ms for head in heads.values()), default=0)
 
     def position(commit: Manifest) -> tuple[int, int]:
-        # All its dependents were yielded, the earliest of them last: the effective time is the earlier of both.
+        # All dependents of this commit were yielded, the earliest last. The effective time is the smaller of both
+        # times.
         return min(commit.time_ms, last_ms), ranks[commit.stage]
 
     while ahead:
-        # A commit that another remaining commit depends on cannot be next.
+        # A commit on which another remaining commit depends cannot be next.
         needed = [read for manifest in ahead.values() for read in consumed_versions(manifest).items()]
         free = [
             manifest

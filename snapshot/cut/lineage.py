@@ -68,26 +68,26 @@ VersionReader = Callable[[ObjectStore, str, str, int], Manifest | None]
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Input that a stage read to produce consecutive versions. Has no empty windows."""
+    """Input that a stage read to produce consecutive versions. Windows are never empty."""
 
     stage: str
     direct: tuple[Window, ...]
     sources: tuple[Window, ...]
     lost: tuple[Window, ...] = ()
-    """Windows that claims skipped because the records were lost, on the topics of `direct` and `sources`.
+    """Windows of the topics in `direct` and `sources` that claims skipped because the records were lost.
 
-    No window of `direct` contains them; windows of `sources` may.
+    No window of `direct` contains them; windows of `sources` may contain them.
     """
     records: int | None = None
-    """Number of records read from `direct`, for a single version; None if unknown. Some offsets have no record."""
+    """Number of records read from `direct`; None if unknown, or for several versions. Some offsets have no record."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     """Return the input windows of a stage after version `low` (None for its beginning), up to and including `high`.
 
     The initial state of a clone is not traced into the clone's source. If a rewind undid `low`, the newest version
-    before the undone ones is used instead. Raises `NotFound` if a manifest between the two, or of an upstream stage, is
-    gone.
+    before the undone versions is used instead. Raises `NotFound` if a manifest between the two, or of an upstream
+    stage, is gone.
     """
     start = _last_common(store, low or _first(store, high), high)
     skipped = _lost_between(store, start, high)
@@ -104,7 +104,7 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
             upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
             sources += upstream.sources
             lost |= set(upstream.lost)
-    # One window per partition, even if the topic was read over two paths.
+    # One window per partition, even if the topic was read over two channels.
     hulls: dict[tuple[str, int], Window] = {}
     for window in sources:
         place = (window.topic, window.partition)
@@ -126,7 +126,7 @@ def sender_version_read(
     """Return the sender's version up to which a reader has read a channel; None if no version was read.
 
     If the reader was rewound and has read nothing since, returns the version up to which it had read at the target of
-    the rewind. The sender's own rewind may have undone that version. If that version is gone, `read` raises `NotFound`
+    the rewind. A rewind of the sender may have undone that version. If that version is gone, `read` raises `NotFound`
     or returns None.
     """
     source = reader.inputs[name]
@@ -170,7 +170,7 @@ def direct_windows(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tup
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
         if source.upstream and earlier is not None and is_other_topic(earlier.topic_id, source.topic_id):
-            earlier = None  # the topic was recreated, so old offsets mean nothing
+            earlier = None  # the topic was recreated, so the old offsets have no meaning
         # Partitions added since are read from their beginning.
         read = [offset_range for starts, ends in read_spans(earlier, source) for offset_range in ranges(starts, ends)]
         read.sort(key=lambda offset_range: offset_range.partition)
@@ -204,9 +204,9 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
     """Return the newest version that a renamed sender committed under its former name and that the reader has read.
 
-    `read` is the reader's input: a version counts as read if its end offsets are at or below the input's offsets.
-    Returns the first version under the present name if the sender was not renamed, or if the reader has read no earlier
-    one.
+    `read` is the reader's input: a version counts as read if its end offsets are at most the input's offsets. Returns
+    the first version under the present name if the sender was not renamed, or if the reader has read no earlier
+    version.
     """
     first = _first(store, sent)
     if not first.former_name or read is None:

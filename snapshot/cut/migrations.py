@@ -2,8 +2,8 @@
 
 An app's migrations are numbered. Like a version, a migration is created only if its number is free. From then on the
 migration will be completed: it applies to all stages or none. Each stage's commit names the migration
-(`Manifest.migration`). No stage continues before all stages have applied it, and readers ignore the commits of an
-incomplete migration. So nobody sees one stage before the change and another stage after the change.
+(`Manifest.migration`). No stage continues before all stages have applied the migration, and readers ignore the commits
+of an incomplete migration. So no reader sees one stage before the change and another stage after the change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ class MigratedStage(Struct, frozen=True):
 
     table: Table | None = None
     parts: dict[limits.Name, Table] = {}
-    """With `table`: all tables of parts that the stage has from now on, by side-table name."""
+    """Tables of parts that the stage has from now on, by side-table name. Only if `table` is set."""
     renamed_parts: dict[limits.Name, limits.Name] = {}
     """Earlier names of renamed tables of parts, by current name."""
     schema: limits.Seq = 0
@@ -80,14 +80,14 @@ class Migration(Struct, frozen=True):
         return any(step.reset for step in self.stages.values())
 
     def step_of(self, stage: str) -> MigratedStage:
-        """Return a stage's step. A stage that began after a rewind was planned is rewound to before its beginning."""
+        """Return a stage's step. A stage that began after a rewind was planned is emptied and retired."""
         steps = self.stages.values()
         begins_anew = self.is_rewind and not self.recovery and not any(step.table_only for step in steps)
         missing = MigratedStage(rewound=0, retires=True) if begins_anew else MigratedStage()
         return self.stages.get(stage, missing)
 
     def is_applied_by(self, head: Manifest) -> bool:
-        """Return True if the stage of `head` applied the migration, or is retired and has no step in the migration."""
+        """Return True if the stage of `head` applied the migration, or is retired without a step in it."""
         step = self.stages.get(head.stage)
         has_no_part = head.retired and (step is None or step.rewound is None)
         return has_no_part or head.migration >= self.number

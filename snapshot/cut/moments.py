@@ -1,8 +1,8 @@
-"""Read consistent cuts of an app's history: the newest cut, the cut at a time, or the cut at a commit.
+"""Reader of consistent cuts of an app's history: the newest cut, the cut at a time, or the cut at a commit.
 
 Cuts do not include retired stages, except a retired stage of which a version was requested.
 
-A renamed stage (`snapshot.change.migration`) is found by its new name and all old ones.
+A renamed stage (`snapshot.change.migration`) is found by its new name and by all its old names.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -47,17 +47,17 @@ def read_line(store: ObjectStore, app: str) -> Line:
 
 
 def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
-    """Return the newest version of each stage. Not a consistent cut while the app runs: stages are read in turn."""
+    """Return the newest version of each stage. If the app runs, this is no consistent cut: stages are read in turn."""
     return {stage: head for stage in stages if (head := history.head(store, app, stage)) is not None}
 
 
 def newest_versions(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
-    """Return a consistent cut of the newest versions of these stages, retired ones included, by stage.
+    """Return a consistent cut of the newest versions of these stages, retired stages included, by stage.
 
     A single stage is returned at its newest version.
     """
     heads = heads_of(store, app, stages)
-    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
+    # The app may be running: a sender that was read before its receiver may be older than the receiver's input.
     return raise_senders(heads, partial(history.read, store, app)) if len(stages) > 1 else heads
 
 
@@ -73,7 +73,7 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], requested:
 
 
 def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """Return a consistent cut of the newest versions of all stages, without those of an incomplete migration."""
+    """Return a consistent cut of the newest versions of all stages, without versions of an incomplete migration."""
     return dict(_without_open_migration(store, newest_versions(store, app, stages_of(store, app))))
 
 
@@ -91,7 +91,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     versions = {version.stage: version for version in newest if version is not None}
     if requested in versions and versions[requested].retired:
         return cut_at_commit(store, stages, versions[requested])
-    # Read after the versions, to notice those that were collected meanwhile.
+    # Read after the versions, to detect versions that were collected meanwhile.
     limit = horizon.newest(store, app)
     if not limit.has_complete_history({stage: manifest.version for stage, manifest in versions.items()}):
         return _cut_of_kept(store, app, limit.kept_cut_at(time_ms), time_ms)
@@ -109,7 +109,7 @@ def cut_at_commit(store: ObjectStore, stages: tuple[str, ...], commit: Manifest)
     limit = horizon.newest(store, app)
     if limit.has_complete_history(prefix.versions):
         return without_retired(store, app, prefix.stages, commit)
-    # No moment with this commit is earlier than the commit, so the oldest is the nearest.
+    # Every moment with this commit is at or after the commit, so the oldest such moment is the nearest.
     moments = (candidate for candidate in limit.moments if candidate.stages.get(commit.stage) == commit.version)
     if (moment := next(moments, None)) is not None:
         return _cut_of_kept(store, app, moment, commit.time_ms)
@@ -119,7 +119,8 @@ def cut_at_commit(store: ObjectStore, stages: tuple[str, ...], commit: Manifest)
         for stage, version in limit.first.items()
         if stage not in prefix.stages or prefix.stages[stage].version < version
     }
-    # Raise first, so that everything a first version has consumed is included, up to what the commit has sent.
+    # Raise first, so that the cut includes everything that a first version has consumed, up to what the commit has
+    # sent.
     raised = raise_senders({**prefix.stages, **firsts}, read)
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
     if not limit.has_complete_history(Cut(app, raised).versions):
@@ -179,7 +180,7 @@ def without_retired(
 ) -> Cut:
     """Return a consistent cut of these versions, without retired stages.
 
-    A retired stage stays if its version is `exempt`.
+    The version `exempt` stays, even if its stage is retired.
     """
     active = {stage: manifest for stage, manifest in versions.items() if not manifest.retired or manifest == exempt}
     # If clocks differ, a receiver may still be active when its sender is retired.
@@ -217,8 +218,8 @@ def name_at(head: Manifest, version: int) -> str:
 def require_tables(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     """Return the cut if it has all of these tables; tables that were renamed later are added under their new names.
 
-    Makes no request if no table was renamed. Raises `NotFound` for a missing table, with the nearest name and a
-    hint where a renamed or retired table is found.
+    Makes no request if no table was renamed. Raises `NotFound` for a missing table, with the nearest name. If the table
+    was renamed or its stage was retired, the hint tells where it is found.
     """
     missing = sorted(table for table in set(tables) if cut.table(table) is None)
     if not missing:

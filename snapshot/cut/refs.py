@@ -31,7 +31,7 @@ _EPOCHS = {10: 1_000, 13: 1}
 
 
 def suggest_refs(text: str, now_ms: int) -> tuple[RefSuggestion, ...]:
-    """Return refs that the user may mean by `text`, which follows an `@`: pairs of the text after `@`, and its meaning.
+    """Return the refs that a user may mean by `text`, the part after `@`: pairs of a corrected text and its meaning.
 
     Empty if `text` does not look like a moment. The text of a version, such as `v5`, needs a stage in the ref:
     `APP/STAGE@v5`. Days and times of day are in this machine's time zone.
@@ -116,7 +116,7 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class CommitsBack:
-    """Moment at a data commit, by its distance from the newest data commit, which is 0."""
+    """Moment at a data commit, counted back from the newest data commit, which is 0."""
 
     commits: int
 
@@ -137,7 +137,7 @@ class NamedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AtVersion:
-    """One version of a stage, with the versions that the other stages had when it was committed."""
+    """Version of a stage, with the versions that the other stages had when it was committed."""
 
     version: int
 
@@ -147,7 +147,7 @@ RefMoment = Latest | CommitsBack | AtTime | NamedSnapshot | AtVersion
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Parsed ref: a moment of `app`. `stage` is empty unless the ref names one; `text` is the unparsed ref."""
+    """Parsed ref: a moment of `app`. `stage` is empty unless the ref names a stage; `text` is the unparsed ref."""
 
     text: str
     app: str
@@ -163,8 +163,8 @@ def parse_ref(text: str, *, now_ms: int) -> Ref:
     """Parse a ref. Relative times count from `now_ms`.
 
     A time without an offset from UTC is local; a date alone is its first instant. A time with seconds covers all of
-    that second, so that a time copied from a listing includes its commit. Raises `Usage` if `text` has none of the
-    forms, which the hint lists, or is a time in the future.
+    that second, so that a time copied from a listing includes its commit. Raises `Usage` if `text` has no valid form
+    (the hint lists the forms), or is a time in the future.
     """
     where, at, when = text.partition("@")
     app, slash, stage = where.partition("/")
@@ -216,7 +216,8 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> RefMomen
             raise _malformed(text, f"{when!r} is not an ISO time ({error})") from None
         time_ms += 999 if _WHOLE_SECOND.fullmatch(when) else 0
         if time_ms > now_ms + _SKEW_MS:
-            # The answer would be the newest state, which a user who mistyped the year would take for another day's.
+            # The answer would be the newest state. A user who mistyped the year would take it for the state of another
+            # day.
             where = f"{app}/{stage}" if stage else app
             raise Usage(
                 f"ref {text!r}: {when} is in the future; this machine's clock says {instants.format_iso(now_ms)}",

@@ -1,8 +1,8 @@
 """Stored state of replicas: copies of an app under a second store root, their cuts, and recoveries from them.
 
 `Replica` is a small object beside the app's identity. Every writer reads this object first, since an app runs in only
-one place. `ReplicaCut` is written last, after all objects to which it refers were copied. Cuts are numbered, and a cut
-is created only if its number is free, so two concurrent calls of `replicate` never overwrite each other's result.
+one place. `ReplicaCut` is written last, after all objects to which it refers. Cuts are numbered, and a cut is created
+only if its number is free, so two concurrent calls of `replicate` never overwrite each other's result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def current_topic_names(store: ObjectStore, info: AppInfo | None) -> dict[str, s
 
 
 class Anchor(Struct, frozen=True):
-    """Record of a user's topic right before the app's position. It locates the position in a mirror of the topic."""
+    """Record of a user's topic right before the app's position. It shows the same position in a mirror of the topic."""
 
     offset: limits.Offset
     time_ms: limits.TimeMs
@@ -72,7 +72,7 @@ class UnpublishedSinkRows(Struct, frozen=True):
 
 
 class ReplicaCut(Struct, frozen=True):
-    """Cut up to which a replica has all objects."""
+    """Cut for which a replica has all objects."""
 
     app: limits.Name
     number: limits.Version
@@ -158,7 +158,7 @@ def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]
 
 
 class Recovery(Struct, frozen=True):
-    """Recovery of an app from a replica. Of two concurrent recoveries, the first stored one wins."""
+    """Recovery of an app from a replica. If two recoveries are started at once, the one stored first wins."""
 
     app: limits.Name
     id: limits.Ulid

@@ -40,10 +40,10 @@ def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
 
 
 def resolve_despite_damage(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
-    """Return the cut that a ref names; if other stages are damaged, a ref to one stage is resolved without them.
+    """Return the cut that a ref names. If other stages are damaged, a ref to a single stage is resolved without them.
 
     Returns:
-        The cut, and the damage because of which other stages were left out, or None.
+        Two values: the cut, and the error because of which other stages were left out, or None.
 
     Raises `Corruption` if a required manifest is damaged, and the errors of `resolve`.
     """
@@ -75,7 +75,7 @@ def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
 def report_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
     """Context manager for reading a cut: turns an error that garbage collection caused into `NotFound`.
 
-    An error is raised unchanged unless a version of the cut was collected, or is about to be.
+    If no version of the cut was collected or is about to be collected, the error is raised unchanged.
     """
     try:
         yield
@@ -94,10 +94,9 @@ def report_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
 
 
 def retry_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`, and repeat a failed read if keys were forgotten meanwhile.
+    """Return the result of `read`. If `read` fails because keys were forgotten meanwhile, calls it again.
 
-    Forgetting keys replaces objects, so `read` may have used names of replaced objects. Raises the errors of
-    `read`.
+    Forgetting keys replaces objects, so `read` may have used names of replaced objects. Raises the errors of `read`.
     """
     while True:
         known_number = forgotten.cached_index(store, app, at_least=None).number
@@ -157,7 +156,7 @@ def cut_of_ref(store: ObjectStore, ref: Ref, *, only_stage: bool = False) -> Cut
 
 def _commits_back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
     def has_data(commit: Manifest) -> bool:
-        # A batch may have read only a marker. A first version with rows counts as a commit of data.
+        # A batch may have read only a marker. A first version with rows counts as a data commit.
         return commit.has_read or commit.traits.brings_rows
 
     line = commits_newest_first(store, ref.app, newest_versions(store, ref.app, stages))

@@ -139,7 +139,7 @@ class Snapshot(Struct, frozen=True):
     """Store root of the clone for which the snapshot was pinned; empty if both apps have the same root."""
     channels: tuple[Captured, ...] = ()
     edited_ms: limits.TimeMs = 0
-    """Time of the last forget that changed rows or in-flight records of the snapshot; 0 for never. Not stored."""
+    """Time of the last erasure that changed rows or in-flight records of the snapshot; 0 for none. Not stored."""
 
     @property
     def object_keys(self) -> frozenset[str]:
@@ -190,7 +190,7 @@ SNAPSHOTS = JsonFolder(Snapshot, keys.snapshots, lambda snapshot: snapshot.name,
 
 
 class _PackedSnapshot(Struct, frozen=True, array_like=True):
-    """A stored snapshot, with the size and time of its object, by which a later replacement is detected."""
+    """Stored snapshot with the size and time of its object. A later replacement has a different size or time."""
 
     bytes: limits.Bytes
     modified_ms: limits.TimeMs
@@ -198,26 +198,26 @@ class _PackedSnapshot(Struct, frozen=True, array_like=True):
 
 
 class SnapshotPack(Struct, frozen=True):
-    """Copies of an app's snapshots in one object: a cache, so that listing many snapshots takes few requests."""
+    """Copies of an app's snapshots in one object. It is a cache: listing many snapshots then takes few requests."""
 
     app: limits.Name
     snapshots: tuple[_PackedSnapshot, ...] = ()
 
 
 _MIN_PACKED = 16
-"""Number of snapshots from which a pack is read, and number of new ones from which it is written."""
+"""Number of snapshots at which a pack is read, and number of new snapshots at which it is written."""
 _SETTLED_MS = 10_000
 """Minimum age at which a snapshot is packed, by storage's clock.
 
-A later snapshot of the same name then has another time.
+It ensures that a later snapshot of the same name has a different time.
 """
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
     """Return the app's snapshots, oldest first; with `since_ms`, only snapshots written at that time or later.
 
-    Makes one list request, and one read for each snapshot. With many snapshots, one read of the pack replaces those of
-    packed snapshots. Raises `NotFound` if the app does not exist.
+    Makes one list request, and one read for each snapshot. If there are many snapshots, packed snapshots are read with
+    one request. Raises `NotFound` if the app does not exist.
     """
     listed = [info for info in SNAPSHOTS.listed(store, app) if info.modified_ms >= since_ms]
     snapshots = tuple(_read_listed(store, app, listed).values())

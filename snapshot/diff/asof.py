@@ -1,10 +1,10 @@
 """Rows of a table as they were known at the time of each of many labels: an as-of join with the table's history.
 
 A label's time chooses a version. From the first to the last chosen version, each SST that a version added is read once,
-only for the labels' keys. A label's row is the newest row of its key that its version had. The versions are processed
-in runs, in which a row is only replaced by newer rows. A rewind, a migration or a gap of collected versions begins a
-new run, which starts with a look-up of the keys at its first version. So the cost follows the labels and the rows that
-were written, not labels times versions.
+only for the labels' keys. A label gets the newest row that its key had at the label's version. The versions are
+processed in runs. Within a run, a row is only ever replaced by a newer row; a rewind, a migration or a gap of collected
+versions begins a new run. A run starts with a look-up of the keys at its first version. So the cost grows with the
+number of labels plus the number of written rows, not with labels times versions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ VERSION_COLUMN, PRESENT_COLUMN = "asof_version", "asof_present"
 
 _READ_AHEAD = 64
 _MAX_RUN_ROWS = 4_000_000
-"""Number of rows in memory from which a run ends and the next one begins."""
+"""Maximum number of rows in memory: a run with more rows ends, and the next run begins."""
 _NEVER_MS = (1 << 63) - 1
 _BEFORE_ALL_MS = -(1 << 63)
 
@@ -51,16 +51,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class LabelledRows:
-    """Labels with the row of each label's key as of its time."""
+    """Labels with the row that each label's key had at the label's time."""
 
     rows: pa.Table
-    """The labels' columns; `asof_version`, the version that was read (0: before the first one, null: not known);
-    `asof_present`, true if the key had a row; and the table's value columns, null without a row."""
+    """Table of the labels' columns and three kinds of added columns.
+
+    `asof_version` is the version that was read (0: before the first version, null: not known). `asof_present` is true
+    if the key had a row. The value columns of the table follow, null without a row.
+    """
     present: int
     absent: int
     """Number of labels whose key had no row."""
     unknown: int
-    """Number of labels without a time, or of whose time no version is stored."""
+    """Number of labels without a time, or whose version is not stored."""
 
 
 def read_as_of(
@@ -77,16 +80,16 @@ def read_as_of(
     """Join each label with the row that the table had for its key at the label's time.
 
     Args:
-        store: the store of the app.
-        cache: this machine's cache of SSTs.
-        app: folder of the app.
-        table: a table of the app, under its present name; rows have its present columns.
-        labels: a row for each label. Columns of the same names as the key columns, or those of `key`.
-        time: the label column with the time: a timestamp (UTC without a zone), or a date (its start in UTC).
-        key: by key column, the label column that has its values; columns left out have the same name.
+        store: Store of the app.
+        cache: This machine's cache of SSTs.
+        app: Folder of the app.
+        table: Table of the app, by its present name; rows have its present columns.
+        labels: One row per label, with the columns of the key: named as in the table, or as in `key`.
+        time: Label column with the time: a timestamp (UTC without a zone), or a date (its start in UTC).
+        key: Name of the label column, by key column. A missing entry means an equal name.
         by: `commit` takes the newest version that was committed at the time or before. `watermark` takes the newest
-            version whose watermark was not past the time; its rows may have read events as far ahead of the watermark
-            as the watermark's delay.
+            version whose watermark was not past the time; its rows may include events that are later than the
+            watermark by up to the watermark's delay.
 
     Raises `NotFound` (no such table, or a version was collected meanwhile) and `Usage` (a column is missing, or its
     type does not fit; a stage without a watermark).
@@ -146,7 +149,7 @@ def _copy_hint(does: str, select: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Labels by number of their key. Arrays have one element per label; `keys` and `hashes` one per distinct key."""
+    """Labels, grouped by key. `keys` and `hashes` have one element per distinct key, other arrays one per label."""
 
     key_numbers: Int64s
     keys: pa.Table
@@ -167,13 +170,13 @@ class _Labels:
 
 @dataclass(slots=True)
 class _Joined:
-    """Result by label. Arrays have one element per label."""
+    """Result of the join. Arrays have one element per label."""
 
     labels: _Labels
     versions: Int64s
     known: npt.NDArray[np.bool_]
     rows: Int64s
-    """Row number in `kept`, joined; -1 without a row."""
+    """Row number in the concatenation of `kept`, by label; -1 without a row."""
     kept: list[pa.Table] = field(default_factory=list)
     num_kept: int = 0
 
@@ -183,7 +186,7 @@ class _Joined:
         return cls(labels, np.zeros(count, np.int64), labels.timed.copy(), np.full(count, -1, np.int64))
 
     def keep(self, labels: Int64s, rows: pa.Table, positions: Int64s) -> None:
-        """Give each of these labels its row of `rows`, by position."""
+        """Assign a row of `rows` to each of these labels; `positions` has the row number for each label."""
         used, numbers = np.unique(positions, return_inverse=True)
         self.rows[labels] = self.num_kept + numbers
         self.kept.append(rows.take(pa.array(used)))
@@ -197,7 +200,7 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Version, as the join needs it."""
+    """Properties of one version that the join needs."""
 
     index: int
     """Index in the list of versions."""
@@ -207,9 +210,9 @@ class _Step:
     expires_by_write: bool
     begins_run: bool
     after_seq: int
-    """Largest `_seq` of the version before; the version's own rows have larger ones."""
+    """Largest `_seq` of earlier versions; rows that this version wrote have a larger `_seq`."""
     added: tuple[Sst, ...]
-    """SSTs with such rows."""
+    """SSTs with rows that this version wrote."""
 
 
 def _read_steps(versions: VersionList, indexes: range, by: Clock) -> Iterator[_Step]:
@@ -246,7 +249,7 @@ def _join(side: TableSide, versions: VersionList, joined: _Joined, by: Clock) ->
     is_after_start = step_of >= 0
     joined.versions[:] = np.where(is_after_start, numbers[step_of], 0)
     joined.known &= _flag_known(versions, steps, step_of, labels.times_ms, by)
-    # Ordered by version, the labels of a run are neighbours.
+    # In the order of versions, the labels of a run are neighbours.
     order = np.flatnonzero(joined.known & is_after_start)
     order = order[np.argsort(step_of[order], kind="stable")]
     clocks = np.array([step.clock_ms for step in steps])[step_of]
@@ -263,9 +266,9 @@ def _join(side: TableSide, versions: VersionList, joined: _Joined, by: Clock) ->
 def _flag_known(
     versions: VersionList, steps: Sequence[_Step], step_of: Int64s, times_ms: Int64s, by: Clock
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of labels: True if the time is before the app's first version, or if its version is stored."""
+    """Return a mask of labels: True if the label's version is stored, or the time is before the app's first version."""
     begins_late = len(versions) > 0 and (versions.numbers[0] > 1 or versions[0].starts_history)
-    # The version that was newest at a time in a gap was collected, except at the last stored version's commit time.
+    # After a version that is followed by a gap, the newest version is unknown, except at its own commit time.
     exact_only = np.array([versions.has_gap_before(step.index + 1) for step in steps if step.index + 1 < len(versions)])
     exact_only = np.append(exact_only, [False] * (len(steps) - len(exact_only))).astype(np.bool_)
     step_times = np.array([step.time_ms for step in steps])
@@ -277,13 +280,13 @@ def _flag_known(
 
 @dataclass(slots=True)
 class _Run:
-    """Rows of the labels' keys that a run of versions wrote after its first version."""
+    """Run of versions: the rows that it wrote after its first version, of the labels' keys."""
 
     start: int
-    """Number of the first step; `stop` is that after the last."""
+    """Number of the first step; `stop` is the number after the last step."""
     stop: int
     steps: list[Int64s] = field(default_factory=list)
-    """Number of the step of each row, by part."""
+    """Step number of each row, by part."""
     parts: list[pa.Table] = field(default_factory=list)
     size: int = 0
 
@@ -298,7 +301,7 @@ class _Run:
 def _split_runs(side: TableSide, steps: Sequence[_Step], hashes: Int64s, wanted: Sequence[int]) -> Iterator[_Run]:
     """Yield runs that together have all `wanted` steps, ascending. Reads the rows of the keys with these `hashes`.
 
-    A run begins and ends with a wanted step. If its rows need too much memory, the run ends earlier, and the next one
+    A run begins and ends with a wanted step. If its rows need too much memory, the run ends earlier, and the next run
     begins there.
     """
     begins = np.flatnonzero([step.begins_run for step in steps])
@@ -328,7 +331,7 @@ def _zip_read(read: Callable[[_T], pa.Table], items: Iterable[_T]) -> Iterator[t
 
 
 def _resolve_run(side: TableSide, run: _Run, joined: _Joined, own: Int64s, step_of: Int64s, clocks: Int64s) -> None:
-    """Set the rows of the labels `own`. `side` is the run's first version.
+    """Assign rows to the labels `own`. `side` is the table at the run's first version.
 
     `step_of` and `clocks` have one element for each of these labels: its step, and the time by which rows expire.
     """
@@ -336,7 +339,7 @@ def _resolve_run(side: TableSide, run: _Run, joined: _Joined, own: Int64s, step_
     numbers, at = np.unique(labels.key_numbers[own], return_inverse=True)
     keys, hashes = labels.keys.take(pa.array(numbers)), labels.hashes[numbers]
     rows = pa.concat_tables([side.empty_rows(values=True), *run.parts])
-    # Rows of other keys with the hash of a label's key get numbers above those of the labels' keys.
+    # Rows of other keys may have the hash of a label's key. Their numbers are above the numbers of the labels' keys.
     key_of = _number_keys(keys, hashes, rows)
     row_steps = np.concatenate([np.empty(0, np.int64), *run.steps]) - run.start
     span = run.stop - run.start
@@ -358,10 +361,10 @@ def _resolve_run(side: TableSide, run: _Run, joined: _Joined, own: Int64s, step_
 
 
 def _number_keys(keys: pa.Table, hashes: Int64s, rows: pa.Table) -> Int64s:
-    """Return the position of each row's key in `keys`, which are distinct. Other keys get larger numbers."""
+    """Return the position of each row's key in the distinct keys `keys`. A missing key gets a larger number."""
     own = rows.select(keys.column_names)
     order, repeats = sort_keys(np.concatenate([hashes, rows.column(HASH).to_numpy()]), pa.concat_tables([keys, own]))
-    # The sort is stable: the first of equal keys is that of `keys`, if it is there.
+    # The sort is stable, so the first of several equal keys comes from `keys`, if `keys` has it.
     groups = np.cumsum(~repeats) - 1
     numbers = np.empty(len(order), np.int64)
     numbers[order] = order[~repeats][groups]

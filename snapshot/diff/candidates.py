@@ -1,12 +1,12 @@
-"""Find the keys whose rows may differ between two versions, without reading the rows that both versions share.
+"""Search for the keys whose rows may differ between two versions, without reading the rows that both versions share.
 
 A version shows the newest row of a key. If this row lies in an SST of both versions, and neither version has a newer
-row of the key in a further SST, both versions show the same row. So candidate keys come from SSTs that only one version
-has. Of the rows in these SSTs, only those count that were written after the fork, by their `_seq`: compaction rewrites
+row of the key in another SST, both versions show the same row. So candidate keys come from SSTs that only one version
+has. Of the rows in these SSTs, only rows that were written after the fork count, by their `_seq`: compaction rewrites
 older rows and preserves their `_seq`.
 
 Two cases remain. A row may have expired by the clock of only one version. And a row may have been removed without a
-trace: a merge that includes the oldest run drops all rows of a key if the newest one is a tombstone or has expired.
+trace: a merge that includes the oldest run drops all rows of a key if the newest row is a tombstone or has expired.
 SSTs of later versions do not show this, so the batches since the fork are read.
 
 The common ancestor of two versions of one app is the earlier version. The line of a clone starts with a version of its
@@ -79,7 +79,7 @@ class Ancestry:
     fork_seq: int = 0
     """Largest `_seq` at the fork; 0 if the versions have nothing in common.
 
-    Rows with this `_seq` or a smaller one are equal in both versions. Rows with a larger one were written after the
+    Rows with this `_seq` or a smaller one are equal in both versions. Rows with a larger `_seq` were written after the
     fork, in one of the branches.
     """
     branches: tuple[tuple[StageVersions, ...], tuple[StageVersions, ...]] = ((), ())
@@ -92,7 +92,7 @@ class Ancestry:
 
 
 def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Manifest]) -> Ancestry:
-    """Return the common ancestor of two versions, each of which is given as the store of its app and its manifest.
+    """Return the common ancestor of two versions. Each argument is a pair of the app's store and the manifest.
 
     Makes three requests for each clone between the two apps, and none for two versions of one app. Raises `Corruption`
     (a stored app or manifest in between is damaged).
@@ -128,7 +128,8 @@ def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore
 def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of `_lineage_ranges` without the versions that were undone by rewinds.
 
-    A clone continues the version numbers of its source, so numbers undone in the clone are also left out in the source.
+    A clone continues the version numbers of its source, so numbers that were undone in the clone are also left out in
+    the source.
     """
     ranges = manifest.base_versions(of_rows=True)
     for part in _lineage_ranges(store, manifest, over_clones=over_clones):
@@ -162,7 +163,7 @@ def _lineage_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool
             return
         source = part.store.at(origin.root)
         pinned = find_snapshot(source, origin.app, origin.snapshot)
-        # Without the pin, the name may belong to a different app by now.
+        # Without the pin, the name may now belong to a different app.
         if pinned is None or pinned.stages.get(part.stage) != first_version:
             return
         part = StageVersions(source, origin.app, part.stage, 0, first_version, part.side_table)
@@ -182,8 +183,8 @@ def _fork_manifest(
 ) -> Manifest | None:
     """Return the manifest of the version at which two lines fork; None if it was collected.
 
-    If the fork is at the start of a clone, the clone's first version has equal rows, and is returned if the source's
-    version was collected.
+    If the fork is at the start of a clone and the source's version was collected, returns the clone's first version,
+    which has equal rows.
     """
     part = line[number]
     if number == 0 and part.up_to == version:
@@ -203,7 +204,7 @@ MANIFEST_READ_BYTES = 64 << 10
 def changes_between(
     first: TableSide, second: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
 ) -> KeyChanges:
-    """Return the keys whose rows may differ between two sides of a table, each key with its two rows.
+    """Return the keys whose rows may differ between two sides of a table, and the two rows of each key.
 
     Both sides have the same key columns. `shared` is the ancestry of the two sides, and `names` are the value columns
     to compare. With `tolerant`, floats are compared within the tolerance of `equality`.
@@ -219,7 +220,7 @@ def changes_between(
         side.read_newest((sst for sst in ssts if sst.seq_max > shared.fork_seq), shared.fork_seq + 1, values=True)
         for side, ssts in zip(sides, own, strict=True)
     ]
-    # Rows that expired between the two clocks. The side with the earlier clock has not dropped them.
+    # Rows that expire between the two clocks: the side with the earlier clock still has them.
     early, late = sorted(sides, key=lambda side: side.clock_ms)
     new = {sst for ssts in own for sst in ssts if sst.seq_min > shared.fork_seq}
     expired = (
@@ -229,7 +230,7 @@ def changes_between(
     )
     parts = (*written, *_removed_keys(sides, own, shared), *expired)
     keys = distinct_keys(pa.concat_tables([part.select([HASH, *first.key]) for part in parts]))
-    # Rows with a larger `_seq` are the newest of their key and need no look-up.
+    # Rows with a larger `_seq` are the newest rows of their keys and need no look-up.
     old = max([shared.fork_seq, *(sst.seq_max for sst in first.ssts if sst_identity(sst) in identities[1])])
     newest_rows = (rows.filter(pc.greater(rows.column(SEQ), old)) for rows in written)
     return _look_up_changes(keys, sides, names, newest_rows, tolerant=tolerant)
@@ -255,12 +256,12 @@ def _removed_keys(
 ) -> Iterator[pa.Table]:
     """Yield keys that one side may have removed without a trace in its SSTs, while the other side still has them.
 
-    Reads the versions since the fork. If some of them were collected, or if it is cheaper, compares the rows from
-    before the fork instead. `own` has two elements: for each side, the SSTs that the other side lacks.
+    Reads the versions since the fork. If some of these versions were collected, or if it is cheaper, compares the rows
+    from before the fork instead. `own` has two elements: for each side, the SSTs that the other side lacks.
     """
     seq = shared.fork_seq
     older = [[sst for sst in ssts if sst.seq_min <= seq] for ssts in own]
-    # SSTs of both sides show the same rows, so nothing was dropped there.
+    # Both sides show the rows of the same SSTs, so no row was dropped there.
     affected = [
         (side, branch)
         for side, branch, other_ssts in zip(sides, shared.branches, reversed(older), strict=True)
@@ -275,7 +276,7 @@ def _removed_keys(
         if None not in deleted:
             yield from chain.from_iterable(keys or () for keys in deleted)
             return
-    # Keys whose newest row from before the fork differs, in SSTs that only one side has.
+    # Keys whose newest row was written before the fork and differs, in SSTs that only one side has.
     newest = (
         side.read_newest(ssts, 0, seq).select([HASH, *side.key, SEQ]) for side, ssts in zip(sides, older, strict=True)
     )

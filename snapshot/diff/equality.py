@@ -2,8 +2,8 @@
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
 they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference. The reference is the largest number in their
-column. If a larger number is known to have been used in their computation, it is that number. All other types are
-compared exactly, as DuckDB compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
+column, or a larger number if one is known to have been used in their computation. All other types are compared exactly,
+as DuckDB compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_row_numbers(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Pair equal rows of two tables. Returns the row numbers in `ours`, ascending, and those of their partners.
+    """Pair equal rows of two tables. Returns row numbers in `ours`, ascending, and their partners in `theirs`.
 
     Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
     of `theirs` are compared.
@@ -79,9 +79,8 @@ def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.in
 def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
     """Flag the rows of each table that have no equal row in the other table, regardless of order.
 
-    Rows are equal within the tolerance. Both tables have the same columns. The tolerance follows from `largest`, the
-    largest number that may have been used to compute the floats, or from the largest number of the column if this is
-    larger.
+    Rows are equal within the tolerance. Both tables have the same columns. The tolerance depends on the largest number
+    of the column, or on `largest` if it is larger: the largest number that may have been used to compute the floats.
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
@@ -135,9 +134,9 @@ class Tolerance:
     """Tolerance of a comparison of two sources."""
 
     absolute: float = 0.0
-    """Largest difference of two numbers that count as equal; 0 for the tolerance of floats alone."""
+    """Largest difference at which two numbers count as equal; 0 for the rounding tolerance of floats only."""
     largest: Mapping[str, float] = field(default_factory=dict)
-    """By float column: the largest number of the whole column, if only some of its rows are compared."""
+    """Largest number of each float column, by column name. Needed if only some of the column's rows are compared."""
 
 
 def flag_near_values(
@@ -145,8 +144,8 @@ def flag_near_values(
 ) -> Flags:
     """Flag the rows in which two columns of one type are equal within the tolerance.
 
-    `largest` is the largest number of the columns, if more rows belong to them. Numbers also count as equal if they
-    differ by `absolute` or less.
+    `largest` is the largest number of the whole columns, of which `ours` and `theirs` may be parts. Numbers also count
+    as equal if they differ by `absolute` or less.
     """
     count = len(ours)
     both = pa.table([pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)], names=["value"])
@@ -190,8 +189,7 @@ def sort_list_elements(table: pa.Table) -> pa.Table:
 def _grid_digests(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield row digests with floats rounded to a grid; if there are floats, also digests for a shifted grid.
 
-    The second grid is shifted by half a step: two near floats may be rounded apart by one of the grids, but not by
-    both.
+    The second grid is shifted by half a step: one of the grids may round two near floats apart, but never both.
     """
     yield _digests(rows, largest, 0.5)
     if any(has_floats(kind) for kind in rows.schema.types):
@@ -221,7 +219,7 @@ def _round_floats(column: pa.Array, largest: float, offset: float) -> pa.Array:
     values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
     finite = np.isfinite(values)
     top = max(largest, np.abs(values[finite]).max(initial=0.0))
-    # The step of a column of subnormal numbers would be 0.
+    # Without this, the step of a column of subnormal numbers would be 0.
     bits = _BITS if pa.types.is_float64(kind) else _BITS_OF_32
     step = max(2.0 ** (np.frexp(top)[1] - bits), np.finfo(np.float64).smallest_subnormal)
     with np.errstate(invalid="ignore"):
@@ -293,7 +291,7 @@ def _unequal_json(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]
             continue
         columns = np.array(group.floats, np.float64).reshape(len(group.floats), -1).T
         rows = pa.table([pa.array(column) for column in columns], names=[str(at) for at in range(len(columns))])
-        if not rows.num_columns:  # no floats: the records are equal but for the order of names
+        if not rows.num_columns:  # no floats: the records differ only in the order of names
             rows = pa.table({"nothing": pa.nulls(len(group.floats), pa.int8())})
         unmatched[0][our_rows], unmatched[1][their_rows] = flag_unmatched_rows(
             rows.slice(0, len(our_rows)), rows.slice(len(our_rows))
@@ -304,7 +302,7 @@ def _unequal_json(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]
 def _split_floats(row: dict[str, object]) -> tuple[bytes, list[float]]:
     """Return the content of a record without its floats, as bytes, and the floats in order.
 
-    A value that is not JSON is returned whole.
+    A value that is not JSON is kept unchanged in the content.
     """
     value, floats = row[_VALUE], list[float]()
 

@@ -38,17 +38,17 @@ class KeyChanges:
     had_row: npt.NDArray[np.bool_]
     has_row: npt.NDArray[np.bool_]
     differing: Mapping[str, npt.NDArray[np.bool_]]
-    """By value column: one flag per key, True if the key has different values at the two moments.
+    """One flag per key, by value column: True if the key has different values at the two moments.
 
     False for keys without a row at one of the moments.
     """
     near_equal: Mapping[str, Flags] = field(default_factory=dict)
-    """By float column: one flag per key, True if its values differ, but only within the tolerance.
+    """One flag per key, by float column: True if its values differ, but only within the tolerance.
 
     Empty for an exact comparison. Such keys count as equal.
     """
     from_predicate: bool = False
-    """True if the keys are those in a predicate's result, in its order; False if they are all changed keys."""
+    """True if the keys are the keys in a predicate's result, in its order; False if they are all changed keys."""
 
     @classmethod
     def compare(
@@ -89,7 +89,7 @@ class KeyChanges:
 
     @classmethod
     def concat(cls, parts: Sequence["KeyChanges"]) -> "KeyChanges":
-        """Return the keys of all parts, at least one, which have the same columns."""
+        """Return the keys of all parts. There must be at least one part, and all parts must have the same columns."""
 
         def flags(of_parts: Iterable[Mapping[str, Flags]]) -> dict[str, Flags]:
             every = [*of_parts]

@@ -65,7 +65,7 @@ class VersionList:
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
         """Return the first index from `low` to `high` for which `holds` is true.
 
-        A binary search: once true, `holds` must be true for all higher indexes.
+        This is a binary search: if `holds` is true for an index, it must be true for all higher indexes.
         """
         return low + bisect_left(range(low, high), True, key=lambda index: holds(self[index]))
 
@@ -96,7 +96,7 @@ class RowChange:
     The app was cloned, older versions were collected, or the stage was renamed.
     """
     windows: tuple[Window, ...]
-    """By input partition: offsets read by the versions after `after_version`, up to this one; no empty ranges."""
+    """Offsets read by the versions after `after_version`, up to this one, by input partition; no empty ranges."""
     before: dict[str, object] | None
     after: dict[str, object] | None
     formerly: str = ""
@@ -170,13 +170,13 @@ def key_changes(
 ) -> Iterator[RowChange]:
     """Yield the changes of a key, newest first. Raises `NotFound` if a version was collected meanwhile.
 
-    With `rewrites`, also yields writes that left the row as it was.
+    With `rewrites`, also yields writes that did not change the row.
     """
     later: _VisibleRow | None = None
     for first, last, row in _stored_spans(versions, stored):
         for shown in _visible_rows(versions, first, last, row, now_ms):
             if later is not None:
-                # After a migration, the same row is shown in different columns.
+                # After a migration, the same row has different columns.
                 is_other = later.row is None or shown.row is None or later.seq != shown.seq
                 # NaN is not equal to itself, but its repr is.
                 is_changed = shown.row != later.row and repr(shown.row) != repr(later.row)
@@ -226,26 +226,26 @@ def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int |
 
     `seq` is the expected `_seq` of the row: 0 for no row, None for unknown.
     """
-    # At the version that wrote the row, its SST is that of one batch, and small.
+    # At the version that wrote the row, its SST is the small SST of one batch.
     manifest, wrote = versions.read(index, min(versions.index_from_version(seq), index) if seq else index)
     if manifest.table is None:
         return None
     if seq == 0:
         # If the next version has merged an SST, the merge may have dropped a tombstone or an expired row of the key
-        # before the batch read it.
+        # before the batch read that row.
         next_ssts = set(map(sst_identity, versions[index + 1].ssts))
         if all(sst_identity(sst) in next_ssts for sst in stored.ssts_in_range(manifest)):
             return None
     if seq:
         row = stored.find_seq(wrote, seq, manifest.table) or stored.find_seq(manifest, seq, manifest.table)
-        # None: versions in between were collected, and a different row is the newest here.
+        # None: versions in between were collected, and the newest row here is a different row.
         if row is not None:
             return row
     return stored.read_newest(manifest)
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
-    """Return the first index, at least `first`, from which on the table has the columns that it has at `last`.
+    """Return the first index, at least `first`, at which the table already has the columns that it has at `last`.
 
     Only a migration or a rewind can change a row that stays stored.
     """

@@ -41,7 +41,7 @@ class ColumnMatch:
     column: str
     differing: int
     rate: float
-    """Share of rows in which the column is equal, from 0 to 1."""
+    """Share of the rows whose values in the column are equal, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class TableDiff:
     columns: tuple[ColumnMatch, ...]
     rows_in_both: int
     about: bool
-    """True if `rows_in_both` is an estimate from the row counts of SSTs, which also count overwritten rows.
+    """True if `rows_in_both` is estimated from the row counts of SSTs, which include overwritten rows.
 
     The rows of a large or unchanged table are not read just to count them.
     """
     unlike: tuple[str, ...]
     """Sentences on columns that the two moments declare differently."""
     near: Mapping[str, int] = field(default_factory=dict)
-    """By float column: number of rows that count as equal only because of the tolerance of `equality`.
+    """Number of rows that count as equal only because of the tolerance of `equality`, by float column.
 
     Two moments of one app are compared exactly.
     """
@@ -103,8 +103,8 @@ def diff(
     """Return the differences of all tables between two moments, upstream first. A missing table counts as empty.
 
     Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` maps the
-    tables to compare to the share of their keys to compare, or to None for all keys. `ignore_new` ignores what only
-    `second` has: new columns, and tables of new stages. Without `ignore_new`, rows from before a migration are compared
+    tables to compare to the share of their keys to compare, or to None for all keys. `ignore_new` ignores new columns
+    and tables of new stages, which only `second` has. Without `ignore_new`, rows from before a migration are compared
     in the migrated columns. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have
     nothing in common. Raises `NotFound` (neither moment has such a table, or a moment was collected meanwhile).
     """
@@ -135,7 +135,7 @@ def _diff(
         if manifest.table is not None
     }
     pairs = _renamed_tables(first.cut, second.cut)
-    # In the order of the moment with more tables, so that a new stage comes after the stages that it reads.
+    # The order is that of the moment with more tables, so that a new stage comes after the stages that it reads.
     most, least = sorted((second.cut.tables, first.cut.tables), key=len, reverse=True)
     names = tuple(dict.fromkeys(pairs.get(name, name) for name in (*most, *least)))
     if table and table not in (*names, *pairs):
@@ -182,7 +182,7 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _SharedHistory:
-    """Common history of two sides of a table. It determines which rows and columns can be compared."""
+    """Common history of two sides of a table. It decides which rows and columns can be compared."""
 
     shared: Ancestry
     is_one_app: bool
@@ -214,7 +214,7 @@ class _SharedHistory:
         Otherwise returns the sides unchanged.
         """
         # A clone migrates independently. If only one side has migrated since the fork, its columns derive from the
-        # other's.
+        # other side's.
         tables, at_fork = (before.table, after.table), self.shared.table
         schemas = [table.schema for table in tables]
         is_parent = bool(self.shared.fork_seq) and at_fork is not None and at_fork.schema in schemas
@@ -246,7 +246,7 @@ def diff_table(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
     changes = compared.changed().sorted_by_key()
     added, removed, changed = _count_kinds(changes)
     num_before, about = _count_rows(before, is_changed=changed > 0)
-    # At least the rows that differ, even if the estimate is smaller.
+    # At least as many rows as differ, even if the estimate is smaller.
     in_both = max(num_before - removed, changed)
     columns = tuple(
         ColumnMatch(column, number := int(differs.sum()), 1 - number / in_both if in_both else 1.0)
@@ -313,9 +313,9 @@ def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
 def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
     """Check that each query reads the differences of exactly one of these tables and returns its key columns.
 
-    Called before any difference exists. A table of None has columns that are not known yet, and its queries are checked
-    by `without_expected` later. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound`
-    (no such column).
+    Called before any difference exists. If a table is None, its columns are not known yet, and `without_expected`
+    checks its queries later. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound` (no
+    such column).
     """
     declared = {name: table for name, table in tables.items() if table is not None}
     with closing(

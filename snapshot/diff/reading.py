@@ -1,7 +1,7 @@
-"""Search for the versions of a stage that read a record, or the rows that a version of a sender sent.
+"""Search for the versions of a stage that read a record, or that read the rows that a version of a sender sent.
 
-The offsets that a stage has read increase from version to version, except where a reset or a rewind moved them. Between
-those, a version is found by a binary search over manifests.
+The offsets that a stage has read increase from version to version, except at a reset or a rewind. Between two of these,
+a version is found by a binary search over manifests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .key_history import VersionList
 
 @dataclass(frozen=True, slots=True)
 class VersionLine:
-    """Stored versions of a stage on which its newest version is based, or another run of its versions; ascending."""
+    """Stored versions of a stage on which a head is based, or another selection of its versions; ascending."""
 
     versions: VersionList
     spans: tuple[range, ...]
@@ -34,7 +34,7 @@ class VersionLine:
 
     @classmethod
     def up_to(cls, store: ObjectStore, head: Manifest) -> VersionLine:
-        """Return the versions on which `head` is based, and `head` last. Versions that a rewind undid are left out."""
+        """Return the versions on which `head` is based, including `head`. Versions that a rewind undid are left out."""
         return cls.of_ranges(VersionList(store, head.app, head.stage, head.version), head.base_versions())
 
     def __len__(self) -> int:
@@ -51,22 +51,25 @@ class VersionLine:
         raise IndexError(position)
 
     def has_gap_before(self, position: int) -> bool:
-        """Return True if versions right before this one were collected, any of which may have done what it seems to."""
+        """Return True if versions right before this one were collected. They may have made this version's change."""
         return self.versions.has_gap_before(self.index(position))
 
     def checked(self, position: int) -> Manifest:
-        """Return the version at a position. Raises `NotFound` if one right before it, which may count, is missing."""
+        """Return the version at a position. Raises `NotFound` if the version right before was collected."""
         manifest = self[position]
         if self.has_gap_before(position) or (position == 0 and manifest.version > 1):
             raise NotFound("version", f"{manifest.stage}@v{manifest.version - 1}")
         return manifest
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
-        """Return the first position from `low` to `high` for which `holds` is true; it stays true once it is."""
+        """Return the first position from `low` to `high` for which `holds` is true.
+
+        This is a binary search: if `holds` is true for a position, it must be true for all higher positions.
+        """
         return low + bisect_left(range(low, high), True, key=lambda position: holds(self[position]))
 
     def position_from(self, version: int) -> int:
-        """Return the first position of this version or a later one."""
+        """Return the position of this version; if it is not stored, of the next stored version."""
         numbers = range(len(self))
         return bisect_left(numbers, version, key=lambda position: self.versions.numbers[self.index(position)])
 
@@ -78,7 +81,7 @@ def offset_of(source: Input | None, partition: int) -> int:
 def positions_reading(line: VersionLine, name: str, partition: int, offset: int) -> tuple[int, ...]:
     """Return the positions of the versions that read past an offset of the input `name`, ascending.
 
-    A version that skipped the offset because Kafka had lost it is among them (`skipped_windows`).
+    Includes versions that skipped the offset because Kafka had lost the record (`skipped_windows`).
     """
     if not len(line):
         return ()
@@ -92,7 +95,7 @@ def positions_reading(line: VersionLine, name: str, partition: int, offset: int)
     found = []
     for low, high in pairwise(bounds):
         position = line.first_where(low, high, is_past)
-        # The version that begins a part has not read up to where it begins, except for a batch that is the first.
+        # The version that begins a part has not read up to its own offsets, unless it is version 1 and a batch.
         begins = position == low and not (low == 0 and line[0].version == 1 and line[0].traits.reads_records)
         if position < high and not begins:
             found.append(position)
@@ -102,7 +105,7 @@ def positions_reading(line: VersionLine, name: str, partition: int, offset: int)
 def versions_that_read(store: ObjectStore, head: Manifest, topic: str, partition: int, offset: int) -> tuple[int, ...]:
     """Return the versions up to `head` that read the record at an offset, ascending; several after a reset.
 
-    Raises `NotFound` if a version that may have read it was collected, or is of the source of a clone.
+    Raises `NotFound` if a version that may have read the record was collected, or belongs to the source of a clone.
     """
     line, numbers = VersionLine.up_to(store, head), set[int]()
     for name in (name for name, source in head.inputs.items() if source.topic == topic):
@@ -118,9 +121,9 @@ def versions_that_read(store: ObjectStore, head: Manifest, topic: str, partition
 
 
 def position_consuming(line: VersionLine, channel: str, sent: int) -> int | None:
-    """Return the position of the version that passed the rows which version `sent` of a channel's sender sent.
+    """Return the position of the version that passed the rows of a channel that the sender's version `sent` sent.
 
-    None if no version has passed them. A version passes rows also if Kafka had lost them (`has_lost`).
+    None if no version has passed them. A version also passes rows that Kafka had lost (`has_lost`).
     """
 
     def has_passed(manifest: Manifest) -> bool:
@@ -132,15 +135,16 @@ def position_consuming(line: VersionLine, channel: str, sent: int) -> int | None
 
 
 def has_lost(manifest: Manifest, channel: str, sent: int) -> bool:
-    """Return True if a claim skipped what version `sent` of a channel's sender sent, because Kafka had deleted it."""
+    """Return True if a claim skipped the rows of the sender's version `sent`, because Kafka had deleted them."""
     lost = manifest.lost.get(channel)
     return lost is not None and lost.after < sent <= lost.up_to
 
 
 def version_that_consumed(store: ObjectStore, head: Manifest, channel: str, sent: int) -> int | None:
-    """Return the version up to `head` that read the rows which version `sent` of a channel's sender sent.
+    """Return the version up to `head` that read the rows of a channel that the sender's version `sent` sent.
 
-    None if no version has read them, or if they were lost. Raises `NotFound` as `versions_that_read` does.
+    None if no version has read the rows, or if they were lost. Raises `NotFound` if a version that may have read them
+    was collected.
     """
     line = VersionLine.up_to(store, head)
     if (position := position_consuming(line, channel, sent)) is None:
@@ -151,7 +155,7 @@ def version_that_consumed(store: ObjectStore, head: Manifest, channel: str, sent
 
 
 def undone_lines(versions: VersionList, head: Manifest) -> tuple[VersionLine, ...]:
-    """Return the versions that rewinds undid, each run after the version to which the stage was rewound."""
+    """Return the versions that rewinds undid. Each run begins with the version to which the stage was rewound."""
     lines = []
     for before, after in pairwise(head.base_versions()):
         undone = range(before.stop, after.start)

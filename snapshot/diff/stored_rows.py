@@ -97,9 +97,9 @@ class TableSide:
         """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
 
         If this side has a `share` of the keys, returns only rows of these keys. `hashes` (ascending), if given, are the
-        only `_hash` values to return. The columns are `_hash`, the key columns, the value columns if `values`, `_seq`,
-        `_op`, and `_expires_at`, null if the SST has none. If the SST is not in the local cache, reads only pages that
-        can hold such rows, or the whole SST if it is small or all rows match.
+        only `_hash` values to return. The columns are `_hash`, the key columns, the value columns if `values` is set,
+        `_seq`, `_op`, and `_expires_at`, which is null if the SST lacks it. If the SST is not in the local cache, reads
+        only pages that can hold such rows, or the whole SST if it is small or all rows match.
         """
         schema = self.empty_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
@@ -136,7 +136,7 @@ class TableSide:
         return share.select_rows(block.rows(share.columns))
 
     def read_newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
-        """Return the newest row of each key among those rows of the SSTs whose `_seq` is from `low` to `high`.
+        """Return the newest row of each key, among rows of the SSTs whose `_seq` is from `low` to `high`.
 
         The result is ordered by hash and key. Columns and errors are those of `read_stored`.
         """
@@ -211,7 +211,7 @@ class KeyReader:
         """Requests and bytes read, manifests not counted."""
         self._store, self._cache = store, cache
         self._hashes = hash_keys(key, key.column_names) if hashed is None else np.array([hashed], np.int64)
-        # By object, checksum and schema number, as a row is decoded by the table's columns.
+        # By object, checksum and schema number, because the table's columns decide how a row is decoded.
         self._cached_rows: dict[tuple[str, str, int], StoredRow | None] = {}
 
     def ssts_in_range(self, manifest: Manifest) -> tuple[Sst, ...]:
@@ -227,7 +227,7 @@ class KeyReader:
     def find_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
         """Return the key's row with this `_seq`, in the columns of `table`, if it is the key's newest row in its SST.
 
-        At most one of a version's SSTs whose hash range includes the key has rows with this `_seq`.
+        At most one SST of a version can have rows with this `_seq` and a hash range that includes the key.
         """
         candidates = (sst for sst in self.ssts_in_range(manifest) if sst.seq_min <= seq <= sst.seq_max)
         row = self._find_first_row(candidates, table, filtered=False)
@@ -237,8 +237,8 @@ class KeyReader:
         def pages(sst: RangedSst) -> Sequence[PageSelection]:
             return sst.find_hashes(self._hashes, filtered=filtered)[1]
 
-        # Range reads: the footer, the page index with the filter, and a page per column, four of them internal. Each
-        # request takes as long as reading `SMALL_BYTES`.
+        # Range reads: the footer, the page index with the filter, and a page per column, of which four are internal.
+        # Each request takes as long as reading `SMALL_BYTES`.
         by_ranges = (2 + len(table.columns) + 4) * SMALL_BYTES
         for sst in ssts:
             cache_key = (*sst_identity(sst), table.schema)

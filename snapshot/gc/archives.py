@@ -24,7 +24,7 @@ class ArchiveCollected:
 
     topic: str
     life: int
-    """Number that tells apart topics of one name: 1, or more if the topic was deleted and recreated."""
+    """Number that distinguishes topics of the same name: 1, or more if the topic was deleted and recreated."""
     records: int
     objects: int
     bytes: int
@@ -44,7 +44,7 @@ class ArchivePlan:
 
     @property
     def deleted_objects(self) -> frozenset[str]:
-        """Keys of the objects whose records are all past their retention."""
+        """Return the keys of the objects in which all records are past their retention."""
         return _named_objects(self.head) - _named_objects(self.remaining_index)
 
 

@@ -1,6 +1,6 @@
 """Kinds of objects in an app's folder: their keys, the objects that name them, and how each command treats them.
 
-Commands follow the rows of this table. To add a kind of object, add a row; `tests/snapshot/gc/test_census.py` checks
+Commands follow the rows of this table. To add a kind of object, add a row. `tests/snapshot/gc/test_census.py` checks
 every command against the rows.
 """
 
@@ -20,12 +20,12 @@ class ObjectKind:
     description: str
     """Description of the object; if `gc` is empty, also how long the object is kept."""
     named_by: str = ""
-    """Kind of the object that names this one; empty if the object is found by listing."""
+    """Kind of the object that refers to objects of this kind; empty if they are found by listing."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
     """Objects of this kind that garbage collection deletes; empty for none.
 
-    `unreachable`: versions that nothing keeps, and pages without other versions. `unnamed`: objects that no other
-    object names. `replaced`: all objects but the one with the highest number.
+    `unreachable`: versions that no rule keeps, and pages without other versions. `unnamed`: objects that no other
+    object names. `replaced`: all objects except the object with the highest number.
     """
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
     """Effect of `forget` on the objects: `rewrites` them without the keys, `masks` text in them, or `refuses`.
@@ -37,19 +37,19 @@ class ObjectKind:
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
     """Step of an app's removal in which the objects are deleted; `note` and `stays` have no step.
 
-    `last` deletes the newest version of each stage, and `then` deletes its older versions. `note` is the removal's
+    `last` deletes the newest version of each stage, and `then` deletes the older versions. `note` is the removal's
     journal.
     """
     verify: Literal["", "cut", "app", "read"] = ""
-    """Objects that `verify` checks: those of the verified cut, or all of the app; `read`: they must be readable."""
+    """Objects that `verify` checks: those of the verified cut, or all of the app. `read`: they must be readable."""
     export: Literal["", "document", "rows", "read"] = ""
-    """Part of an export that has the content of the objects; `read`: export fails if an object is unreadable."""
+    """Part of an export with the content of the objects. `read`: the export fails if an object is unreadable."""
 
 
 _row, _json = ObjectKind, keys.json_object
 _A, _S, _N, _U = "<app>", "<stage>", "<number>", "<ulid>"
 
-# key, description, what names it; then the words of gc, forget, replicate, remove, verify, export
+# Columns: key, description, object that names it; then the words for gc, forget, replicate, remove, verify, export.
 MANIFEST = _row(
     _json(keys.manifests(_A, _S), _N), "a version", "", "unreachable", "masks", "versions", "last", "cut", "document"
 )
@@ -161,7 +161,7 @@ def object_kind_of(key: str) -> ObjectKind | None:
 
 
 def prefixes_copied_alongside(app: str) -> tuple[str, ...]:
-    """Return the keys, or key prefixes, of all kinds of objects with `replicate="along"`, each once."""
+    """Return the keys or key prefixes of all kinds of objects with `replicate="along"`, without duplicates."""
     prefixes = (
         kind.key_pattern.replace(_A, app).partition("<")[0] for kind in OBJECT_KINDS if kind.replicate == "along"
     )

@@ -2,8 +2,8 @@
 
 The order of steps makes it safe while the app and any command run, and safe to be killed at any point:
 
-1. Take an `inventory` and compute what is reachable. All versions to keep are read, from pages (`store.versions.pages`)
-   or manifests. If a manifest is missing, or is unreadable and in no page, nothing is deleted.
+1. Take an `inventory` and compute what is reachable. All versions to keep are read, from pages
+   (`store.versions.pages`) or manifests. If a manifest is missing, or is unreadable and in no page, nothing is deleted.
 2. Propose a boundary, list snapshots once more, and make the boundary final (`store.versions.horizon` explains the two
    phases). Code that pins a cut checks the boundary afterwards (`take.snapshots`). A writer that has paused checks the
    boundary before it commits.
@@ -36,12 +36,12 @@ from .reachable import MissingVersion, Reachable, Retention, find_reachable
 MARGIN_MS = MIN_AGE_MS
 """Default minimum age of unreferenced objects before they are deleted, by storage's clock.
 
-Twice the longest duration of a merge (`store.compaction.merge`). With less, the first SST of a merge could be deleted
-before a version names it.
+It is twice the longest duration of a merge (`store.compaction.merge`). With a smaller age, the first SST of a merge
+could be deleted before a version names it.
 """
 
 _SILENT_MS = 3_600_000
-"""Milliseconds without a commit after which a stage may have been removed from the program."""
+"""Time in milliseconds without a commit after which a stage may have been removed from the program."""
 
 _Infos = tuple[ObjectInfo, ...]
 
@@ -63,7 +63,7 @@ class StageCollected:
     waiting_ssts: int
     rules: dict[str, int]
     held_up_by: tuple[str, ...] = ()
-    """Readers that have not committed for an hour: versions that they have not read are kept."""
+    """Readers that have not committed for an hour, and for which versions are kept that they have not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ def collect(
 ) -> Collected:
     """Delete all unreachable objects. Idempotent; safe beside a running app, and after a collection was killed.
 
-    Reads a page or the manifest of every version to keep. Ages count from storage's clock; a dry run, which writes and
-    deletes nothing, uses this machine's. Objects that nothing names are kept for `margin_ms`, which must be at least
-    `MARGIN_MS` while the app runs. The app's log of operations gets an entry.
+    Reads every version to keep, from a page or as a manifest. Ages count from storage's clock. A dry run writes and
+    deletes nothing, so it uses this machine's clock. Objects that no other object names are kept for `margin_ms`, which
+    must be at least `MARGIN_MS` while the app runs. The app's log of operations gets an entry.
 
     Raises `NotFound` (no such app), `Corruption` (a manifest is missing or unreadable; nothing was deleted), `Refused`
-    (another collection or a forget is running) and `Unavailable` (the next collection continues from there).
+    (another collection or an erasure is running) and `Unavailable` (the next collection continues from there).
     """
     if not dry_run:
         check_exclusion(store, app, Intent.COLLECT)
@@ -166,7 +166,8 @@ def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool)
     except Corruption:
         finals = [boundary for boundary in horizon.read_all(inventory.store, inventory.app) if boundary.final]
         if finals and finals[-1] != inventory.state.last:
-            # Another collection has made a boundary final since the inventory, so the version is not missing.
+            # Since the inventory, another collection has made a boundary final that releases the version: it is not
+            # missing.
             raise horizon.overtaken_error(inventory.app) from None
         raise
 
@@ -206,7 +207,7 @@ def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention:
     store, app, last = inventory.store, inventory.app, inventory.state.last
     number = max((boundary.number for boundary in inventory.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
-    # A proposal of a killed collection hides versions that it did not delete: replace it.
+    # The proposal of a killed collection hides versions that the collection did not delete, so it is replaced.
     settled = not inventory.boundaries or inventory.boundaries[-1].final
     if settled and (proposal.first, proposal.kept, proposal.moments) == (last.first, last.kept, last.moments):
         return plan

@@ -5,10 +5,10 @@ counts as named. Heads are read before snapshots, since a stage remembers the ve
 snapshot is written.
 
 If an SST is in no manifest yet, the next batch of its stage names it, or no version ever will: batches are sequential,
-finished merges become part of the next batch, and a claim fences the former writer. So an SST is an orphan once its
-stage has committed a batch or a claim at least the margin (`collect.MARGIN_MS`) after the SST was written, by storage's
-clock. If a stage has not committed since, its SSTs are kept, however old. Versions of kind "compaction" do not count,
-as they may be committed during a batch. A retired stage names no new SSTs.
+finished merges become part of the next batch, and a claim fences the former writer. So an SST is an orphan if its stage
+has committed a batch or a claim at least the margin (`collect.MARGIN_MS`) after the SST was written, by storage's
+clock. If a stage has not committed since, its SSTs are kept, regardless of their age. Versions of kind "compaction" do
+not count, as they may be committed during a batch. A retired stage names no new SSTs.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ from . import census
 from .reachable import AppState, StageState
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
-"""Content of the object that records a collection: at its start, and at its end. A listing shows the size."""
+"""Content of the object that records a collection: at its start and its end. The sizes differ in a listing."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Inventory:
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
-        """Return the outline of a version from a page, or else a version without its SSTs and table; cached.
+        """Return the outline of a version from a page; without a page, the version without its SSTs and table. Cached.
 
         Raises `Corruption`.
         """
@@ -70,7 +70,7 @@ class Inventory:
 def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
     """List all objects of an app, and read its heads, snapshots and boundaries.
 
-    Ages count from storage's clock; a dry run, which writes nothing, uses this machine's.
+    Ages count from storage's clock. A dry run writes nothing, so it uses this machine's clock.
 
     Raises `NotFound` (no such app) and `Corruption` (a manifest is missing or unreadable).
     """
@@ -79,7 +79,7 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
     try:
         return _list_all(store, app, now_ms)
     except Corruption:
-        # Another collection may have deleted it since the boundary was read; the new boundary then says so.
+        # Another collection may have deleted it since the boundary was read. Then a newer boundary exists.
         return _list_all(store, app, now_ms)
 
 
@@ -95,9 +95,9 @@ def note_end(store: ObjectStore, app: str) -> None:
 
 
 def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
-    """Return the time of the last collection's start or end, and True if the collection has ended.
+    """Return two values: the time of the start or end of the last collection, and True if it has ended.
 
-    The time is of storage's clock; 0 if there was no collection. One list request.
+    The time is that of storage's clock; 0 if there was no collection. Makes one list request.
     """
     key = keys.collection(app)
     notes = [info for info in store.list(key) if info.key == key]
@@ -122,7 +122,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
         needed = {name: max(first, version) for name, version in published.first_needed_versions(store, head).items()}
         stage_states[stage] = StageState(first, head, min(recent, default=head.version + 1), needed)
     state = AppState(now_ms, stage_states, list_snapshots(store, app), last)
-    # Kept versions from before the gapless history.
+    # Versions kept from before the gapless history.
     for stage, kept_versions in last.kept.items():
         if missing := [version for version in kept_versions if version not in manifests.get(stage, ())]:
             raise missing_versions(app, stage, missing)
@@ -175,7 +175,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
     """Return the time of a stage's last commit by its runner, by storage's clock; 0 if there is none.
 
     If an SST was finished before this commit and the commit does not name it, no later version will name it. For a
-    retired stage, returns the current time: until the stage is claimed again, it commits no new SSTs.
+    retired stage, returns the current time, because the stage commits no new SSTs until it is claimed again.
     """
     state = inventory.state.stages.get(stage)
     if state is None:
@@ -194,7 +194,7 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
     listed = [info for info in store.list(prefix) if census.object_kind_of(info.key) is census.IN_FLIGHT]
     if not listed:
         return
-    # In this order: a request is deleted after its snapshot is written, so the listing below includes that snapshot.
+    # The order matters: a request is deleted after its snapshot is written, so the listing below has that snapshot.
     requested = {request.name for request in open_requests(store, app)}
     named_keys = {key for snapshot in list_snapshots(store, app) for key in snapshot.object_keys}
     for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):

@@ -1,4 +1,4 @@
-"""Objects that kept versions name, read from pages: stored pages, and new pages of versions that no stored page has.
+"""Objects that kept versions name, read from stored pages, and from new pages of versions that no stored page has.
 
 A collection stores the new pages, except in a dry run, so that the next collection reads few manifests.
 """
@@ -23,15 +23,15 @@ from ...store.versions.pages.stored import (
 from .inventory import Inventory, missing_versions
 
 _MIN_UNPAGED = 16
-"""Number of versions without a stored page from which a collection stores them in a page."""
+"""Number of versions without a stored page at which a collection stores them in a page."""
 
 
 def named_objects(
     inventory: Inventory, stage: str, versions: Sequence[int], *, store_pages: bool = False
 ) -> Iterator[tuple[str, range]]:
-    """Yield the key (under the app's root) of each SST or leaf, with a range of positions in `versions` that name it.
+    """Yield each SST or leaf by its key under the app's root, with a range of positions in `versions` that name it.
 
-    `versions` are ascending. An object may come several times. With `store_pages`, new pages are stored.
+    `versions` are ascending. The same object may be yielded several times. With `store_pages`, new pages are stored.
 
     Raises `Corruption` (a manifest without a page, or a leaf, is missing or unreadable).
     """
@@ -49,7 +49,7 @@ def delete_unneeded_pages(inventory: Inventory, stage: str, versions: Sequence[i
     """Delete the pages that contain none of `versions` (ascending), and pages that lie within another page's range."""
     pages = StagePages(inventory.store, inventory.app, stage)
     covering = {ref.key for ref in pages.refs if _within(versions, ref.first, ref.last)}
-    # Not pages of versions that were committed since the inventory.
+    # Pages of versions that were committed since the inventory are not deleted.
     old = (ref for ref in pages.listed if ref.last <= max(inventory.manifests.get(stage, (0,))))
     delete_pages(inventory.store, (ref for ref in old if ref.key not in covering))
 

@@ -5,8 +5,9 @@ As in restic and borg, each rule keeps some versions, and versions that no rule 
 versions are kept for a while, then one moment per hour, then one per day. If a user asks a thinned history for a time,
 the answer is the state at the start of that hour (or day), or a later state. For every stage `find_reachable` keeps
 
-- a gapless history up to the head. It starts with the oldest version that retention keeps, that is younger than an
-  hour, not yet read by a downstream stage, not yet published, or recorded for an open snapshot request;
+- a gapless history up to the head. It starts with the oldest version that at least one of these rules keeps: the
+  retention rule; younger than an hour; not yet read by a downstream stage; not yet published; recorded for an open
+  snapshot request;
 - before that, single versions: those of snapshots (including the pin of a clone) and of moments that a thinned history
   keeps.
 
@@ -47,7 +48,7 @@ class Retention:
     input_ms: int | None = None
     """Milliseconds for which records stay in the archive after the app read them; None for no archive."""
     input_topics: Mapping[str, int] = field(default_factory=dict)
-    """Values of `input_ms` by Kafka topic; all other topics have `input_ms`."""
+    """Milliseconds for single Kafka topics, like `input_ms`, which applies to all other topics."""
 
     def __post_init__(self) -> None:
         for topic, value in self.input_topics.items():
@@ -61,7 +62,7 @@ class Retention:
         return replace(self, input_ms=None, input_topics={}) == Retention()
 
     def input_ms_of_topic(self, topic: str) -> int | None:
-        """Return how long the archive keeps records of a topic, in milliseconds; None for no archive."""
+        """Return the time in milliseconds for which the archive keeps records of a topic; None for no archive."""
         return self.input_topics.get(topic, self.input_ms)
 
     @property
@@ -97,11 +98,11 @@ class AppState:
     """State of an app before a collection."""
 
     now_ms: int
-    """Time from which ages are counted: of storage's clock, or in a dry run of this machine's clock."""
+    """Time from which ages are counted, of storage's clock; in a dry run, of this machine's clock."""
     stages: Mapping[str, StageState]
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary = NOTHING_COLLECTED
-    """Last final boundary; versions that it does not allow count as deleted."""
+    """Last final boundary. Versions that the boundary does not allow count as deleted."""
 
     def exists(self, stage: str, version: int) -> bool:
         if stage not in self.stages or version > self.stages[stage].head.version:
@@ -112,7 +113,7 @@ class AppState:
 
 
 VersionReader = Callable[[str, int], Manifest]
-"""Function that reads a version; only inputs, outputs and times of the manifest are used."""
+"""Function that reads a version. Only inputs, outputs and times of the manifest are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ _EVERYTHING = Reason("retention", "no retention rule is set: everything is kept"
 
 @dataclass(frozen=True, slots=True)
 class MissingVersion:
-    """Version that a snapshot pins and that is missing, although no collection deleted it."""
+    """Error for a version that a snapshot pins and that is missing, although no collection deleted it."""
 
     snapshot: str
     stage: str
@@ -143,7 +144,7 @@ class Reachable:
 
     state: AppState
     gapless_starts: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
-    """Versions from which on all versions are kept, with the reasons, by stage."""
+    """Start of the gapless history of each stage, with the reasons: all versions from there on are kept."""
     single_versions: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
     moments: tuple[KeptCut, ...] = ()
     absent: tuple[MissingVersion, ...] = ()
@@ -156,7 +157,7 @@ class Reachable:
         if stage not in self.gapless_starts or not self.state.exists(stage, version):
             return ()
         head = self.state.stages[stage].head.version
-        # Only rules that would keep this version by themselves.
+        # Only rules that by themselves would keep this version.
         reasons = [
             reason
             for start, reason in self.gapless_starts[stage]
@@ -250,7 +251,7 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionRe
                 sender = head.inputs[name].upstream if name in head.inputs else ""
                 if sender in needed:
                     needed[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
-    # A head does not say what was read before a migration, so a sender whose start moves back is queued again.
+    # A head does not show what was read before a migration, so a sender whose start moves back is queued again.
     waiting = [*reversed(topological_order(heads))]
     for receiver in waiting:
         first, last = stages[receiver].first, heads[receiver].version
@@ -272,9 +273,9 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionRe
 def _start_rules(
     state: AppState, stage: str, retention: Retention, read: VersionReader
 ) -> Iterator[tuple[int, Reason]]:
-    """Yield, for each rule, the version from which on it keeps a stage's history, with the reason.
+    """Yield, for each rule, the first version of a stage's history that the rule keeps, with the reason.
 
-    Versions kept because a reader has not read them are left out: `_find_whole_histories` adds them.
+    Versions that are kept because a reader has not read them are left out: `_find_whole_histories` adds them.
     """
     stage_state = state.stages[stage]
     yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
@@ -327,7 +328,7 @@ def _cut_at(state: AppState, time_ms: int, read: VersionReader) -> dict[str, int
 def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: VersionReader) -> Iterator[KeptCut]:
     state = plan.state
     if not all(state.last.allows(stage, version) for stage, version in snapshot.stages.items()):
-        return  # it pins collected versions, and whoever is taking it will withdraw it
+        return  # the snapshot pins collected versions, and the process that takes it will withdraw it
     existing = {stage: version for stage, version in snapshot.stages.items() if state.exists(stage, version)}
     reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or needs it for in-flight records and lineage")
     if snapshot.kind == "clone":
@@ -339,7 +340,7 @@ def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: VersionReader) -> It
     plan.absent += tuple(
         MissingVersion(snapshot.name, stage, version)
         for stage, version in snapshot.stages.items()
-        # Versions above the listed heads were committed since.
+        # Versions above the listed heads were committed since the listing.
         if stage not in existing and (stage not in state.stages or version <= state.stages[stage].head.version)
     )
 
@@ -367,7 +368,7 @@ def _with_end(state: AppState, moment: KeptCut, read: VersionReader) -> KeptCut:
             if until_ms >= moment.time_ms and _cut_at(state, moment.time_ms, read) == moment.stages:
                 return with_fields(moment, until_ms=until_ms)
     except (Corruption, NotFound):
-        pass  # not a version of the moment, and so not one that must be kept
+        pass  # the version is not part of the moment, so it need not exist
     return moment
 
 

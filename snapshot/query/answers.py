@@ -153,18 +153,18 @@ def channel_tables(
 
     Records are read from the cut's snapshot if it keeps them, else from Kafka. Channels that exist only in the `later`
     versions are empty. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption` (records
-    differ from the written ones, in number or content) and `Refused` (records are deleted from Kafka).
+    differ from the written records, in number or content) and `Refused` (records are deleted from Kafka).
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     tables_by_channel: dict[str, list[pa.Table]] = {}
-    # A renamed stage may be in the cut under both names.
+    # The cut may have a renamed stage under both names.
     edges = channels(
         replace(cut, stages={name: manifest for name, manifest in cut.stages.items() if manifest.stage == name})
     )
     current_names = {edge.name for edge in edges}
     later_outputs = {name: output for manifest in later.values() for name, output in manifest.outputs.items()}
     named = {name for name in current_names | later_outputs.keys() if name.casefold() in sql.casefold()}
-    # A query may compute channel names. If it names no channel, all are visible.
+    # A query may compute channel names. If it contains no channel's name, all channels are visible.
     for name in sorted((named or later_outputs.keys()) & (later_outputs.keys() - current_names)):
         tables_by_channel[name] = [_empty_channel_table(later_outputs[name].schema)]
     for edge in edges:
@@ -233,9 +233,9 @@ def run_statement(
     """Return the result of one reading statement at a cut, and at the moments in its clauses.
 
     Tables and channels that exist only in the `later` versions are empty. A table that was renamed after the cut is
-    visible under both names. `only` are the tables to open; by default those that decide the result. `reader` reads
-    in-flight records. Relative times count from `now_ms`. Without `now_ms`, the statement may name only fixed moments,
-    so that it can be repeated. `on_moment` is called for each moment in the clauses.
+    visible under both names. `only` are the tables to open; by default, the tables on which the result depends.
+    `reader` reads in-flight records. Relative times count from `now_ms`. Without `now_ms`, the statement may name only
+    fixed moments, so that it can be repeated. `on_moment` is called for each moment in the clauses.
 
     Raises `Usage` (the SQL is wrong, reads in-flight records without a `reader`, or names an invalid moment),
     `NotFound` (a table, column or moment does not exist, or a cut was collected meanwhile) and, with `bounds`,
@@ -311,7 +311,7 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
 
 
 class _RelationWithoutPandas(duckdb.DuckDBPyRelation):
-    """Relation for an environment without pandas. Its `df` names the next step; DuckDB's error names only pandas."""
+    """Relation for an environment without pandas. Unlike DuckDB's error, the error of `df` names the next step."""
 
     __slots__ = ()
 

@@ -7,9 +7,9 @@
 DuckDB itself rejects these clauses, so no valid statement changes its meaning. Each clause is replaced by the name of a
 view before DuckDB parses the statement. `MomentResolver` resolves clauses to cuts, each moment once.
 
-The lexer also splits a text into statements, including an unfinished last one. DuckDB's tokenizer cannot do this: it
-needs complete statements and reports positions in bytes. This lexer handles only what can hide a keyword or a `;`:
-quotes, dollar quotes and comments, by the rules of PostgreSQL's lexer, which DuckDB uses.
+The lexer also splits a text into statements; the last statement may be unfinished. DuckDB's tokenizer cannot do this:
+it needs complete statements and reports positions in bytes. This lexer only recognises tokens that can hide a keyword
+or a `;`: quotes, dollar quotes and comments, by the rules of PostgreSQL's lexer, which DuckDB uses.
 """
 
 import re
@@ -54,7 +54,7 @@ class SqlToken(NamedTuple):
     """SQL token with its position."""
 
     kind: str
-    """`name`, `quoted` (a name in quotes), `string`, `sign` (a character), or a kind whose text is not interpreted."""
+    """Kind: `name`, `quoted` (a name in quotes), `string`, `sign` (a character), or another kind that is not parsed."""
     value: str
     """Text of the token; names and strings without their quotes."""
     start: int
@@ -134,7 +134,7 @@ class VersionsClause:
 
     table: str
     since: str = ""
-    """First moment, in the form of `TableAtClause.moment`; empty for the beginning of the history."""
+    """First moment, in the format of `TableAtClause.moment`; empty for the beginning of the history."""
     until: str = "now"
     step: str = ""
     """Duration of a step. Only the last version of each step is included; empty for all versions."""
@@ -260,8 +260,8 @@ class MomentResolver:
     def resolve_clauses(self, clauses: Sequence[TableAtClause | VersionsClause]) -> tuple[ResolvedClause, ...]:
         """Resolve clauses to tables at cuts.
 
-        Raises `Usage` (a moment is malformed, or may change its meaning while `fixed_moments_only` is set; or there are
-        too many versions) and `NotFound` (no such app, snapshot, version or table, or the history begins later).
+        Raises `Usage` (a moment is malformed; its meaning may change and `fixed_moments_only` is set; or there are too
+        many versions) and `NotFound` (no such app, snapshot, version or table, or the history begins later).
         """
         return tuple(
             self._resolve_table_at(clause) if isinstance(clause, TableAtClause) else self._resolve_versions(clause)
@@ -275,7 +275,7 @@ class MomentResolver:
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
         """Return two values: the cut, and the version that declares the table's columns (None if no version does).
 
-        If the cut lacks a table of this name, its stages are returned under their current names.
+        If the cut lacks a table of this name, the returned cut has the stages under their current names.
         """
         if table not in cut.tables:
             later = later_stages(self.store, cut)
@@ -329,7 +329,7 @@ def complete_ref(store: ObjectStore, app: str, text: str, *, now_ms: int, stage:
     """Return the complete ref for a moment that a user names while working with an app.
 
     A complete ref is returned unchanged. Otherwise `text` is the part after `@`; `v42` is a version of `stage`, if
-    given. If `text` is no snapshot of the app but the name of a different app, returns the ref to that app's newest
+    given. If `text` is the name of a different app and of no snapshot of this app, returns the ref to that app's newest
     moment. Raises `Usage` (`text` is none of these).
     """
     if "@" in text or "/" in text:
@@ -346,7 +346,7 @@ def complete_ref(store: ObjectStore, app: str, text: str, *, now_ms: int, stage:
 def _version_manifests(
     store: ObjectStore, clause: VersionsClause, stage: str, since: Cut, until: Cut
 ) -> tuple[Manifest, ...]:
-    """Return the version at the clause's first moment, and each later one whose rows may differ from those before.
+    """Return the version at the clause's first moment, and each later version whose rows may differ from before.
 
     If the clause has a step, returns only the last version of each step.
     """
@@ -385,7 +385,8 @@ def _version_manifests(
             after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
             return numbers[max(after - 1, 0)]
 
-        # Even a version that changes no rows, such as a compaction, shows what its step changed before it.
+        # A version that changes no rows, such as a compaction, is included: it may be the last version of a step with
+        # changes.
         return tuple(request_pool().map(read, sorted({numbers[0], *request_pool().map(newest, ends)})))
     if len(numbers) > MAX_VERSIONS:
         raise _too_many_versions_error(clause, f"{len(numbers):,} versions")

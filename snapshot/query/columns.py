@@ -143,7 +143,7 @@ def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -
 
 
 def value_from_json(value: object, kind: pa.DataType) -> object:
-    """Convert a JSON value to a Python value of an Arrow type. Types that JSON lacks are given as text.
+    """Convert a JSON value to a Python value of an Arrow type. Types that JSON lacks are read from text.
 
     Raises `ValueError` and Arrow's errors.
     """
@@ -162,7 +162,8 @@ def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
         return pa.array(map(bytes.fromhex, plain), kind)
     values, zoned = pa.array(plain, pa.string()), 0
     if pa.types.is_timestamp(kind) and kind.tz:
-        # Arrow requires an offset for a timestamp with a zone, and rejects one without. A time without offset is UTC.
+        # For a timestamp with a zone, Arrow requires an offset, and for a timestamp without zone it rejects one. A time
+        # without offset is UTC.
         zoned = sum(_ZONE_SUFFIX.search(text) is not None for text in plain)
         if 0 < zoned < len(plain):
             return pa.chunked_array([_parse_all([text], kind) for text in plain], kind)
@@ -253,7 +254,7 @@ _EXTRA_ROWS_FACTOR = 2
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """Consecutive rows of a table, sorted by hash."""
+    """Consecutive rows of a table, sorted by hash. The cursor `next_hash` continues after them."""
 
     rows: pa.Table
     hashes: npt.NDArray[np.int64]

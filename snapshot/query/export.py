@@ -96,7 +96,7 @@ def check_writable(path: Path, *, force: bool) -> None:
 def create_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Context manager for a connection that writes tables of a new DuckDB file, which is complete at the end."""
     with closing(empty_database()) as con:
-        # Preserving the order takes memory, and no order is promised.
+        # Preserving the order of rows takes memory, and no order is promised.
         con.execute("SET preserve_insertion_order = false")
         file = str(path).replace("'", "''")
         con.execute(f"ATTACH '{file}' AS {_DATABASE} (STORAGE_VERSION '{_FORMAT}')")
@@ -171,7 +171,7 @@ def serve_ui(path: Path) -> Iterator[str]:
 
 
 def load_ui_extension(con: duckdb.DuckDBPyConnection) -> None:
-    """Load DuckDB's extension `ui`, downloading it unless it is on this machine. Raises `Unavailable`."""
+    """Load DuckDB's extension `ui`. Downloads it if this machine lacks it. Raises `Unavailable`."""
     try:
         con.load_extension("ui")
     except duckdb.Error:

@@ -2,9 +2,9 @@
 
 `$.user.id` is a field of a record's value, and `who` is short for `$.who`. `key`, `key.id` and `headers.NAME` are
 fields of the record's key and headers; `value` is the whole value. For rows between stages, the first name is a column.
-Arrays are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and `$.users[0].id`. Text
-that contains JSON is parsed if the field has further steps. `*` is any property, `~` the names of all properties. Names
-with other characters are in brackets: `$['user.id']`.
+Arrays are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and `$.users[0].id`. A text
+that contains JSON is parsed if the field has steps inside the text. `*` is any property, `~` the names of all
+properties. Names with other characters are in brackets: `$['user.id']`.
 """
 
 import json
@@ -22,7 +22,7 @@ from ...errors import Usage
 from ...store.sst.hashing import one_array
 
 RECORD_COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
-"""First names of a field that denote a part of a topic's record. All other names denote fields of the value."""
+"""First names of a field that stand for a part of a topic's record. All other names stand for fields of the value."""
 ANY_PROPERTY, PROPERTY_NAMES = "*", "~"
 _STEP = re.compile(r"\.?([^.\[\]'$]+)|\['((?:[^'\\]|\\.)*)'\]|\[(?:\*|\d+)\]")
 _PLAIN = re.compile(r"[^.\[\]'$\\]+")
@@ -31,14 +31,14 @@ RowNumbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Path in a record: a column, and the steps inside."""
+    """Path in a record: a column, and the steps within the column."""
 
     column: str
     steps: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, *, of_row: bool = False) -> "Field":
-        """Parse a field; with `of_row`, a field of a row between stages. Raises `Usage` (not a field)."""
+        """Parse a field; with `of_row`, a field of a row between stages. Raises `Usage` if `text` is no field."""
         path, at, steps = text.removeprefix("$"), 0, list[str]()
         while at < len(path):
             step = _STEP.match(path, at)

@@ -1,8 +1,8 @@
 """Pseudonyms in place of values, for SQL of users who may not see values.
 
 Each column of a view becomes a column of UUIDs, computed from the values and a secret before the statement sees them.
-Equal values have equal pseudonyms, and nothing else of a value is revealed, whatever the statement does. DuckDB
-compares UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
+Equal values have equal pseudonyms. Whatever the statement does, it learns nothing else about a value. DuckDB compares
+UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
 """
 
 import re
@@ -24,7 +24,7 @@ from ...store.read.duckdb_view import quote_identifier
 from ...store.sst.arrow_types import bytes_to_hex, python_values
 
 PSEUDONYM_PATTERN = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-"""Regular expression of pseudonyms. No UUID that a program generates has this prefix."""
+"""Regular expression that matches pseudonyms. No UUID that a program generates has this prefix."""
 _PSEUDONYM_PREFIX = "00000000-"
 _HIDDEN_TABLE_PATTERN = re.compile(r"[0-9a-f]{32} ")
 _MAX_REMEMBERED = 50_000
@@ -140,7 +140,7 @@ class PseudonymViews:
             for name, kind in zip(relation.columns, relation.types, strict=True)
         }
         columns = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in chosen.items())
-        # The stored order would reveal values: rows are stored by a hash that anyone can compute.
+        # The stored order would reveal values, because rows are sorted by a hash that anyone can compute.
         by = f" ORDER BY {', '.join(chosen[name] for name in order)}" if order else ""
         self._con.execute(
             f"CREATE OR REPLACE VIEW {view} AS SELECT {columns} FROM (SELECT * FROM "

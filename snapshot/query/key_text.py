@@ -1,6 +1,6 @@
 r"""Text form of a key, for the command line, HTTP, agents and files of keys, in both directions.
 
-A value of one column is written as its text: a string as it is, even if empty; numbers, dates and times as in SQL;
+A value of one column is written as its text: a string unchanged, even if empty; numbers, dates and times as in SQL;
 `true`; bytes in hexadecimal; a struct as a JSON object with all its fields. Null is `\N`. A string that consists of
 backslashes and a final `N` gets one more backslash: `\\N` stands for the string `\N`. The text of several columns is a
 JSON array, in which null is null and strings need no backslash.
@@ -19,7 +19,7 @@ _ESCAPED_NULL = re.compile(r"\\+N")
 
 
 def parse_value(text: str) -> str | None:
-    r"""Parse the text of one key column into the form that `parse_keys` takes: None for `\N`."""
+    r"""Parse the text of one key column into a value for `parse_keys`; None for `\N`."""
     return None if text == NULL else text[1:] if _ESCAPED_NULL.fullmatch(text) else text
 
 
@@ -61,7 +61,7 @@ def format_key(values: Sequence[object]) -> str:
 
 
 def _for_json(value: Any, *, within: bool = True) -> Any:
-    """Convert a value to what JSON can represent: numbers and times that JSON lacks become text."""
+    """Convert a value to a value of JSON. Numbers and times that JSON lacks become text."""
     match value:
         case None | str():
             return value

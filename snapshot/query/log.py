@@ -24,7 +24,7 @@ class Remaining(NamedTuple):
     """Offsets of an input's topic that Kafka or the input archive still has."""
 
     starts: tuple[int, ...] = ()
-    """By partition: first offset from which on all records exist; empty if no records are left."""
+    """Offset of the first remaining record, by partition; all later records exist as well. Empty if none are left."""
     is_recreated: bool = False
 
     def has(self, partition: int, offset: int) -> bool:
@@ -61,19 +61,19 @@ class LogEntry:
     epoch: int
     by: str
     thinned: tuple[int, int] | None = None
-    """First and last thinned-out version directly before this one; None if there are none."""
+    """First and last removed version directly before this version; None if no versions were removed there."""
     added: tuple[str, ...] = ()
     renamed: str = ""
-    """Other name of a renamed stage: the new name at its last version, the old name at its first one."""
+    """Other name of a renamed stage: the new name at its last version, the old name at its first version."""
     watermark_ms: int | None = None
     deployed: str = ""
     edited: str = ""
     rewound: int | None = None
     """Version whose content a rewind restores, 0 for the empty state; None if the version is not a rewind."""
     reset: tuple[str, ...] = ()
-    """Offsets of partitions that a reset changed, as in `flights[0] 42 to 17`."""
+    """Offsets of partitions that a reset changed, in the format `flights[0] 42 to 17`."""
     attached: str = ""
-    """Batches that this version of an attached Spark query imported, as in `batches 41 to 97`."""
+    """Batches that this version of an attached Spark query imported, in the format `batches 41 to 97`."""
     replayable: bool | None = None
     """True if the previous version and all of the input still exist; None if unknown or if there is no input."""
     replaced: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def log_entries(
 
     If old versions were collected, the single old versions that were kept come last. Reads a manifest for each returned
     version, one more per stage, and the snapshots written since the oldest returned version. `remaining_of` returns the
-    readable offsets of an input.
+    offsets of an input that can still be read.
 
     Raises `NotFound` (no such app or stage).
     """

@@ -36,7 +36,7 @@ class RowSource:
     sql: str = ""
     """Query that returns the rows. Statements before it, such as `ATTACH`, are run first."""
     only_files: bool = False
-    """True if the source must be a file: for an edit, the option `--sql` has a different meaning."""
+    """True if the source must be a file. For an edit, the option `--sql` has a different meaning."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -58,12 +58,13 @@ class RowSource:
 
 @contextmanager
 def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.RecordBatchReader]:
-    """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source names a zone.
+    """Open the rows as a reader of batches. The reader can be consumed once.
 
-    With `only_reads`, statements that write anything or install an extension are refused; DuckDB loads the extensions
-    that are installed. Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
+    Times are in UTC unless the source names a zone. With `only_reads`, statements that write data or install an
+    extension are refused; DuckDB loads the extensions that are installed. Raises `Refused` (DuckDB cannot read the
+    source, or the source is not a table).
     """
-    # What a URL or a statement before the query may have as a password or signature.
+    # Texts that may be a password or signature, from a URL or from a statement before the query.
     url = urlsplit(source.file) if "://" in source.file else None
     secrets = [url.netloc.rpartition("@")[0], url.query] if url is not None else []
     with closing(empty_database()) as con:
@@ -88,7 +89,7 @@ def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.Rec
                 query = strip_comments(statements[-1].query)
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
-            # Raised also by the caller's reads inside of the context.
+            # Errors of the caller's reads inside of the context arrive here as well.
             text = f"{source} cannot be read: {str(error).strip()}"
             for secret in filter(None, secrets):
                 text = text.replace(secret, "…")
@@ -97,7 +98,10 @@ def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.Rec
 
 
 _TEXT = re.compile(r"'((?:[^']|''){3,})'")
-"""Text in a statement before the query, such as a database's address with a password. No message has it."""
+"""Pattern of text in a statement before the query that may contain a password, such as a database's address.
+
+Messages never quote it.
+"""
 _PREPARES = re.compile(
     r"\s*(ATTACH\b.*\bREAD_ONLY\b|LOAD\b|SET\b|CREATE\s+(TEMPORARY\s+)?SECRET\b)", re.IGNORECASE | re.DOTALL
 )
@@ -120,15 +124,15 @@ def _check_reads(con: duckdb.DuckDBPyConnection, statements: Sequence[duckdb.Sta
 def fit_columns(
     rows: pa.Table, schema: pa.Schema, names: Mapping[str, str], *, noun: str, role: str, option: str
 ) -> pa.Table:
-    """Return the columns of `schema`, converted, of rows whose columns may have other names.
+    """Return the columns of `schema` from a table whose columns may have other names and other types.
 
     Args:
-        rows: the rows.
-        schema: the columns that a table has.
-        names: by column of the table, the column of `rows`; columns left out have the same name.
-        noun: the rows in messages: `the labels`.
-        role: the columns of the table in messages: `the key of 'carriers'`.
-        option: option that names a column, for the hint.
+        rows: Table to convert.
+        schema: Columns of the result.
+        names: Column of `rows`, by column of the result. A missing entry means an equal name.
+        noun: Name of the rows in messages, such as `the labels`.
+        role: Description of the columns in messages, such as `the key of 'carriers'`.
+        option: Option that names a column, for the hint.
 
     Raises `Usage` (a column is missing, or its values do not fit).
     """
@@ -236,7 +240,7 @@ def is_convertible(actual: pa.DataType, declared: pa.DataType) -> bool:
     if of.is_integer(declared) or of.is_floating(declared):
         return bool(of.is_integer(actual) or of.is_floating(actual) or of.is_decimal(actual))
     if of.is_decimal(declared):
-        # A decimal made from a double would have invented digits.
+        # A decimal that is made from a double would have invented digits.
         return bool(of.is_integer(actual) or of.is_decimal(actual))
     if of.is_timestamp(declared):
         return bool(of.is_timestamp(actual)) and (actual.tz is None) == (declared.tz is None)

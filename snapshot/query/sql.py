@@ -179,7 +179,7 @@ def connect(
             files |= register_clause(con, store, cache, clause_table, cover)
         if bounds is not None:
             con.execute("SET threads = 1")
-            con.execute("SET enable_progress_bar = false")  # a forked process inherits that of the shell
+            con.execute("SET enable_progress_bar = false")  # a forked process inherits the shell's progress bar
             con.execute("SET max_temp_directory_size = '0 B'")
         if memory := f"{bounds.memory_mb} MiB" if bounds is not None else memory:
             con.execute("SET memory_limit = $memory", {"memory": memory})
@@ -211,7 +211,7 @@ def pseudonym_views(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Ps
 
 
 def empty_database() -> duckdb.DuckDBPyConnection:
-    """Open a database in memory. The caller closes it."""
+    """Open an in-memory database. The caller closes it."""
     # DuckDB makes this folder when a query does not fit into memory, and removes it with the connection.
     spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{runtime.random_hex()}"
     # Without replacements, Python variables are not visible as tables.
@@ -219,7 +219,7 @@ def empty_database() -> duckdb.DuckDBPyConnection:
 
 
 def sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
-    """Open a database in memory with these tables, without access to files and settings. The caller closes it."""
+    """Open an in-memory database with these tables, without access to files and settings. The caller closes it."""
     con = empty_database()
     for name, rows in tables.items():
         con.register(name, make_sql_safe(rows))
@@ -229,10 +229,10 @@ def sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnect
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
-    """Return the tables on which a statement's result may depend: those it names, or all if it may compute names.
+    """Return the tables on which a statement's result may depend: the named tables, or all if it may compute names.
 
     The remaining tables need not be opened, so damage to them does not matter. With `or_all`, a statement that names no
-    table is taken to read all tables.
+    table is assumed to read all tables.
     """
     text = sql.casefold()
     named = frozenset(name for name in cut.tables if name.casefold() in text)
@@ -326,7 +326,7 @@ def parse_reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: s
 
 
 def is_condition(sql: str) -> bool:
-    """Return True if a text is a condition, as after WHERE; False if it is a statement.
+    """Return True if a text is a condition that could follow WHERE; False if it is a statement.
 
     Raises the errors of `parse_statement`.
     """
@@ -393,7 +393,8 @@ def register_clause(
 ) -> frozenset[Path]:
     """Create the view of a clause, unless its table is unknown. Returns the files that the view reads.
 
-    For several versions, each row has `_version` and `_committed_at`, and an unchanged row occurs once per version.
+    For several versions, each row has `_version` and `_committed_at`, and an unchanged row is repeated for each
+    version.
     """
     schema, name = clause_table.clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_identifier(schema)}")

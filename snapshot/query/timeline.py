@@ -3,7 +3,7 @@
 For each stage every 2^n-th version is shown, so that the same versions are shown as the history grows, and can be
 cached. Versions are read from pages if a page has them. A deploy or a migration is noticed as a difference between two
 points, and then located by binary search. Operations come from the audit log, and snapshots from a listing. So the cost
-follows the number of points, or of pages, not the history.
+depends on the number of points, or of pages, and not on the length of the history.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,12 +35,12 @@ T = TypeVar("T", bound=Struct)
 AnnotationKind = Literal["snapshot", "deploy", "migration", "operation"]
 _MAX_CONCURRENT_READS = 16
 _POINTS_PER_PAGE = 4
-"""Smallest number of points for which a page is read: a page takes more bytes than a few manifests."""
+"""Smallest number of points for which a page is read, because a page has more bytes than a few manifests."""
 _MAX_ANNOTATIONS = 100
 _MAX_SEARCHES = 60
 _MAX_CACHED_POINTS, _MAX_CACHED_OBJECTS = 100_000, 2_000
 _MERGE_WINDOW_MS = 10_000
-"""Maximum time between commits of several stages that become one annotation, if they have equal reasons."""
+"""Maximum time between commits of several stages that become one annotation because their reasons are equal."""
 _UNANNOTATED_VERBS = ("snapshot", "token", "export", "protect", "watch", "archive")
 
 
@@ -87,7 +87,7 @@ class ThinnedLine:
         return len(self.points) == self.commits
 
 
-# By store, and by the app's creation time, since an app's name may be reused.
+# By store and by the app's creation time, since an app's name may be reused.
 _cached_points: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
 _cached_objects: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
 """Cached snapshots and operations, by key and modification time, since a name may be reused."""
@@ -259,7 +259,7 @@ def _snapshot_annotations(
     def annotate(snapshot: Snapshot) -> Annotation | None:
         if snapshot.name.startswith(REPLICA_CUT):
             return None
-        # The time of a snapshot's moment is that of its newest version; it may have been written later.
+        # The time of a snapshot's moment is the time of its newest version; the snapshot may have been written later.
         stage = max(snapshot.stages, key=lambda name: ranks.get(name, -1), default="")
         point = read(stage, snapshot.stages[stage]) if stage else None
         time_ms = snapshot.completed_ms if point is None else point.time_ms
@@ -285,7 +285,7 @@ def _operation_annotations(store: ObjectStore, app: str, read: ReadPoint) -> Ite
 
 def _merge_annotations(annotations: Iterable[Annotation]) -> Iterator[Annotation]:
     merged: list[Annotation] = []
-    # Operations first, as their labels say the most.
+    # Operations first, because their labels have the most information.
     for annotation in sorted(annotations, key=lambda annotation: (annotation.kind != "operation", annotation.time_ms)):
         is_there = any(
             annotation.kind in ("deploy", "migration")

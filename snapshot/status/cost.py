@@ -19,7 +19,7 @@ from ..cut.graph import topological_order
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Cost of one stage, or of all stages together. Requests and bytes are per hour that the stage ran.
+    """Cost of one stage, or of all stages together. Requests and bytes are per hour of the stage's run time.
 
     For a clone, the SSTs of its source are not counted.
     """
@@ -27,7 +27,7 @@ class StageCost:
     stage: str
     versions: int
     counted_ms: int
-    """Time that the counted versions cover. If 0, no version was committed lately, and all rates are 0."""
+    """Time that the counted versions cover. If it is 0, no version was committed lately, and all rates are 0."""
     gets: int
     puts: int
     lists: int
@@ -38,7 +38,7 @@ class StageCost:
     sst_bytes: int
     """Size of all SSTs of the gapless history: the SSTs of its first version, and all SSTs written since."""
     stored_bytes: int
-    """Bytes that S3 bills: SSTs, and all objects written since the first version, with manifests and orphans."""
+    """Bytes that S3 bills: SSTs, and all objects written since the first version, including manifests and orphans."""
     requests_cost: float
     """Price of the requests per month. The other prices are per month as well."""
     traffic_cost: float
@@ -92,15 +92,16 @@ def stage_cost(store: ObjectStore, head: Manifest, since_ms: int, prices: Prices
 
 
 def per_hour(usage: Stats) -> Stats | None:
-    """Return the usage per hour of running; None if the usage covers no time."""
+    """Return the usage per hour of run time; None if the usage covers no time."""
     return Stats(*(round(number * HOUR_MS / usage.ms) for number in astuple(usage))) if usage.ms else None
 
 
 def recent_usage(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
     """Return the number of counted versions, and their usage: the newest `versions` versions of a stage.
 
-    If the stage has fewer versions, or the version before the counted ones was collected, counts all versions of the
-    stage. One request. Raises `Corruption` (the version before the counted ones is unreadable) and `Unavailable`.
+    If the stage has fewer versions, or the version before the counted versions was collected, counts all versions of
+    the stage. Makes one request. Raises `Corruption` (the version before the counted versions is unreadable) and
+    `Unavailable`.
     """
     totals, base_version = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None

@@ -1,7 +1,7 @@
 """Overview of an app from the newest versions of its stages: lags, tables, input archives, replicas.
 
-Makes a few requests per stage, and reads no rows: so the number of keys is an upper bound. The lag of a stage behind
-its inputs follows from manifests and the end offsets of topics.
+Makes a few requests per stage, and reads no rows, so the number of keys is an upper bound. The lag of a stage behind
+its inputs is computed from manifests and the end offsets of topics.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,10 +51,10 @@ class InputLag:
     records: int | None
     """Number of unread rows of a repartition topic; None if the reader did not start at the topic's beginning.
 
-    For a user's topic, equal to `lag`: only reading shows which offsets have a record.
+    For a user's topic, equal to `lag`, because only a read shows which offsets have a record.
     """
     versions: int | None
-    """Number of unread versions of a repartition topic's sender, empty ones included; 0 if no message is unread."""
+    """Number of unread versions of a repartition topic's sender, with empty versions; 0 if no message is unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     if sender is None or output is None:
         return lag(ends, messages, messages, None)
     if messages == 0:
-        # Unread versions sent nothing here: claims, compactions, batches whose rows went to other channels.
+        # The unread versions sent nothing here: they are claims, compactions, or batches whose rows went to other
+        # channels.
         return lag(ends, 0, 0, 0)
     rows = count_unread(output, source)
     return lag(ends, messages, None if rows is None else max(0, rows), max(0, sender.version - source.version))
@@ -198,12 +199,12 @@ class TableFigures:
     """Figures of a stage's table, named as in RocksDB. A ratio is None if its divisor is 0."""
 
     versions: int
-    """Number of versions, the newest ones, from which the ratios and times are computed."""
+    """Number of the newest versions from which the ratios and times are computed."""
     l0_files: int
-    """Number of level 0 SSTs in the state partition that has most of them."""
+    """Largest number of level 0 SSTs in one state partition."""
     debt_bytes: int
     read_amplification: float | None
-    """Number of SSTs searched per key looked up, without SSTs that a filter excluded."""
+    """Number of SSTs searched for each looked-up key, without SSTs that a filter excluded."""
     write_amplification: float | None
     """Bytes written by batches and compactions per byte written by batches."""
     filter_hits: float | None
@@ -236,11 +237,11 @@ class StageOverview:
     retired: bool
     figures: TableFigures | None
     sinks: tuple[SinkLag, ...] = ()
-    """Lags of the sinks by the progress in the store, which publishers save every few seconds."""
+    """Lags of the sinks, based on the progress that publishers save in the store every few seconds."""
     rejected: int = 0
     rejected_waiting: int = 0
     since: dict[str, int] = field(default_factory=dict)
-    """First version with the column, by name of each column that a migration added to the table."""
+    """First version that has the column, for each column that a migration added to the table, by name."""
     called: str = ""
     watermark_ms: int | None = None
     ahead: int = 0
@@ -266,7 +267,7 @@ class AppOverview:
     """Names that the app got by promotions. A name that another app has taken over since is `NAME~1`."""
     archives: tuple[ArchiveStatus, ...] = ()
     damaged: tuple[str, ...] = ()
-    """One sentence for each part that is left out because it cannot be read."""
+    """One sentence for each part that is missing here because it cannot be read."""
     replica: Replica | None = None
     complete_ms: int = 0
     """Time up to which a replica is complete; 0 if it never was, and for an app that is no replica."""
@@ -279,15 +280,15 @@ def overview(
 ) -> AppOverview:
     """Return the overview of an app. With `in_detail` also figures of its tables: one more request per table.
 
-    `hints` has versions of stages that the caller has seen within the last half hour: it saves requests for stages with
-    many versions. Raises `NotFound` (no such app).
+    `hints` has versions of stages that the caller has seen within the last half hour. With hints, stages with many
+    versions take fewer requests. Raises `NotFound` (no such app).
     """
     return _read_overview(store, apps.read_app(store, app), in_detail=in_detail, hints=hints).with_lags(ends_of)
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredOverview:
-    """Overview from the store alone, without the lags of inputs."""
+    """Overview that is read from the store alone, without the lags of inputs."""
 
     overview: AppOverview
     heads: Mapping[str, Manifest]
@@ -361,7 +362,7 @@ def _promoted_names(store: ObjectStore, app: str, heads: Mapping[str, Manifest])
 
 
 def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
-    """Return the overviews of a cut's stages, from its manifests only, so without end offsets of users' topics."""
+    """Return the overviews of a cut's stages. Reads only manifests, so end offsets of users' topics are missing."""
     stages = cut.stages
     # The progress of publishers is not versioned, so sinks show only the rows sent to them.
     sinks = {
@@ -437,7 +438,7 @@ def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tup
         return (app_overview,), app_overview.damaged
     apps_found: list[AppOverview] = []
     damaged: list[str] = []
-    # Kafka is asked here, one topic after the other, while other threads read the store.
+    # Kafka is asked for one topic after the other here, while other threads read the store.
     for possible, errors in map_concurrently(
         partial(_find_overview, store), apps.list_possible_apps(store), _APPS_AT_ONCE
     ):

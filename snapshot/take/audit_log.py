@@ -34,7 +34,7 @@ class Operation(Struct, frozen=True):
     after: dict[limits.Name, limits.Version] = {}
 
     def has_verb(self, verb: str) -> bool:
-        """Return True if `verb` is the operation's verb, or the first word of it, such as `snapshot`."""
+        """Return True if `verb` is the operation's verb, or the first word of that verb, such as `snapshot`."""
         return verb in _names_of(self.verb)
 
     def is_by(self, person: str) -> bool:
@@ -143,8 +143,8 @@ def record_operation_once(
 ) -> None:
     """Add an operation to the audit log, unless an interrupted call added it since `since_ms`.
 
-    `is_same_detail` is a function that takes an entry's detail and returns True if the detail describes this operation.
-    By default, the detail must equal `detail`.
+    `is_same_detail` is a function that returns True if the detail of an entry describes this operation. By default, the
+    detail must equal `detail`.
     """
     if find_operation(store, app, verb, is_same_detail or detail.__eq__, since_ms=since_ms) is None:
         record_operation(store, app, verb, detail, by, versions, message=message)

@@ -40,7 +40,7 @@ def capture_in_flight(
     try:
         return tuple(_capture_one(store, app, name, state, reader, written) for state in states if state.receiver)
     except BaseException:
-        # Retries while Kafka is unavailable must not pile up objects. The original error is the one to raise.
+        # Retries while Kafka is unavailable must not leave many objects behind. The original error is raised.
         with suppress(Unavailable):
             for captured_object in written:
                 store.delete(captured_object.key)
@@ -92,7 +92,7 @@ def delete_captured(store: ObjectStore, captured: Iterable[Captured]) -> None:
 
 def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> CapturedObject:
     sink, key = BytesIO(), keys.captured_records(app, name, str(runtime.ulid()))
-    # Light compression, to capture records at least as fast as they are produced.
+    # Weak compression, so that records are captured at least as fast as they are produced.
     pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
     data = sink.getvalue()
     store.put(key, data)

@@ -109,9 +109,9 @@ def pin_cut(
 def move_snapshot(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
     """Move the name of an instant snapshot to another cut, with one put: the name exists at all times.
 
-    The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins.
-    Raises `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or
-    removed if its old versions are gone as well.
+    The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins. Raises
+    `NotFound` if a version of the cut was collected, or is about to be collected. In that case the snapshot is
+    restored, or removed if its old versions are gone as well.
     """
     moved = _new_snapshot(cut, snapshot.name, by)
     SNAPSHOTS.put(store, moved)
@@ -120,7 +120,7 @@ def move_snapshot(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str =
     except NotFound:
         SNAPSHOTS.put(store, snapshot)
         try:
-            _check_complete(store, snapshot, None)  # garbage collection may not have seen it meanwhile
+            _check_complete(store, snapshot, None)  # garbage collection may have missed this snapshot
         except NotFound:
             SNAPSHOTS.remove(store, snapshot.name, snapshot.app)
         raise
@@ -135,7 +135,7 @@ def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """Return a written snapshot if all of its versions exist and will not be collected. Raises `NotFound`.
 
-    Must be called after the snapshot was written: a concurrent removal of `keeper`, or a concurrent collection, then
+    Must be called after the snapshot was written. A concurrent removal of `keeper`, or a concurrent collection, then
     either sees the written snapshot, or is noticed here.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
@@ -145,7 +145,7 @@ def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | No
             found="it was removed while another snapshot was about to share its in-flight records",
             hint="choose another moment",
         )
-    history.list_stages(store, written.app)  # raises if the app is being removed, for the same reason
+    history.list_stages(store, written.app)  # raises if the app is being removed, which is noticed here in the same way
     if written.channels or written.clone:
         check_exclusion(store, written.app, Intent.CLONE if written.clone else Intent.PIN)
     limit = horizon.newest(store, written.app)
@@ -195,7 +195,7 @@ def remove_or_withdraw(
     removed: Snapshot | SnapshotRequest
     removed = requests[0] if snapshot is None and requests else check_removable(store, app, name, force=force)
     if not dry_run:
-        # Recorded first, to distinguish a retry of an interrupted call from a misspelled name.
+        # Recorded first, so that a retry of an interrupted call differs from a misspelled name.
         record_operation_once(store, app, "snapshot rm", name, by, since_ms=removed.created_ms)
         for open_request in requests:
             withdraw_request(store, app, open_request)
@@ -211,7 +211,7 @@ def delete_snapshot(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     """
     snapshot = check_removable(store, app, name, force=force)
     SNAPSHOTS.remove(store, name, app)
-    # After the document, which must never name missing objects.
+    # After the snapshot object, which must never name missing objects.
     remove_records(store, app, name)
     return snapshot
 
@@ -256,7 +256,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     if clone_exists(store, snapshot):
         label = f"app {snapshot.clone!r}{root_suffix(snapshot.clone_root)} is a clone that uses snapshot {name!r}"
         raise used_by(snapshot.clone, f"{label} of {app}: without it, the clone's files may be collected")
-    # A pin whose clone is gone may still protect SSTs that clones of this clone use.
+    # If a clone is gone, its pin may still protect SSTs that clones of this clone use.
     other_pins = (
         other_pin for other_pin in list_snapshots(store, app) if other_pin.kind == "clone" and other_pin.name != name
     )

@@ -40,9 +40,9 @@ from .capture import capture_in_flight, delete_captured
 from .snapshots import name_is_taken, pin_cut
 
 RETRY_WINDOW_MS = 600_000
-"""Milliseconds after completion in which an equal request is a retry and returns the same snapshot.
+"""Time in milliseconds after completion during which an equal request is a retry and returns the same snapshot.
 
-A later request fails, since the name is taken.
+A later request fails, because the name is in use.
 """
 
 
@@ -52,12 +52,12 @@ class StageAnswer:
 
     version: int | None
     awaited: tuple[str, ...]
-    """Channels whose marker has not arrived; empty before the stage recorded a version."""
+    """Channels whose marker has not arrived; empty until the stage has recorded a version."""
     head_ms: int
     asked: bool = True
-    """True if the request must have reached the stage: it reads only users' topics, or a sender has answered.
+    """True if the request has certainly reached the stage: it reads only users' topics, or a sender has answered.
 
-    A stage that was asked and does not answer is not running.
+    If such a stage does not answer, it is not running.
     """
 
     @property
@@ -85,10 +85,10 @@ def request_snapshot(store: ObjectStore, app: str, name: str, by: str) -> Snapsh
     migration = min((head.migration for head in _active_heads(store, app).values()), default=0)
     ulid = runtime.ulid()
     pending = SnapshotRequest(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=migration)
-    # The key is unique, so retrying a put after a lost response is harmless.
+    # The key is unique, so it is safe to retry a put whose response was lost.
     SNAPSHOT_REQUESTS.put(store, pending, app)
     try:
-        # A forget checks for requests only after writing its note, so check again.
+        # A forget checks for requests only after it has written its journal, so check again.
         check_exclusion(store, app, Intent.SNAPSHOT, AppCondition.FORGETTING)
     except Refused:
         withdraw_request(store, app, pending)
@@ -149,7 +149,7 @@ def try_complete(
     heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
     if versions is None:
-        # Another process may have completed it, after which the stages drop their answers.
+        # Another process may have completed the snapshot; the stages then drop their answers.
         return find_written(store, app, request)
     cut = Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
     states = tuple(state for state in in_flight(store, cut) if state.receiver)
@@ -158,7 +158,7 @@ def try_complete(
         return None
     captured = capture_in_flight(store, app, request.name, states, reader) if reader is not None else ()
     if all(other.id != request.id for other in open_requests(store, app)):
-        # Withdrawn, or completed by another process meanwhile.
+        # The request was withdrawn, or another process has completed it meanwhile.
         delete_captured(store, captured)
         return find_written(store, app, request)
     snapshot = Snapshot(
@@ -276,12 +276,12 @@ def take_snapshot(
     elif snapshot is None:
         own = own_request(store, app, name, by)
         if own is not None:
-            # The earlier attempt may have died before notifying the runners.
+            # The earlier attempt may have died before it notified the runners.
             notify_runners(store, app)
         try:
             snapshot = _wait(store, app, own or request_snapshot(store, app, name, by), reader, timeout_s, on_progress)
         except BaseException:
-            # Find the request by name: Ctrl-C may have come after the put and before its return.
+            # Find the request by name, because Ctrl-C may have come after the put and before it returned.
             since_ms = own.created_ms if own else now_ms
             for open_request in open_requests(store, app):
                 if (open_request.name, open_request.by) == (name, by) and open_request.created_ms >= since_ms:

@@ -1,10 +1,10 @@
 """Exclusion of operations: a rule for each pair of an operation and a condition of its app.
 
-Each condition has a detector function, which searches for an object, a version or a heartbeat, and returns a message.
-A verb calls `check_exclusion` before it changes anything. A verb that writes an object by which other verbs detect it
-calls the function again after writing the object: if two verbs start at once, at least the later writer detects the
-other. `check_exclusion` raises an error for the conditions under which the operation is refused. Verbs implement the
-other rules themselves.
+Each condition has a detector function, which searches for an object, a version or a heartbeat, and returns a message. A
+verb calls `check_exclusion` before it changes anything. Some verbs write an object by which other verbs detect them;
+these verbs call the function again after writing the object. So if two verbs start at once, at least the later writer
+detects the other verb. `check_exclusion` raises an error for the conditions under which the operation is refused. Verbs
+implement the other rules themselves.
 
 The pin of a clone, in the clone's source, names the clone. A clone of a clone pins only its direct source, but its
 first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
@@ -82,7 +82,7 @@ def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
         return origin is not None and (origin.app, note.snapshot) == (snapshot.app, snapshot.name)
     info = apps.find_app(target, snapshot.clone)
     if info is None:
-        # An unmounted disk, or one of another machine, looks like an empty store.
+        # An unmounted disk, or a disk of another machine, looks like an empty store.
         if elsewhere and next(iter(target.list_folders("")), None) is None:
             raise Refused(
                 f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
@@ -247,7 +247,7 @@ DETECTORS: Final[Mapping[AppCondition, Callable[[ObjectStore, str], Evidence | N
     AppCondition.CLONES: _detect_clones,
     AppCondition.RECOVERY: _detect_recovery,
 }
-"""Detector of each condition, in the order of the checks.
+"""Detectors by condition, in the order of the checks.
 
 Three conditions have no detector here. `history.list_stages` detects the removal and the creation of the app, and the
 code that promotes detects promotions.
@@ -282,7 +282,7 @@ class Intent(Enum):
 
 
 class ExclusionRule(Enum):
-    """Effect of a condition, such as an operation under way, on an operation that is about to start.
+    """Rule for a condition, such as an operation under way, and an operation that is about to start.
 
     If a command finishes the operation under way before its own work (`FINISHES`), its dry run is refused, because a
     dry run must not finish anything. All other rules let a dry run proceed.
@@ -347,7 +347,7 @@ _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
         Intent.CLONE: _SNAPSHOT,
         Intent.COLLECT: "no version refers to the rewritten files yet, so garbage collection could delete them",
         Intent.EDIT: "an edit could write these keys again",
-        # Each of these takes a snapshot first, with in-flight records.
+        # Each of these operations first takes a snapshot with in-flight records.
         Intent.MIGRATE: _SNAPSHOT,
         Intent.REWIND: _SNAPSHOT,
         Intent.RESET: _SNAPSHOT,
@@ -374,9 +374,9 @@ def check_exclusion(
 ) -> None:
     """Raise `Refused` if a condition of the app excludes an operation.
 
-    Checks the given conditions, or all conditions if none are given. A dry run is refused only if the operation under
-    way would have to be finished first (`ExclusionRule.FINISHES`). Makes one or two requests for each checked
-    condition. The removal and the creation of the app are not checked here: `history.list_stages` detects them.
+    Checks the given conditions; if none are given, all conditions. A dry run is refused only if the operation under way
+    would have to be finished first (`ExclusionRule.FINISHES`). Makes one or two requests for each checked condition.
+    The removal and the creation of the app are not checked here: `history.list_stages` detects them.
     """
     blocking = ExclusionRule.FINISHES if dry_run else ExclusionRule.REFUSED
     blockers = [column for column in columns or DETECTORS if RULES[intent][column] is blocking]

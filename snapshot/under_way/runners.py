@@ -23,7 +23,7 @@ from ..cut.stored import notify_runners
 
 BEAT_S = 15.0
 FRESH_S = 60.0
-"""Maximum age of a live runner's heartbeat in seconds: a few heartbeats may be late or lost, and clocks differ."""
+"""Maximum age of a live runner's heartbeat in seconds, allowing for some late heartbeats and clock differences."""
 _FORGOTTEN_MS = 3_600_000
 
 
@@ -53,8 +53,8 @@ def have_runners_lapsed(
 ) -> bool:
     """Wait until the heartbeats of all runners are outdated, and return True; False if a new heartbeat is written.
 
-    The last heartbeat of a killed runner counts for a minute. The functions `pause`, which waits a little, and `now_ms`
-    are called until this time is over.
+    The last heartbeat of a killed runner counts for a minute. Until then, the functions `pause`, which waits a little,
+    and `now_ms` are called repeatedly.
     """
     seen: dict[str, int] = {}
     while alive := [info for info in HEARTBEATS.listed(store, app) if info.modified_ms >= now_ms() - FRESH_S * 1000]:
@@ -162,7 +162,7 @@ class EditRequest(Struct, frozen=True):
     created_ms: limits.TimeMs
     sql: limits.Text = ""
     rows: Annotated[str, Meta(max_length=64)] = ""
-    """Checksum of the rows that replace rows of the table; empty if SQL is given.
+    """Checksum of the rows that replace rows of the table; empty if the edit is an SQL statement.
 
     The rows are stored beside the request, as an Arrow stream.
     """

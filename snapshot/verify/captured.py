@@ -30,7 +30,7 @@ class ChannelState:
     is_exact: bool
     """True if `in_flight.rows` counts only this receiver's records.
 
-    After a clone or a rewind, one number may count the records of all receivers together.
+    After a clone or a rewind, the number may include the records of all receivers.
     """
     faults: tuple[str, ...] = ()
 
@@ -81,7 +81,7 @@ def check_captured(
     for channel_key in sorted(captured.keys() | expected.keys() if captured or snapshot.kind == "markers" else ()):
         in_flight = expected.get(channel_key)
         if channel_key in expected and in_flight is None:
-            continue  # in-flight records are unknown; the ledger says why
+            continue  # in-flight records are unknown; the ledger gives the reason
         is_empty = in_flight is None or not in_flight.attempts
         if is_empty and channel_key not in captured:
             continue
@@ -177,7 +177,7 @@ def _record_faults(
     for p, o, r in rows[offset > np.array(markers)[partition]][:1].tolist() if markers else ():
         yield f"has record {captured.topic}[{p}]@{o}+{r}, which is after the marker at {markers[p]}"
     step = np.diff(np.concatenate([last, rows]), axis=0)
-    # Addresses must ascend: of partition, offset and row, the first that changes must increase.
+    # Addresses must ascend: among partition, offset and row, the first value that changes must increase.
     grown = np.take_along_axis(step, np.argmax(step != 0, axis=1)[:, None], axis=1)[:, 0] > 0
     for p, o, r in rows[~grown][:1].tolist():
         yield f"has record {captured.topic}[{p}]@{o}+{r} twice or out of order"
@@ -215,7 +215,7 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[CheckOutcome]:
                     if marker >= end
                 )
         if channel.input is not None and markers and len(markers) == len(ends):
-            # Between the marker and `ends` there are only markers of other snapshots, written by the same version.
+            # Between the marker and `ends` there are only markers of other snapshots that the same version wrote.
             reader = f"{channel.receiver}@v{cut.stages[channel.receiver].version} consumed {channel.input.topic}"
             wrong += (
                 f"{reader}[{partition}] up to {offset}, past the marker of snapshot {snapshot.name!r}: expected at "
@@ -258,7 +258,7 @@ _TopicUse = tuple[str, str]
 def check_topics(store: ObjectStore, cut: Cut, kafka: KafkaTopics, not_checked: list[str]) -> Iterator[CheckOutcome]:
     """Check that no topic which the cut's stages read or wrote was deleted and recreated since the cut.
 
-    If the newest version already uses the recreated topic, this is not a fault; then `not_checked` gets a sentence that
+    If the newest version already uses the recreated topic, this is not a fault: `not_checked` then gets a sentence that
     the former records cannot be read again. If Kafka does not answer, `not_checked` gets the reason.
     """
     if (replica := replicas.find_replica_state(store, cut.app)) is not None and replica.state == "copy":

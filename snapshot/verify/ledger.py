@@ -64,7 +64,7 @@ class LedgerEntry:
         """Counts by Kafka partition: records sent, consumed, lost and in flight, and the difference. Empty if unknown.
 
         If the in-flight records are known only as a sum over all partitions, they are None here. The difference is then
-        None too, except in a partition where more records were consumed or lost than were sent.
+        None as well, except in a partition where more records were consumed or lost than were sent.
         """
         lost = self.lost or (0,) * len(self.sent)
         if not len(self.sent) == len(self.consumed) == len(lost):
@@ -105,7 +105,7 @@ def ledger_entries(
             counts = add_counts(captured[channel_key].counts, captured[channel_key].forgotten)
             counted = InFlightCount(sum(counts), counts, "snapshot", wrong=state.faults)
         elif (recounted := recounts[channel_key]) is None:
-            # The checks of the objects say what is wrong with them.
+            # The checks of the objects report the fault.
             counted = InFlightCount(None, (), "", not_reread="an object cannot be read", wrong=state.faults)
         else:
             recounted = add_counts(recounted, captured[channel_key].forgotten)
@@ -129,7 +129,7 @@ def _count_in_flight(state: ChannelState, reader: KafkaTopics | None, *, deep: b
         return InFlightCount(None, (), "", wrong=state.faults)
     if deep and in_flight.attempts:
         counts = np.zeros(len(in_flight.ends), np.int64)
-        # Without expected counts, so that missing records show as a difference in the ledger and not as an error.
+        # Without expected counts: missing records then show as a difference in the ledger instead of an error.
         try:
             for rows in reader.read(replace(in_flight, counts=())) if reader else ():
                 counts += count_by_partition(rows, len(counts))
@@ -153,14 +153,14 @@ def check_balance(entry: LedgerEntry) -> CheckOutcome:
     if len(entry.sent) == len(entry.consumed) and counted.by_partition:
         wrong = _violations(entry, entry.sent, entry.consumed, entry.lost, counted.by_partition)
     elif len(entry.sent) == len(entry.consumed):
-        # Only the sum is known: no partition may have consumed more than was sent to it, and the sums must agree.
+        # Only the sum is known. No partition may have consumed more records than it received, and the sums must agree.
         passed = (sum(counts) for counts in zip_longest(entry.consumed, entry.lost, fillvalue=0))
         least = tuple(max(0, sent - past) for sent, past in zip(entry.sent, passed, strict=False))
         wrong = _violations(entry, entry.sent, entry.consumed, entry.lost, least)
         if not wrong and counted.rows is not None:
             lost = (sum(entry.lost),) if entry.lost else ()
             sums = _violations(entry, (sum(entry.sent),), (sum(entry.consumed),), lost, (counted.rows,))
-            # The sums were passed as partition 0, which the sentence must not name.
+            # The sums were passed as partition 0. The sentence must not name this partition.
             wrong = tuple(entry.channel + sentence.removeprefix(f"{entry.channel}[0]") for sentence in sums)
     where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
     return CheckOutcome("channels", where, (*counted.wrong, *wrong))

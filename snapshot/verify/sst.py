@@ -67,11 +67,11 @@ def _size_fault(store: ObjectStore, key: str, expected: int) -> str:
 def check_entries(manifest: Manifest) -> CheckOutcome:
     """Check that a manifest's entries for its SSTs are consistent."""
     version = f"{manifest.app}/{manifest.stage} v{manifest.version}"
-    # Single entries are checked when the manifest is read (`store.versions.checks`).
-    # The row with the larger `_seq` wins, so SSTs that may hold the same key must not share versions.
+    # Single entries are checked when the manifest is read (`store.versions.checks`). Of two rows of a key, the row with
+    # the larger `_seq` wins, so SSTs that may hold the same key must not share versions.
     ssts = manifest.ssts
     wrong = [f"{version} has {len(ssts)} SSTs and no table"] if ssts and manifest.table is None else []
-    # Pairs with overlapping hash ranges, in the order of the manifest. They are few even if there are many SSTs.
+    # Pairs with overlapping hash ranges, in the order of the manifest. There are few pairs even if there are many SSTs.
     pairs: list[tuple[int, int]] = []
     reached: list[int] = []
     for number in sorted(range(len(ssts)), key=lambda number: ssts[number].hash_min):

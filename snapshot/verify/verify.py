@@ -149,7 +149,7 @@ class Report:
     checks: tuple[Tally, ...]
     differences: tuple[Finding, ...]
     not_reread: tuple[str, ...]
-    """Records and markers, deleted or unreachable, that could not be read again. This is no difference."""
+    """Records and markers that could not be read again, because they were deleted or unreachable. Not a difference."""
     not_looked_at: tuple[str, ...]
     """Parts that this verification does not cover, one line each."""
     requests: int
@@ -174,8 +174,8 @@ def verify(
 ) -> Report:
     """Check a cut, given as a ref or as a `Cut`, against all rules of `report.CHECKS`. Reads the cut's manifests again.
 
-    Relative refs count from `now_ms`. With `deep`, every byte and the whole kept history are read, and with a `reader`
-    also in-flight records and markers in Kafka. With `topics`, checks that Kafka's topics were not recreated.
+    Relative refs count from `now_ms`. With `deep`, every byte and all kept versions are read; with a `reader` as well,
+    in-flight records and markers are read in Kafka. With `topics`, checks that Kafka's topics were not recreated.
     `on_progress` is called with progress lines.
 
     Raises `Usage` (`at` is not a ref) and `NotFound` (no such app, stage, snapshot or version).
@@ -307,9 +307,9 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[CheckOutcome]) ->
 
 
 def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[CheckOutcome]:
-    """Check that each reader is at the offsets at which the last version that it consumed ended."""
+    """Check each reader's offsets: they must be the offsets at which the last consumed version ended."""
     for channel in channels(cut):
-        # Unknown if the reader did not start at the beginning.
+        # Unknown if the reader did not start at the beginning of the channel.
         if channel.input is None or not channel.input.rows_passed:
             continue
         wrong: list[str] = []
@@ -336,7 +336,7 @@ def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], No
     for stage, manifest in sorted(cut.stages.items()):
         yield check_history(store, cut.app, stage, on_progress)
         for name, table_version in tables_of(manifest).items():
-            assert table_version.table is not None  # noqa: S101  tables_of returns no others
+            assert table_version.table is not None  # noqa: S101 tables_of returns only versions with a table
             for number, sst in enumerate(table_version.ssts, 1):
                 on_progress(f"{name}: SST {number} of {len(table_version.ssts)}")
                 yield from reread_sst(store, sst, table_version.table)

@@ -1,4 +1,4 @@
-"""Check that each version of a stage follows from the previous one: no offset, count or clock decreases."""
+"""Check that each version of a stage follows from the version before: no offset, count or clock decreases."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def check_last_step(store: ObjectStore, manifest: Manifest) -> Iterator[CheckOutcome]:
-    """Check that a version follows from the previous version, if that one is stored. At most two requests."""
+    """Check that a version follows from the version before, if that is stored. Makes at most two requests."""
     wrong: list[str] = []
     earlier = None
     with collect_errors(wrong):
@@ -31,7 +31,7 @@ def check_last_step(store: ObjectStore, manifest: Manifest) -> Iterator[CheckOut
 
 
 def check_history(store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]) -> CheckOutcome:
-    """Check that each kept version of a stage follows from the previous one. One request per version.
+    """Check that each kept version of a stage follows from the version before. Makes one request per version.
 
     Raises only `Unavailable`.
     """
@@ -54,7 +54,7 @@ def _kept_versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -
     versions = [version for version, _ in history.list_manifests(store, app, stage)]
     limit = horizon.NOTHING_COLLECTED
     with collect_errors(wrong):
-        # Read after the listing, so that the boundary covers whatever a collection deletes meanwhile.
+        # Read after the listing, so that the boundary covers everything that a collection deletes meanwhile.
         limit = horizon.newest(store, app)
     first = min(versions, default=0)
     if stage in limit.first:
@@ -110,7 +110,7 @@ def version_faults(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from _faults_by_name(version, "sink", earlier.sinks, later.sinks, _sink_differences, may_vanish=may_vanish)
     for name, old in sorted(earlier.side_tables.items()):
         if has_parts(old.table):
-            continue  # they go with the variable of the program
+            continue  # the state variable was removed from the program
         if (new := later.side_tables.get(name)) is None:
             yield f"{version} has no table of {name} records; the previous version had"
             continue

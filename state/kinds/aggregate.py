@@ -26,7 +26,7 @@ from ...store.versions.manifest import is_internal
 from .kind import BoundState, Columns, Groups, Kind, MergeResult, check_value_names, field_of, single_schema
 
 Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
-Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
+Array = Any  # pyarrow's compute functions accept and return both Array and ChunkedArray
 
 
 class Aggregate(Struct, frozen=True, omit_defaults=True):
@@ -187,7 +187,7 @@ def _fields(name: str, aggregate: Aggregate, source: pa.DataType | None, by: pa.
     assert source is not None  # noqa: S101  every other function takes a column
     if aggregate.function in ("sum", "mean"):
         if pa.types.is_integer(source):
-            # A mean is never larger than its values: only the internal sum behind it needs more digits.
+            # A mean is never larger than its values, but the internal sum behind it needs more digits.
             total = pa.int64() if aggregate.function == "sum" else pa.decimal128(_DIGITS, 0)
         elif pa.types.is_floating(source):
             total = pa.float64()
@@ -274,7 +274,8 @@ class BatchAggregates:
         if not self._parts:
             least, most = (bound.as_py() or 0 for bound in pc.min_max(values).values())
             if any(edge * len(values) >= 1 << 63 for edge in (-least, most)):
-                # Arrow's sums of integers wrap around. Sums of 32-bit halves do not, for less than 2^31 rows.
+                # Arrow's sums of integers wrap around. Sums of 32-bit halves do not wrap around for less than 2^31
+                # rows.
                 return self._whole(column, pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW), kind)
         return self._reduce(values, "sum").cast(kind)
 
@@ -348,7 +349,7 @@ class BoundAggregates(BoundState):
         return replace(self, needed_columns=columns)
 
     def add_rows(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
-        """Add each group's rows, perhaps pre-aggregated, to the group's row in `old`. Raises `SumOverflow`."""
+        """Add each group's rows, possibly pre-aggregated, to the group's row in `old`. Raises `SumOverflow`."""
         batch = BatchAggregates(rows, groups)
         return self._table(old, lambda name, aggregate: batch.stored_columns(name, aggregate, self.values))
 
@@ -418,7 +419,7 @@ def _widened(values: Array, wide: pa.DataType) -> Array:
 
 
 def cast_sums(name: str, totals: Array, kind: pa.DataType) -> Array:
-    """Cast the sums of the column `name` to the type `kind`. Raises `SumOverflow` for the first that does not fit."""
+    """Cast the sums of the column `name` to the type `kind`. Raises `SumOverflow` for a sum that does not fit."""
     narrow = pa.decimal128(_DIGITS, totals.type.scale)
     try:
         return totals.cast(narrow).cast(kind)

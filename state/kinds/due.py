@@ -1,7 +1,7 @@
 """Rows that fall due: once its due time has passed, a stored row is handled without new records.
 
-With `update` (`due="deadline"`) the user's function is called. With `aggregate` and `upsert` over windows
-(`event_time(emits="final")`) the row is emitted once, when its window has ended.
+For `update` (`due="deadline"`), the user's function is called. For `aggregate` and `upsert` over windows
+(`event_time(emits="final")`), the row is emitted once, when its window has ended.
 """
 
 from collections.abc import Mapping, Sequence

@@ -40,9 +40,9 @@ def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
 
     The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`. Each has
     `withWatermark`, whose column is the time of its rows. Two rows match if their keys are equal and their times differ
-    by at most `within`, whichever came first. In Spark, the condition is `right.at BETWEEN left.at - INTERVAL … AND
-    left.at + INTERVAL …`. For each pair the stage emits one row, in the batch of the later row: the key, the other
-    columns of the left, and those of the right.
+    by at most `within`, in either order. In Spark, the condition is `right.at BETWEEN left.at - INTERVAL … AND left.at
+    + INTERVAL …`. For each pair the stage emits one row, in the batch of the later row: the key, the other columns of
+    the left row, and those of the right row.
 
     The table has the waiting rows: for each key, two lists of structs named after the inputs. A row is removed when the
     stage's watermark has passed the row's time by more than `within`, so that only late rows could match it; a key
@@ -146,7 +146,7 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
             f"join: the time of {name!r} is {time!r}, which is part of the key",
             hint="remove it from key=: the join compares the times itself",
         )
-    # As the table stores them: fields of structs in lists are nullable.
+    # In the table, fields of structs in lists are nullable, so they are nullable here as well.
     columns = [pa.field(field.name, to_arrow(from_arrow(field.type))) for field in rows[part] if field.name not in key]
     return JoinSide(name, part, pa.schema(columns), time)
 
@@ -165,7 +165,7 @@ class WaitingRows:
     """bool[n], True for rows that cannot match, because their key or time is null."""
 
     def due_ms(self, within_ms: int) -> Numbers:
-        """Return int64[n]: for each row, the first watermark, in ms since 1970, at which it can no longer match."""
+        """Return int64[n]: the first watermark, in ms since 1970, at which each row can no longer match."""
         return np.asarray(-(-self.times_us // 1000) + within_ms + 1)
 
     def lists(self, stays: Flags, num: int) -> pa.ListArray:
@@ -199,7 +199,8 @@ def gather_side(
     order = np.lexsort((new_us, new_keys))
     equal = np.flatnonzero((np.diff(new_keys[order]) == 0) & (np.diff(new_us[order]) == 0))
     if equal.size:
-        # Rows arrive in no fixed order; a digest of all columns breaks ties, so that a replay gives the same.
+        # Rows arrive in no fixed order. A digest of all columns decides between equal rows, so that a replay gives the
+        # same order.
         tied = order[np.union1d(equal, equal + 1)]
         digest = np.zeros(len(order), np.uint64)
         digest[tied] = hash_values(new.take(pa.array(tied)).to_struct_array())

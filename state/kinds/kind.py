@@ -70,9 +70,9 @@ class MergeResult:
 
 
 FindParts: TypeAlias = Callable[[str, pa.Table], tuple[npt.NDArray[np.int64], pa.Table]]
-"""Function that takes a side table's name and keys of the stage's table, or whole keys of parts, each once.
+"""Function of a side table's name and of keys without duplicates: of the stage's table, or whole keys of parts.
 
-It returns for each stored part of the keys the index of its key, ascending, and its row.
+It returns the index of the key, ascending, and the row of each stored part of the keys.
 """
 
 
@@ -81,7 +81,7 @@ class BoundState:
 
     __slots__ = ()
     due_by: DueBy | None = None
-    """Time that must pass a row's `_due_at`, the clock or the watermark; None if rows never fall due."""
+    """Clock that makes a row fall due by passing `_due_at`: the clock or the watermark; None if rows never do."""
     if TYPE_CHECKING:  # fields in some subclasses, properties in others
 
         @property
@@ -99,9 +99,9 @@ class BoundState:
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         """Merge a batch's rows into the stored rows of their keys, or handle the keys of rows that fall due.
 
-        `rows` has the key and the needed columns, sorted by key as in `groups`; it is empty if rows fall due. `keys`
-        has the key columns, one row per key. `old` has the value columns, one row per key, with nulls for new keys. The
-        result does not depend on the order of a key's rows.
+        `rows` has the key and the needed columns, sorted by key in the order of `groups`; it is empty if rows fall due.
+        `keys` has the key columns, one row per key. `old` has the value columns, one row per key, with nulls for new
+        keys. The result does not depend on the order of a key's rows.
         """
         raise NotImplementedError
 
@@ -155,13 +155,13 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     waiting_rows: ClassVar[str] = ""
     """Text for messages that describes the rows or open sessions waiting in the table; empty if none wait."""
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
-    """Emitted rows: changed rows (`table`), rows independent of batches (`rows`), a function's rows (`function`)."""
+    """Kind of emitted rows: changed rows (`table`), rows independent of batches (`rows`), or rows of a `function`."""
     external_owner: ClassVar[str] = ""
     in_any_order: ClassVar[bool] = False
     not_final: ClassVar[tuple[str, str]] = ("", "")
-    """Reason why `emits="final"` is not supported, and an alternative, for a message; both empty if it is supported."""
+    """Reason why `emits="final"` is not supported, and an alternative, for messages; both empty if it is supported."""
     no_late_table: ClassVar[str] = ""
-    """Reason why a table of late rows is not supported, for a message; empty if it is supported."""
+    """Reason why a table of late rows is not supported, for messages; empty if it is supported."""
     no_ttl: ClassVar[tuple[str, str]] = ("", "")
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
@@ -181,7 +181,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def declaration(self) -> Kind:
-        """The part of the declaration that manifests store: all that determines the meaning of stored values."""
+        """Part of the declaration that manifests store: everything that determines the meaning of stored values."""
         return self
 
     def declaration_over(self, stored: Kind) -> Kind:
@@ -201,7 +201,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def core(self) -> Kind:
-        """Kind of the stored rows: this kind, or the kind inside it if this one only decides when rows are emitted."""
+        """Kind of the stored rows: this kind, or the nested kind if this kind only decides when rows are emitted."""
         return self
 
     @property
@@ -259,7 +259,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def why_not_maskable(self, _column: str) -> str:
         """Return the reason why a column must not be masked: later records need its stored value.
 
-        Empty if later records only replace the value, or if the user's function computes it, so that its use is
+        Empty if later records only replace the value. Also empty if the user's function computes it, so that its use is
         unknown.
         """
         return f"it holds {self.waiting_rows}" if self.waiting_rows else ""

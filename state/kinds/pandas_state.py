@@ -45,7 +45,7 @@ FunctionCall: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Ca
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """Values of a `pandas_state` declaration that are not stored in manifests."""
+    """Fields of a `pandas_state` declaration that manifests do not store."""
 
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]

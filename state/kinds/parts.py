@@ -1,8 +1,8 @@
 """List and map variables of a user's class. Each list element or map entry, called a part, is a row of a side table.
 
 The side table is named `<stage>_<variable>`. The stage's table stores only the number of a key's parts, so appending to
-a list neither reads nor writes its earlier elements. The first access to a key's parts reads all of them, together with
-the parts of some keys that follow in the batch. Method names are those of Spark's `ListState` and `MapState`.
+a list neither reads nor writes the existing elements. The first access to a key's parts reads all of them, together
+with the parts of some keys that follow in the batch. Method names are those of Spark's `ListState` and `MapState`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ class PartState:
         self._counts = old[column.name].combine_chunks().fill_null(0).to_numpy().copy()
         self._stored_counts = self._counts.copy()
         self._entries: dict[int, dict[Any, Fields]] = {}
-        """All parts of the keys whose parts were read."""
+        """All parts of each key whose parts were read."""
         self._writes: dict[int, dict[Any, Fields | None]] = {}
         self._ahead = 1
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if column.variable.ttl_ms else ()

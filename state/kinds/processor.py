@@ -52,7 +52,7 @@ _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "waterma
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCode:
-    """Values of a `processor` declaration that manifests do not store. They may change with the next release."""
+    """Fields of a `processor` declaration that manifests do not store. They may change with the next release."""
 
     function: Callable[..., Any]
     """Method of the user's class that handles rows."""
@@ -293,7 +293,7 @@ class BoundProcessor(BoundCode):
             due = reduce(np.minimum, expiry_times, first_timer)
             is_empty &= first_timer == NEVER
             until_ms = self.moment.until_ms
-            # Times that have passed and were set too late fall due with the next batch.
+            # Timers set to a time that has already passed fall due with the next batch.
             due_ms = np.maximum(due, until_ms + 1) if until_ms is not None else due
             columns.append(pa.array(due_ms, mask=due == NEVER))
         return pa.table(columns, schema=self.values), is_empty

@@ -1,6 +1,6 @@
 """Session windows: aggregates over `F.session_window` in a stage's key. Sessions grow with their events.
 
-Each row comes with a session of its own, from its time to a gap after it. Overlapping or touching sessions of a key are
+Each row has a separate session at first, from its time to a gap after it. Overlapping or touching sessions of a key are
 merged, as in Spark. Since sessions grow, they are not part of the table's key: the key is the remaining columns, and a
 key's row has a list of its open sessions. When the watermark has passed the end of a session, the session is emitted
 and leaves the list.
@@ -176,7 +176,7 @@ class BoundSessions(BoundState):
 
     def _parts(self, rows: pa.Table, number: Numbers, stored: _Spans) -> pa.Table:
         old_numbers, old = _combine_parts(number[: len(stored.ids)], stored.parts, self.inner)
-        # Aggregates take rows sorted by group, here by session, with the stored row of each group.
+        # Aggregates take rows sorted by group, which is a session here, with the stored row of each group.
         new = number[len(stored.ids) :]
         order = np.argsort(new, kind="stable")
         new_numbers, begins, ids_of_rows = np.unique(new[order], return_index=True, return_inverse=True)

@@ -37,7 +37,7 @@ class PythonRows(Protocol):
         """Return each key as a tuple of Python values."""
 
     def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's index to the key's rows; the function returns None for a key without rows.
+        """Return a function from a key's index to the key's rows. The function returns None for a key without rows.
 
         `ids` has the key index of each row, ascending.
         """

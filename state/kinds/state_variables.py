@@ -59,7 +59,7 @@ SPAN = pa.struct([("first", pa.int64()), ("next", pa.int64())])
 
 
 def span_column(name: str) -> str:
-    """Return the name of the column with two positions of a list: its first element's, and its next new element's."""
+    """Return the name of the column with two positions of a list: the first element's, and the next new element's."""
     return f"_span_{name}"
 
 
@@ -74,7 +74,7 @@ class BatchKeys:
 
     num: int
     wall_ms: int
-    """Wall clock of the batch, in ms since 1970 UTC: values with this expiry time or an earlier one are expired."""
+    """Wall clock of the batch, in ms since 1970 UTC. Values with this or an earlier expiry time are expired."""
     current: int = 0
     changed: npt.NDArray[np.bool_] = field(init=False)
     """bool[num], True for keys whose values differ from the stored values."""

@@ -27,7 +27,7 @@ class SparkStruct(Protocol):
         """Convert Spark's internal value to a row for user code."""
 
     def needConversion(self) -> bool:
-        """Return True if user code sees other values than Spark's internal ones."""
+        """Return True if the values that user code sees differ from Spark's internal values."""
 
 
 StructOf: TypeAlias = Callable[[pa.StructType], SparkStruct]

@@ -18,8 +18,8 @@ from .kind import BoundState, Groups, Kind, MergeResult, check_value_names, fiel
 def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest value in the column `by`.
 
-    A row is ignored if its `by` is null, or smaller than that of the stored row. A stage with outputs emits the rows
-    that a batch changed, without deleted keys.
+    A row is ignored if its `by` is null, or smaller than the `by` of the stored row. A stage with outputs emits the
+    rows that a batch changed, without deleted keys.
 
     Args:
         by: Column that orders a key's rows: a time, an offset, a sequence number.
@@ -68,7 +68,8 @@ class _BoundUpsert(BoundState):
     emitted_schemas: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
-        # Rows with equal `by` arrive in no fixed order; the other columns break ties: replays are deterministic.
+        # Rows with equal `by` arrive in no fixed order. The other columns decide between them, so that replays are
+        # deterministic.
         sortable = [name for name in self.needed_columns if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         for name in sortable:

@@ -18,5 +18,5 @@ SCHEMA = pa.schema(
 )
 """Arrow schema of archived records. `headers` is null for a record without headers.
 
-`timestampType` tells who set `timestamp`: 0 the producer, 1 the broker, -1 nobody.
+`timestampType` is the origin of `timestamp`: 0 for the producer, 1 for the broker, -1 for no timestamp.
 """

@@ -27,7 +27,7 @@ from .extents import Extents
 
 _ATTEMPTS = 100
 _MAX_UNCHECKED_S = 30.0
-"""Duration of a put in seconds, above which the writer checks that its number was not used and collected meanwhile."""
+"""Duration of a put in seconds above which the writer checks that its number was not used and then collected."""
 
 
 class ArchiveObject(Struct, frozen=True):
@@ -57,7 +57,7 @@ class ArchiveIndex(Struct, frozen=True):
     """Number of the topic's incarnation: 1, plus the number of times that the topic was re-created."""
     number: limits.Version
     id: limits.Ulid
-    """Unique id of the index. By it, a writer recognises its own index after a lost answer."""
+    """Unique id of the index. If the answer to a put is lost, the writer recognises its own index by the id."""
     follows: limits.ShortText
     time_ms: limits.TimeMs
     by: limits.ShortText
@@ -70,7 +70,7 @@ class ArchiveIndex(Struct, frozen=True):
     """Offsets that the archive covers, including offsets without a record, such as transaction markers."""
     thinned: Extents = ()
     forgotten: Extents = ()
-    """Offsets of objects from which keys were forgotten; some records are missing there."""
+    """Offsets of objects from which keys were forgotten. Some records at these offsets are missing."""
 
     @property
     def folder(self) -> str:
@@ -95,7 +95,7 @@ class ArchiveIndex(Struct, frozen=True):
     def unarchived(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
         """Return the offsets that were read since the archive began, but never archived.
 
-        Each item of `read` has the start offsets and the end offsets of one read, by partition.
+        Each element of `read` has the start offsets and the end offsets of one read, by partition.
         """
         required = extents.union(*(extents.extents_between(starts, ends) for starts, ends in read))
         return extents.subtract(required, (*extents.extents_between((), self.begins), *self.covered, *self.thinned))
@@ -253,8 +253,8 @@ def begin_update(offsets: Sequence[int]) -> Update:
 def append_update(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
     """Return an update that adds objects, and adds `covered` to the archive's covered offsets.
 
-    `covered` has all offsets that were read, even offsets without a record. If the archive already covers some of them,
-    the update changes nothing, and the caller must recompute both arguments.
+    `covered` has all offsets that were read, including offsets without a record. If the archive already covers some of
+    them, the update changes nothing, and the caller must recompute both arguments.
     """
     new, more = tuple(objects), extents.union(covered)
 

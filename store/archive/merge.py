@@ -34,8 +34,8 @@ def pick_inputs(
 ) -> tuple[ArchiveObject, ...]:
     """Return the next objects to merge, in index order; none if there is nothing to merge.
 
-    All of them are small, and their `read_ms` lie in one period of length `period_ms`. A merge takes eight or more
-    objects of similar size; with `all_sizes`, two or more of any size.
+    All returned objects are small, and their `read_ms` lie in one period of length `period_ms`. A merge takes eight or
+    more objects of similar size; with `all_sizes`, two or more of any size.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
     for _, group in groupby(small, key=lambda item: item.read_ms // period_ms):
@@ -120,7 +120,7 @@ def _commit_object(
     store.put(item.object, data)
     newest = index.change(store, archive, update, by=by, now_ms=now_ms)
     if item not in newest.objects:
-        with suppress(OSError):  # garbage collection deletes it otherwise
+        with suppress(OSError):  # otherwise garbage collection deletes the object
             store.delete(item.object)
     elif clock.now() - began > _MAX_UNCHECKED_S and not exists(store, item.object):
         store.put(item.object, data)

@@ -49,7 +49,7 @@ class ArchiveWriter:
         if not records.num_rows:
             return
         if self._waiting_rows >= _MIN_ROW_GROUP_ROWS and records["partition"][0].as_py() != self._last[0]:
-            # So that a reader of one partition reads no rows of another.
+            # A new row group begins, so that a reader of one partition reads no rows of another.
             self._write()
         self._check_order(records)
         self.num_rows += records.num_rows

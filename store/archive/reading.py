@@ -38,7 +38,7 @@ class Archive:
             try:
                 records = self._open_records(item)
             except Corruption:
-                # A forget deletes replaced objects at once.
+                # A forget deletes replaced objects at once, so the index is outdated.
                 head = newest(self.store, self.index.app, self.index.topic, self.index.life, previous=self.index)
                 if head is None or item in head.objects:
                     raise
@@ -48,7 +48,7 @@ class Archive:
                 yield from records.rows(part.partition, part.first, part.end, columns)
 
     def _open_records(self, item: ArchiveObject) -> "ArchivedRecords":
-        # Imported late: Kafka readers import this module, rarely read objects, and Parquet is slow to load.
+        # Imported late, because Kafka readers import this module but rarely read objects, and Parquet is slow to load.
         from .objects import ArchivedRecords
 
         if self._open is None or self._open_key != item.object:
@@ -70,7 +70,7 @@ class TopicArchives:
         return bool(self.archives)
 
     def with_topic_id(self, topic_id: str) -> "TopicArchives":
-        """Return the archives of the topic with this id; if no archive has the id, those with `self.topic_id`.
+        """Return the archives of the topic with this id; if no archive has the id, the archives with `self.topic_id`.
 
         An archive without an id matches any id.
         """
@@ -142,7 +142,7 @@ class Archives:
         """Return the archives of a topic: the app's own first, then those of the apps it was cloned from, in order.
 
         For a re-created topic, `topic_id` selects the incarnation; without it, the newest incarnation of each app is
-        used. Costs a few requests for each app. Raises `Corruption`.
+        used. Makes a few requests for each app. Raises `Corruption`.
         """
         now_s, key = runtime.monotonic(), (topic, topic_id)
         at_s, archives = self._archives_by_topic.get(key, (0.0, None))

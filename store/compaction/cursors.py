@@ -27,7 +27,7 @@ CHUNK_BYTES = 16 << 20
 _LARGE_GROUP_BYTES, _LARGE_ROW_BYTES = 64 << 20, 256 << 10
 """Bytes of a row group, and mean bytes of a row, above which an SST has large rows."""
 _LARGE_PARTS_BYTES = 2 << 20
-"""As `_LARGE_GROUP_BYTES`, for a table of parts. Parts of a key share a hash, so one slice has all of them."""
+"""Like `_LARGE_GROUP_BYTES`, for a table of parts. Parts of a key share a hash, so one slice has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Part:
         return self.selected.num_bytes(self.start + first, self.start + last)
 
     def rows(self, at: npt.NDArray[np.int64]) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """Return rows of the part, and for each of the rows `at` (ascending) its position among the returned rows."""
+        """Return two values: rows of the part; and the position in them of each row `at`, which are ascending."""
         if self.selected is None:
             return self.keys.slice(at[0], at[-1] - at[0] + 1), at - at[0]
         return self.selected.read(at + self.start), np.arange(len(at))
@@ -56,7 +56,7 @@ class Part:
 def take_rows(parts: Sequence[Part], rows: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
     """Yield rows in the order of `rows`, about `CHUNK_BYTES` at a time and at least one row.
 
-    `rows` are positions in the joined parts. Among positions in the same part, they ascend.
+    `rows` are positions in the joined parts. The positions within each part ascend.
     """
     starts = np.cumsum([0, *(part.keys.num_rows for part in parts)])
     sources = np.searchsorted(starts, rows, side="right") - 1
@@ -141,7 +141,7 @@ class Cursor:
 
 
 def _rows(block: Block, schema: pa.Schema, start: int = 0, count: int | None = None) -> pa.Table:
-    # SSTs from before the table got a ttl lack `_expires_at`; merged rows always have the column.
+    # SSTs from before the table got a ttl lack `_expires_at`, but merged rows always have the column.
     stored = (block.stored.schema if block.conversion is None else block.conversion.schema).names
     rows = block.rows([name for name in schema.names if name in stored], start, count)
     return add_missing_columns(pa.Table.from_batches([rows]), schema)

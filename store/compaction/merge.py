@@ -1,8 +1,8 @@
 """Runs compactions out of core: inputs are read, merged and written one slice of the hash range at a time.
 
-Memory holds the keys of one slice of all inputs, a few megabytes of its rows or a single larger row, and one encoded
-SST, however large the runs are. A sorted run is written as several SSTs with disjoint hash ranges. Also rewrites a
-single SST with other values, or without some rows; the other rows keep their order and their `_seq`.
+Regardless of the size of the runs, memory holds only the keys of one slice of all inputs, a few megabytes of its rows
+or a single larger row, and one encoded SST. A sorted run is written as several SSTs with disjoint hash ranges. Also
+rewrites a single SST with other values, or without some rows; the remaining rows keep their order and their `_seq`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ _SLICE_BYTES = 8 << 20
 _INTERVALS_PER_SST = 8
 _READ_BYTES = 32 << 20
 _MAX_MERGE_S = 1800.0
-"""Seconds after which a merge is given up; later, garbage collection could delete its first outputs."""
+"""Time in seconds after which a merge is abandoned: later, garbage collection could delete its first outputs."""
 
 
 class MergeStopped(Exception):
@@ -85,7 +85,7 @@ def run_compaction(
         drop, clock_ms = compaction.drops_tombstones, compaction.clock_ms
         chunks = _merge_parts(parts, table, drop_tombstones=drop, clock_ms=clock_ms)
         for rows, interval in _split_by_interval(chunks, intervals):
-            # One slice may fill many small SSTs, each with a put.
+            # A slice may fill many small SSTs, each of which needs a put.
             if should_stop():
                 raise MergeStopped
             if rows is not None:
@@ -179,7 +179,7 @@ def merge_rows(parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool
 def _merge_parts(
     parts: Sequence[Part], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the newest row of each key, in SST order, as `take_rows` does. The newest SST's part is first.
+    """Yield the newest row of each key, in SST order, in the chunks of `take_rows`. The newest SST's part is first.
 
     With `drop_tombstones`, a key is dropped if its newest row is a tombstone or has expired by `clock_ms` (None if no
     row expires).
@@ -191,12 +191,12 @@ def _merge_parts(
 def _rows_to_keep(
     parts: Sequence[Part], table: Table, *, drop_tombstones: bool, clock_ms: int | None
 ) -> npt.NDArray[np.int64]:
-    """Return the positions in the joined parts of the rows that `_merge_parts` yields, in its order."""
+    """Return the positions in the joined parts of the rows that `_merge_parts` yields, in the same order."""
     key = [column.name for column in table.key]
     names = [name for name in (HASH, OP, EXPIRES, *key) if name in parts[0].keys.column_names]
     keys = pa.concat_tables([part.keys.select(names) for part in parts]).combine_chunks()
     order, repeats = sort_keys(keys.column(HASH).to_numpy(), keys.select(key))
-    # The first row of equal keys is from the newest input.
+    # Of rows with equal keys, the first is from the newest input.
     keep = order[~repeats]
     if drop_tombstones:
         keep = keep[keys.column(OP).to_numpy()[keep] != TOMBSTONE]
@@ -284,7 +284,7 @@ class _RollingWriter:
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
         self._waiting_bytes += rows.nbytes
-        # Only whole row groups are written, however few rows come at a time.
+        # Only whole row groups are written, even if few rows are appended at a time.
         if self._num_waiting >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 

@@ -1,9 +1,9 @@
 """Chooses compactions by a table's policy, for each hash range separately. Pure.
 
-A small batch has fewer tasks than hash ranges, so its SSTs are *wide*: each covers several ranges. A choice for one
-range that includes wide SSTs becomes a merge for all ranges that they cover (`_as_wide`). While few bytes are merged,
-the result is wide as well, so small batches cost few puts, however many ranges there are. A larger result is cut at the
-bounds of the ranges, and from then on each range is merged separately.
+A small batch has fewer tasks than hash ranges, so its SSTs are *wide*: each covers several ranges. If a compaction that
+was chosen for one range includes wide SSTs, it becomes a merge for all ranges that they cover (`_as_wide`). While few
+bytes are merged, the result is wide as well, so small batches cost few puts, regardless of the number of ranges. A
+larger result is cut at the bounds of the ranges, and from then on each range is merged separately.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,7 +33,7 @@ from .runs import Run, TableRuns
 _MAX_SLOTS = 1 << 30
 _MAX_SEQ = (1 << 63) - 1
 WIDE_BYTES = 1 << 20
-"""Bytes for each covered hash range up to which the result of merging wide SSTs is wide; a larger result is cut."""
+"""Limit of bytes for each covered hash range: a larger result of a merge of wide SSTs is cut."""
 
 
 class Picker:
@@ -77,10 +77,10 @@ def pick(
     `ssts` are a manifest's SSTs in any order, and `clock_ms` is the manifest's clock; None if no row expires. If
     expired rows have at least half of the bytes of the oldest runs, these runs are merged first (`ttl.expired_suffix`).
 
-    Picking and merging repeatedly comes to an end. Then each hash range has fewer than `l0_trigger` runs (universal),
-    or fewer than `l0_trigger` runs in level 0 and every further level within its size (leveled). If the newest runs are
-    wide, older runs are merged as soon as the range has three quarters of `l0_trigger` runs, which leaves room for wide
-    runs. Raises `ValueError` for an `l0_trigger` below 2 or a `fanout` of at most 1.
+    If picking and merging are repeated, they come to an end. Then each hash range has fewer than `l0_trigger` runs
+    (universal), or fewer than `l0_trigger` runs in level 0 and every further level within its size (leveled). If the
+    newest runs are wide, older runs are merged as soon as the range has three quarters of `l0_trigger` runs, which
+    leaves room for wide runs. Raises `ValueError` for an `l0_trigger` below 2 or a `fanout` of at most 1.
     """
     return _pick(_runs_of(ssts, partitions), policy, clock_ms)
 
@@ -105,7 +105,7 @@ def _pick(table: TableRuns, policy: Policy, clock_ms: int | None) -> tuple[Compa
 
     picks = _Picks(table, policy, clock_ms)
     for partition, runs in sorted(table.by_range.items()):
-        # Runs that are older than the newest wide ones, if the newest is wide.
+        # If the newest run is wide: the runs that are older than the newest wide runs.
         older = tuple(dropwhile(lambda run: run.is_wide, runs))
         is_reserved = 0 < len(older) < len(runs)
         for compaction in (is_reserved and due(partition, older, reserved)) or due(partition, runs, policy):
@@ -119,7 +119,7 @@ def _is_wide(sst: Sst, partitions: int) -> bool:
 
 @dataclass(slots=True)
 class _Picks:
-    """Collects compactions of SSTs. No two share an input, or have results that overlap in `_hash` and `_seq`."""
+    """Collection of compactions of SSTs. No two share an input, or have results that overlap in `_hash` and `_seq`."""
 
     table: TableRuns
     policy: Policy
@@ -131,7 +131,7 @@ class _Picks:
     _wide: list[Compaction] = field(default_factory=list)
 
     def add(self, compaction: Compaction) -> None:
-        """Add a compaction picked for one hash range, as a wide one if needed. Drop it if it conflicts with others."""
+        """Add a compaction that was picked for one hash range, as a wide one if needed. Drop it if it conflicts."""
         if not self._inputs.isdisjoint(compaction.inputs):
             return
         picked = _as_wide(compaction, self.table, self.policy, full=self.full)
@@ -167,7 +167,7 @@ def _as_wide(compaction: Compaction, table: TableRuns, policy: Policy, *, full: 
     is_wide = partial(_is_wide, partitions=partitions)
     if not any(map(is_wide, compaction.inputs)):
         return compaction
-    # A level above 0 is one run. A result of several levels could overlap others of any level.
+    # A level above 0 is one run. A result that replaces several levels could overlap other SSTs of any level.
     keeps_level = policy.kind == "leveled"
     drops, cuts = compaction.drops_tombstones, False
     inputs, num_ranges = _with_all_between(compaction.inputs, table, older=drops, newer=full)
@@ -198,7 +198,7 @@ def _is_small(ssts: Iterable[Sst], num_ranges: int) -> bool:
 def _with_all_between(
     ssts: Iterable[Sst], table: TableRuns, *, older: bool = False, newer: bool = False
 ) -> tuple[set[Sst], int]:
-    """Return these SSTs, all SSTs between them in their hash ranges, and the number of these ranges.
+    """Return two values: these SSTs with all SSTs between them in their hash ranges, and the number of these ranges.
 
     With `older` (`newer`), all older (newer) SSTs of the hash ranges are included as well.
     """
@@ -268,16 +268,17 @@ def _merge_all(partition: int, partitions: int, ssts: Sequence[Sst], policy: Pol
 def _pick_universal(partition: int, partitions: int, runs: Sequence[Run], policy: Policy) -> tuple[Compaction, ...]:
     """Return the compaction that a hash range needs now, from its runs; empty if none.
 
-    Universal compaction keeps few sorted runs, each about as large as all newer ones together: runs of similar size are
-    merged into one, so each row is rewritten O(log(state / batch)) times, and the large oldest run only when the newer
-    ones have grown to a good part of its size. The rules are RocksDB's (wiki page "Universal Compaction";
+    Universal compaction keeps few sorted runs, each about as large as all newer runs together. Runs of similar size are
+    merged into one, so each row is rewritten O(log(state / batch)) times. The large oldest run is rewritten only when
+    the newer runs have grown to a good part of its size. The rules are RocksDB's (wiki page "Universal Compaction";
     `db/compaction/compaction_picker_universal.cc`). Nothing is merged if there are fewer than `l0_trigger` runs. A run
     whose SSTs overlap counts as several runs: as many as the SSTs that can share one key. The first applicable rule
     decides:
 
-    1. If all other runs together have more than `max_space_amplification` times the bytes of the oldest, merge all.
-    2. Merge the longest sequence of runs in which each has at most `1 + size_ratio` times the bytes of the sequence's
-       newer runs together. It begins at the newest run for which it has at least `min_merge_width` runs.
+    1. If all other runs together have more than `max_space_amplification` times the bytes of the oldest run, merge all.
+    2. Merge the longest sequence of runs in which each run has at most `1 + size_ratio` times the bytes of all newer
+    runs
+       of the sequence together. It begins at the newest run for which it has at least `min_merge_width` runs.
     3. Merge just enough of the newest runs to leave fewer than `l0_trigger`.
 
     Of a wide SST, only the estimated bytes within the range count.
@@ -318,7 +319,7 @@ def _pick_leveled(partition: int, partitions: int, runs: Sequence[Run], policy: 
 
 
 def _is_due(runs: Sequence[Run], policy: Policy) -> bool:
-    """Return False if the runs of a hash range are levels within their limits, as a `_LeveledTree` of its SSTs finds.
+    """Return False if the runs of a hash range are levels within their limits, by the rules of `_LeveledTree`.
 
     The cost grows with the number of levels. Also returns True if the level for compaction of an SST may differ from
     its stored level.
@@ -439,7 +440,7 @@ class _LeveledTree:
     def _complete(self, ssts: Iterable[Sst], into: int) -> Compaction:
         """Return the smallest valid compaction of these SSTs into level `into` or a deeper level.
 
-        It is valid if SSTs that overlap in `_hash` do not overlap in `_seq` afterwards.
+        A compaction is valid if no two SSTs that overlap in `_hash` overlap in `_seq` afterwards.
         """
         inputs = set(ssts)
         while True:
@@ -463,7 +464,7 @@ class _LeveledTree:
     def _compaction(self, inputs: frozenset[Sst], window: tuple[int, int], into: int) -> Compaction:
         oldest = min(sst.seq_min for sst in inputs)
         older = [sst for sst in overlapping(self._ssts, *window) if sst not in inputs and sst.seq_max < oldest]
-        # The level may be cut at any slot bound, and must be cut around slots that have older SSTs below.
+        # The level may be cut at any slot bound. It must be cut around slots that have older SSTs below the level.
         slots = self._slots(into)
         first, last = partition_of_hash(window[0], slots), partition_of_hash(window[1], slots)
         below = (overlapped_partitions(sst, slots) for sst in older)
@@ -498,8 +499,8 @@ class _LeveledTree:
 def _effective_levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
     """Return the level of each SST for compaction: its stored level if all overlapping older SSTs are deeper, else 0.
 
-    A stored level above `deepest` counts as `deepest`. Universal compaction numbers levels differently: here, its
-    oldest run is a level of its own, and its newer runs are in level 0.
+    A stored level above `deepest` counts as `deepest`. Universal compaction numbers levels differently: under its
+    numbers, the oldest run becomes a level, and all newer runs are in level 0.
     """
     effective: dict[Sst, int] = {}
     overlapped: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}

@@ -2,14 +2,15 @@
 
 Pure. `picker` chooses compactions, `merge` runs them.
 
-A compaction covers all or some of the hashes of one hash range (`Table.ranges`), or of several adjacent ones. All
-hashes of its inputs lie within these hashes. It covers several ranges if an input is *wide*, which means that the SST's
-hashes reach into several ranges. SSTs of small batches may be wide, and so may SSTs from before a change of the ranges.
+A compaction covers all or some of the hashes of one hash range (`Table.ranges`), or of several adjacent hash ranges.
+The hashes of all inputs lie within the covered hashes. It covers several ranges if an input is *wide*, which means that
+the SST's hashes reach into several ranges. SSTs of small batches may be wide, and so may SSTs from before a change of
+the ranges.
 
 A writer loses the race for a version's number if another process commits first. If the other process committed a
 compaction, everything that the writer read is still valid, because a compaction changes how rows are stored but no row.
-The writer then *rebases*: it applies its change to the new head. Like Iceberg's handling of conflicting changes (spec,
-"Optimistic Concurrency") and git's rebase, the difference from the old base is applied to the new one.
+The writer then *rebases*: it applies its change to the new head. The difference from the old base is applied to the new
+base, like in Iceberg's handling of conflicting changes (spec, "Optimistic Concurrency") and in git's rebase.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +40,7 @@ class Compaction:
     Tombstones and expired rows are then dropped.
     """
     level: int | None = None
-    """Level of the result; None for one more than the largest level of the inputs."""
+    """Level of the result; None for the largest level of the inputs plus one."""
     target_file_bytes: int = 64 << 20
     window: tuple[int, int] | None = None
     """Lowest and highest hash; None for the whole hash range."""
@@ -53,7 +54,7 @@ class Compaction:
     cuts: bool = False
     """True if each SST of the result lies in one slot."""
     clock_ms: int | None = None
-    """Clock of the manifest: rows that expire at this time or before are dropped. None drops none."""
+    """Clock of the manifest: rows that expire at this time or before are dropped. If None, no row is dropped."""
     is_piece: bool = False
     """True for a part of a merge: its inputs reach beyond `window`, and other parts merge those rows."""
     is_trivial_move: bool = False
@@ -90,15 +91,15 @@ def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
 
 
 Finished = CompactionResult | Fold
-"""Work done beside the batches that takes effect when a version names its result."""
+"""Result of work beside the batches. It takes effect when a version names it."""
 
 
 def apply_results(ssts: Sequence[Sst], results: Sequence[Finished]) -> Ssts:
     """Return a manifest's SSTs with each result in place of its inputs.
 
-    `ssts` may be those of a newer version than the compacted one: SSTs that were added since then are kept, before the
-    result. A merge is left out in three cases: an input was merged or dropped meanwhile; an SST now lies between the
-    inputs; or the merge dropped tombstones and an older SST exists now.
+    `ssts` may belong to a newer version than the compacted version: SSTs that were added since then are kept, before
+    the result. A merge is left out in three cases: an input was merged or dropped meanwhile; an SST now lies between
+    the inputs; or the merge dropped tombstones and an older SST exists now.
     """
     current = ssts if isinstance(ssts, Ssts) else Ssts(ssts)
     for merge in results:
@@ -124,8 +125,9 @@ def apply_to_manifest(manifest: Manifest, results: Sequence[Finished]) -> Manife
 def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Finished] = ()) -> Manifest:
     """Return the version after `onto` with the changes that `manifest` made to `base`.
 
-    Inputs, outputs and rows of the batch do not change. Nor does the `_seq` of the rows, which are stored already. This
-    `_seq` is above that of every row in `onto`, because a compaction only merges rows of versions before its own.
+    Inputs, outputs and rows of the batch do not change. The `_seq` of the rows does not change either, because the rows
+    are already stored. This `_seq` is above that of every row in `onto`, because a compaction only merges rows of
+    earlier versions.
 
     `manifest` is a batch's version, built on `base`. All versions from `base` to `onto` are compactions; if `base`
     itself had to be rebased, `onto` is the result. `merges` are the merges that `manifest` contains. A merge is left

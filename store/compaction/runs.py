@@ -1,7 +1,7 @@
 """Sorted runs of each hash range of a table, updated from version to version.
 
-A batch adds to the newest runs of a range, and a merge replaces some of them. Older runs stay as they are, so the cost
-of an update depends on the changed runs and newer ones, and not on the number of SSTs in older runs.
+A batch adds to the newest runs of a range, and a merge replaces some of the runs. Older runs do not change, so the cost
+of an update depends on the changed runs and newer runs, and not on the number of SSTs in older runs.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _EXPIRY_STEPS = 64
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A sorted run of one hash range (`sorted_runs`), with the facts about its SSTs by which merges are chosen."""
+    """Sorted run of one hash range (`sorted_runs`), with the properties of its SSTs that decide about merges."""
 
     ssts: tuple[Sst, ...]
     """SSTs of the run, newest first."""
@@ -27,7 +27,7 @@ class Run:
     depth: int
     """Largest number of SSTs that can share a key."""
     level: int
-    """Level of all SSTs; -1 if it differs, or if SSTs of a level above 0 overlap in `_hash`."""
+    """Level of all SSTs; -1 if the levels differ, or if SSTs of a level above 0 overlap in `_hash`."""
     seq_min: int
     seq_max: int
     is_wide: bool
@@ -115,7 +115,7 @@ class TableRuns:
         while True:
             changed = [sst for run in runs[:kept] for sst in run.ssts if sst not in gone]
             newer = tuple(Run.of(ssts, low, high) for ssts in sorted_runs([*changed, *new]))
-            # Two runs of one level may be a single run.
+            # Two runs of the same level may be a single run.
             if not newer or kept == len(runs) or newer[-1].level <= 0 or newer[-1].level != runs[kept].level:
                 return newer + runs[kept:]
             kept += 1

@@ -5,7 +5,7 @@ put of a manifest counts for the next version, and a runner's requests after its
 whose writer counts nothing (a clone, a rescale) has no `stats`; `totals` continue after it.
 
 `SharedCounts` keeps its counters in a small memory-mapped file, so that other processes can read them while they grow.
-Each counting process has a file of its own, and all files of one purpose are in one folder. Processes need no lock: a
+Each counting process has a separate file, and all files of one purpose are in one folder. Processes need no lock: a
 counter is one aligned machine word with a single writer, so readers never see half of an update.
 
 The default prices are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as last
@@ -84,7 +84,7 @@ class Prices(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """Cost of a month: requests, storage and traffic."""
+    """Monthly cost: requests, storage and traffic."""
 
     requests: float
     traffic: float
@@ -96,7 +96,7 @@ class Cost(Struct, frozen=True):
 
 
 def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
-    """Return a month's cost. `hourly` has each hour's requests and traffic; `stored_bytes` are stored all month."""
+    """Return the monthly cost. `hourly` has the requests and traffic per hour; `stored_bytes` are stored all month."""
     thousands = hourly.gets * prices.get_per_1000 + hourly.puts * prices.put_per_1000
     thousands += hourly.lists * prices.list_per_1000 + hourly.deletes * prices.delete_per_1000
     return Cost(
@@ -115,7 +115,7 @@ class ReadCounters:
     bytes: int = 0
     row_groups: int = 0
     touched_bytes: int = 0
-    """Bytes of all row groups whose hash range has a searched key, even if a filter ruled the key out."""
+    """Bytes of all row groups whose hash range has a searched key, including row groups that a filter excluded."""
     keys: int = 0
     searched: int = 0
     """Number of probes: pairs of a key and an SST that may have it, up to the SST that has the key."""
@@ -149,7 +149,7 @@ T = TypeVar("T")
 
 
 class CountingStore(StoreWrapper):
-    """Store wrapper that counts requests by S3 verb. Requests to other store roots count too.
+    """Store wrapper that counts requests by S3 verb. Requests to other store roots count as well.
 
     A listing counts one request for each 1,000 entries consumed, and at least one. A request that the inner store
     retries counts once. `on_request` is called for each request with the method's name, bytes read and bytes written.

@@ -27,11 +27,11 @@ _NOT_FOUND_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 class LocalStore(BaseStore):
     """Objects as files under one folder. A '/' in a key separates folders. `open_other` opens other store roots.
 
-    Writes are atomic and durable. An object is written and fsynced under a temporary name, then renamed (put) or
-    hard-linked (put_if_absent: link fails when the name is taken, also by another process), and its folder is fsynced.
-    The first put creates the root; reads create nothing.
+    Writes are atomic and durable. An object is written and fsynced under a temporary name. Then it is renamed (put) or
+    hard-linked (put_if_absent), and its folder is fsynced. A hard link fails if the name exists, even if another
+    process created it. The first put creates the root; reads create nothing.
 
-    One limit that S3 does not have: only one of the keys `a` and `a/b` can exist.
+    Unlike S3, the store cannot have both keys `a` and `a/b`.
 
     Every method may raise, in addition to the errors that `ObjectStore` names:
         Refused: the key leaves the root or crosses another object, or the file may not be read or written.

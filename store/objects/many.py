@@ -27,7 +27,7 @@ def map_concurrently(
             while under_way:
                 yield under_way.popleft().result()
         finally:
-            # After a failure, or if the caller stops reading, pending calls are not started.
+            # If a call fails, or if the caller stops reading, pending calls are not started.
             for waiting in under_way:
                 waiting.cancel()
 

@@ -71,7 +71,7 @@ def open_store(
             raise Usage(f"store {url!r} is a Windows path; expected {_SUPPORTED}")
         return _open_folder(url, url, open_other)
     if _CREDENTIALS.match(url):
-        # The error does not repeat the root, which often contains a secret here.
+        # The error does not quote the root, because an invalid root often contains a secret.
         raise Usage(
             f"the store root has credentials before '@': expected {_SUPPORTED}",
             hint="remove them; S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",

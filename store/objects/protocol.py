@@ -51,7 +51,7 @@ class ObjectStore(Protocol):
         """Write or overwrite the object, atomically. Only for keys that have a single writer."""
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        """Create the object. Raises `ObjectExists` if the key exists, also after a lost race.
+        """Create the object. Raises `ObjectExists` if the key exists, even if it was created meanwhile.
 
         If storage's answer is lost, the retry may raise `ObjectExists` because the caller's own write succeeded: read
         the object and compare.
@@ -93,7 +93,7 @@ def check_key(key: str) -> str:
     """Return `key` if every store can hold it and it stays under the root.
 
     Raises `Refused` if the key is empty or absolute, has an empty, '.' or '..' segment, a control character, or a
-    segment longer than file systems allow. A manifest that was tampered with may contain such a key.
+    segment longer than file systems allow. A manipulated manifest may contain such a key.
     """
     segments = key.split("/")
     if UNSUPPORTED_CHARACTERS.search(key) or any(segment in ("", ".", "..") for segment in segments):
@@ -126,7 +126,7 @@ class HasUnfinishedWrites(Protocol):
     """Store in which interrupted writes leave data."""
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
-        """Yield the unfinished writes of keys under `prefix`; all if the store does not say which keys they are for."""
+        """Yield the unfinished writes of keys under `prefix`; all unfinished writes if their keys are unknown."""
 
     def discard(self, leftover: UnfinishedWrite) -> None:
         """Abort an unfinished write, and free its space. An ended write is no error."""

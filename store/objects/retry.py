@@ -31,11 +31,11 @@ T = TypeVar("T")
 class RetryBudget:
     """A token bucket for retries: a retry takes one token, and waits while there is none. Thread-safe.
 
-    Backoff alone slows each request down, but a hundred threads that back off still send many times what an overloaded
-    server can answer, mostly retries. The bucket limits their sum. Tokens refill with time, by a tenth for each
-    answered request, and by one for each retry that was answered, so that a recovered server gets full traffic at once.
-    ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's retries to 10 % of its
-    requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
+    Backoff alone slows each request down, but a hundred threads that back off still send many times the requests that
+    an overloaded server can answer, and most of them are retries. The bucket limits their sum. Tokens refill with time,
+    by a tenth for each answered request, and by one for each retry that was answered, so that a recovered server gets
+    full traffic at once. ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's
+    retries to 10 % of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
     """
 
     max_burst: float = MAX_RETRY_BURST
@@ -76,8 +76,8 @@ class Retry:
 
     Between attempts it sleeps a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker, Exponential
     Backoff And Jitter, AWS Architecture Blog 2015), and then until the budget has a token. When the server has been
-    unreachable for a second, the logger "slackwater" logs one warning for the outage, however many threads wait, and
-    later logs the recovery.
+    unreachable for a second, the logger "slackwater" logs one warning for the outage, regardless of the number of
+    waiting threads. Later it logs the recovery.
     """
 
     server: str
@@ -107,7 +107,7 @@ class Retry:
         while True:
             began_s = self.clock()
             try:
-                # A server that never answered may be a wrong address: report its silence before the request ends.
+                # A server that never answered may be a wrong address, so report its silence before the request ends.
                 with nullcontext() if self._has_answered else call_on_silence(self._report_silence, self.silent_s):
                     result = attempt()
             except TransientError as error:

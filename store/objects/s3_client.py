@@ -1,8 +1,8 @@
 """S3 clients of this process, and translation of botocore's errors.
 
-A client belongs to a session of botocore (boto3's loads much that is not used): this machine's own session, or a
-session with nothing but the configuration of another process. Clients request encryption at rest for each object that
-they create, and check that the server confirms it.
+A client belongs to a session of botocore; boto3's session would load many modules that are not used. The session is
+this machine's own session, or a session with nothing but the configuration of another process. Clients request
+encryption at rest for each object that they create, and check that the server confirms it.
 """
 
 import os
@@ -42,11 +42,11 @@ _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:Lis
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
 _THROTTLED = ("429", "BandwidthLimitExceeded", "RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException")
-# The first is the answer while another conditional put of the key is in progress.
+# S3 answers with the first code while another conditional put of the key is in progress.
 _BUSY = ("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable")
 _TRANSIENT_CODES = frozenset((*_THROTTLED, *_BUSY, "TooManyRequests", "TooManyRequestsException"))
 
-# versitygw's code, with status 404, for an unknown access key.
+# versitygw answers with this code and status 404 for an unknown access key.
 _UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
 
 _REGION_CODES = frozenset(
@@ -78,7 +78,7 @@ _lock = runtime.lock()
 
 
 def _after_fork() -> None:
-    # A thread that does not exist in the child may hold the lock.
+    # In the child, a thread that does not exist may hold the lock.
     global _lock
     _lock = runtime.lock()
 
@@ -125,7 +125,7 @@ def _connect(client_config: S3ClientConfig, read_timeout_s: float) -> Connection
 
 
 def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s: float) -> "S3Client":
-    # One attempt each: `retry` repeats them, within our own deadline.
+    # One attempt each: `retry` repeats them, within its own deadline.
     config = Config(
         connect_timeout=min(client_config.settings.connect_timeout_s, read_timeout_s),
         read_timeout=read_timeout_s,
@@ -260,7 +260,7 @@ def error_code(error: boto.ClientError) -> str:
 
 @contextmanager
 def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
-    """Raise boto3's errors as slackwater's errors. A `ClientError` with an `expected` code stays as it is.
+    """Raise boto3's errors as slackwater's errors. A `ClientError` with an `expected` code is raised unchanged.
 
     The error is chosen by S3's error code, not by the HTTP status: web servers that are not S3 also answer 404, and so
     does versitygw for unknown credentials.

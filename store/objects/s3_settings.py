@@ -5,7 +5,8 @@ Encryption, timeouts, the retry budget and part sizes are set in the table `[s3]
 to S3.
 
 Spark tasks run on machines that have neither endpoint nor credentials. The driver puts an `S3Access` into the closure
-that Spark pickles for them, and nowhere else: not into an option, a setting, a variable or a log.
+that Spark pickles for the tasks. It puts the `S3Access` nowhere else: not into an option, a setting, a variable or a
+log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SSE = ("AES256", "aws:kms")
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
 _PartCount = Annotated[int, msgspec.Meta(ge=1, le=64)]
-# S3's limits: the least size of parts except the last, and the largest of one request.
+# S3's limits: the minimum size of all parts except the last, and the maximum size of one request.
 _PartBytes = Annotated[int, msgspec.Meta(ge=5 * _MIB, le=5 << 30)]
 
 

@@ -172,7 +172,7 @@ class S3Store(BaseStore):
         A failed upload is aborted with one request; if that fails too, garbage collection removes the parts. Raises
         `Refused` if others repeatedly abort the upload.
         """
-        # Takes a tenth of the time in which a verb starts, and only large objects are uploaded in parts.
+        # The import takes a tenth of a command's start time, and only large objects are uploaded in parts.
         from boto3.s3.transfer import TransferConfig, create_transfer_manager
 
         config = TransferConfig(
@@ -183,7 +183,7 @@ class S3Store(BaseStore):
             # The CRT client would create its own S3 client.
             preferred_transfer_client="classic",
         )
-        # The manager copies parts into memory: no more than are in transfer.
+        # The manager copies parts into memory, so it gets no more parts than are in transfer.
         config.max_in_memory_upload_chunks = self._settings.parallel_parts
         for _ in range(_MAX_ATTEMPTS):
             patient = cast("BaseClient", _RetryingClient(self._call, self._connect()[0].s3))
@@ -191,7 +191,8 @@ class S3Store(BaseStore):
                 with create_transfer_manager(patient, config) as manager:
                     manager.upload(BytesIO(data), self._bucket, name).result()
             except ClientError as error:
-                # The answer to its completion was lost, and the upload is forgotten; or somebody aborted it.
+                # Either the answer to the completion was lost and the server has forgotten the upload, or the upload
+                # was aborted.
                 if error_code(error) != _NO_SUCH_UPLOAD:
                     raise
             else:
@@ -279,7 +280,7 @@ class S3Store(BaseStore):
     def _connect(self) -> tuple[Connection, Retry]:
         # A forked child must not use its parent's connections and locks.
         if self._connected is None or self._connected[0] != os.getpid():
-            # A short deadline also limits the wait for one answer.
+            # A short deadline also limits the wait for a single answer.
             silence_s = min(self._settings.read_timeout_s, max(_MIN_READ_TIMEOUT_S, self._patience_s))
             shared = connection(self._client_config, silence_s)
             where = f"S3 at {shared.endpoint}, bucket {self._bucket!r},"
@@ -307,7 +308,7 @@ class _RetryingClient:
 
     def _call_with_retries(self, method: str, **params: Any) -> Any:
         def attempt(s3: "S3Client") -> Any:
-            # If one part has failed for good, the others are pointless.
+            # If one part has failed permanently, the other parts are useless.
             if self._failed is not None:
                 raise self._failed
             if "Body" in params:

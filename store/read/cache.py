@@ -216,7 +216,7 @@ class SstCache:
         return data
 
     def cached_rows(self, sst: Sst, table: Table) -> MappedSst | None:
-        """Return the rows of an SST if they are cached on this machine, else None. Makes no request."""
+        """Return the rows of an SST if this machine has cached them, else None. Makes no request."""
         name = file_name(sst)
         with self._lock:
             cached = self._mapped if name in self._mapped else self._in_memory
@@ -312,7 +312,7 @@ class SstCache:
         now_s = runtime.monotonic()
         with self._lock:
             if now_s - self._dropped_s > _TOUCH_S:
-                # Once in a while, because evicted files keep their disk space while they are mapped.
+                # Checked only occasionally, because evicted files keep their disk space while they are mapped.
                 self._dropped_s = now_s
                 for evicted in [file for file in self._mapped if not self._folder.has(file + _ARROW_SUFFIX)]:
                     del self._mapped[evicted]

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _TEMPORARY = ".tmp-"
 _STALE_S = 3600
 _EVICTED_SHARE = 0.1
-"""Share of the limit that eviction frees, and that this process may write before it measures the folder again."""
+"""Share of the size limit that eviction frees. Also the share that this process may write before it measures again."""
 
 
 class CacheFolder:
@@ -41,8 +41,8 @@ class CacheFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
         """Create the folder's object. `path` is a folder for cache files alone, created with the first file.
 
-        `max_bytes` limits the total size of the files. Pinned files may exceed the limit, and so may each further
-        process that writes at the same time, by a tenth.
+        `max_bytes` limits the total size of the files. Pinned files may exceed the limit. If several processes write at
+        the same time, each additional process may exceed it by a tenth.
         """
         self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0
@@ -62,7 +62,7 @@ class CacheFolder:
             if size > self.max_bytes:
                 return False
             self._make_room(size)
-            # A concurrent writer wrote the same bytes, and its file may be pinned already.
+            # A concurrent writer wrote the same bytes, and its file may already be pinned.
             if not (self.path / name).exists():
                 temporary.replace(self.path / name)
         except OSError as error:
@@ -112,7 +112,7 @@ class CacheFolder:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        # On a file system without locks, only the recent use protects the file from eviction.
+        # On a file system without locks, only its recent use protects the file from eviction.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         if os.fstat(descriptor).st_nlink == 0:

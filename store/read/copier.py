@@ -33,7 +33,7 @@ class Copier:
     _lock: Lock = field(default_factory=runtime.lock)
 
     def copy_ssts(self, ssts: Iterable[Sst], *, may_be_missing: bool) -> None:
-        """Copy the SSTs that the target lacks. Each is verified against its manifest entry.
+        """Copy the SSTs that the target lacks. Each SST is verified against its manifest entry.
 
         With `may_be_missing`, SSTs that the source lacks are skipped. Raises `Corruption` for a damaged or missing SST.
         """

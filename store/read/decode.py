@@ -28,10 +28,10 @@ _SPARSE_STEP = 64
 _CACHED_ROWS = 1 << 17
 _SMALL_SEARCH = 16
 _MAX_COLLISIONS = 4
-"""Rows of one hash that are compared one after another; more are joined at once."""
+"""Limit of rows with the same hash: up to this number they are compared one by one, more are compared by a join."""
 BLOCK_ROWS, _BLOCK_BYTES = 1 << 20, 64 << 20
 _PARTS_BLOCK_BYTES = 16 << 20
-"""Bytes of a block of parts of lists. Arrow takes three times as much to decode a block; few are searched at once."""
+"""Bytes of a block of parts of lists. It is small, because Arrow takes three times as much memory to decode a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Block:
         )
 
     def find(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the position of each hash in the block, as `numpy.searchsorted` does. The hashes are ascending.
+        """Return the position of each hash in the block, like `numpy.searchsorted`. The hashes are ascending.
 
         In a large block, each step of a binary search waits for memory. Here all hashes take a step together, so that
         the waits overlap. This halves the time to find 20,000 hashes among 2.5 M.
         """
         if not self.sparse.size or hashes.size <= _SMALL_SEARCH:
             return self.hashes.searchsorted(hashes)
-        # The last sampled row below each hash, or the block's first row.
+        # The last sampled row below each hash, or the first row of the block.
         at = np.searchsorted(self.sparse, hashes) * _SPARSE_STEP
         step = _SPARSE_STEP // 2
         while step:
@@ -92,9 +92,9 @@ class Block:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
         """Find the keys at these `positions` of `keys` in the block. `hashes` has the hashes of all `keys`, ascending.
 
-        Yields four aligned values for the keys whose hash is in the block: the keys' positions, the index of a row with
-        the key's hash, `columns` of these rows, and a mask that is True if the row has the key itself. If it has not (a
-        hash collision), the key is yielded again with the next row of the hash, if there is one.
+        Yields four aligned values for the keys whose hash is in the block: the keys' positions; the index of a row with
+        the key's hash; `columns` of these rows; and a mask that is True if the row has the key itself. Where the mask
+        is False (a hash collision), the key is yielded again with the next row of the hash, if there is one.
         """
         positions, at = self.locate(hashes, positions)
         for _ in range(_MAX_COLLISIONS):
@@ -129,7 +129,7 @@ class Block:
         return positions[present], at[present]
 
     def _has_hashes(self, at: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        # A hash above the block's, or a collision, may lead past its last row.
+        # A hash above all hashes of the block, or a collision, may lead past the last row.
         present: npt.NDArray[np.bool_] = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
         return present
 
@@ -161,7 +161,7 @@ class Block:
         return positions[is_match], at, self.take(at, columns), np.ones(len(at), np.bool_)
 
     def rows_with(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for all rows with these hashes, the index of the row's hash in `hashes`, and the row's position."""
+        """Return two arrays for all rows with these hashes: the hash's index in `hashes`, and the row's position."""
         low, high = (self.hashes.searchsorted(hashes, side=side) for side in ("left", "right"))
         owners = np.repeat(np.arange(len(hashes)), high - low)
         starts = np.repeat(low - np.concatenate(([0], np.cumsum(high - low)[:-1])), high - low)

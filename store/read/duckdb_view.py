@@ -342,7 +342,7 @@ def _visible_spans(store: ObjectStore, cache: SstCache, stays: Sequence[_SstLife
 
 
 def _row_spans(stay: _SstLifespan, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
-    # Number of SSTs that hide each row, and the position since which the row is visible; -1 while it is hidden.
+    # Number of SSTs that hide each row, and the position since which the row has been visible; -1 while it is hidden.
     hiding, since = np.zeros(stay.sst.rows, np.int32), np.full(stay.sst.rows, stay.first, np.int64)
     changed = np.zeros(stay.sst.rows, np.bool_)
     for position, added, removed in stay.changes:

@@ -37,7 +37,7 @@ CHUNK_CHECKSUM_BYTES = 4
 _MAX_BYTES = 64 << 20
 _CHUNK_OBJECTS_BYTES = 1_000
 _INTERNAL_COLUMNS, _PAGE_ENTRY_BYTES = 5, 24
-"""Number of internal columns of an SST; estimated bytes of a page's entry in the index of a column."""
+"""Number of internal columns of an SST, and the estimated bytes of a page's entry in the index of a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _footer_start(sst: Sst) -> int:
 def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
     end = data[len(data) - sst.footer_bytes :]
     actual = xxhash.xxh3_128_hexdigest(end)
-    # Checked first, because some malformed footers crash Arrow.
+    # Checked before parsing, because some malformed footers crash Arrow.
     if actual != sst.footer_checksum:
         raise corruption_error(sst, f"expected checksum {sst.footer_checksum} of its footer, found {actual}")
     try:

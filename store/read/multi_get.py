@@ -57,7 +57,7 @@ def find_due_rows(
     span: tuple[int, int],
     hashes: tuple[int, int],
 ) -> tuple[pa.Table, int | None]:
-    """Return `_hash`, key and `_seq` of all rows that fall due in a period, even of rows that newer SSTs hide.
+    """Return `_hash`, key and `_seq` of all rows that fall due in a period, including rows that newer SSTs hide.
 
     As a second value, returns the earliest time after the period at which a row may fall due, or None. `span` is the
     first and the last millisecond of the period, since 1970 UTC; `hashes` is the lowest and the highest hash to find.
@@ -141,7 +141,7 @@ class TableLookUps:
         return values, present, seqs
 
     def get_parts(self, keys: pa.Table) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """Return parts, as `find_parts` does.
+        """Return parts, with the result of `find_parts`.
 
         If `keys` has the key columns of the stage's table, returns all parts of each key. If it has all key columns of
         the table of parts, returns these single parts.
@@ -183,24 +183,26 @@ def multi_get(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up the values of keys in a table's SSTs, through the cache.
 
-    Of an SST outside the cache, only the pages that may have the keys are read. The SST is fetched whole into the cache
-    instead if these pages are almost the whole SST, or if earlier range reads have cost as much as the whole SST.
+    Of an SST outside the cache, only the pages that may have the keys are read. The whole SST is fetched into the cache
+    instead in two cases: these pages are almost the whole SST, or earlier range reads have cost as much as the whole
+    SST.
 
     Args:
-        store: the store of the app.
-        cache: this machine's cache. None, for look-ups of few keys, keeps nothing and fetches no SST whole.
-        ssts: the SSTs to search, of one or several state partitions, in any order.
-        table: the declared columns.
+        store: The store of the app.
+        cache: This machine's cache. None, for look-ups of few keys, keeps nothing and fetches no SST whole.
+        ssts: The SSTs to search, of one or several state partitions, in any order.
+        table: The declared columns.
         hashes: `hash_keys` of the keys.
-        keys: the key columns, in their declared types; keys may repeat.
-        reads: counters of the look-up; None to count nothing.
-        clock_ms: rows that expire at this time or before are absent (`sst.ttl`); None only for a table without a ttl.
-        newer: rows in memory that are newer than all rows of `ssts`, in the form and order of an SST, with unique keys.
-        seqs: output array, shape of `hashes`, for the `_seq` of the newest stored row of each key, even a tombstone or
-            an expired row; 0 if there is none.
-        expires: output array, shape of `hashes`, in which the expiry time of each row found is set, in milliseconds
-            since 1970 UTC. Stays as it is for keys without a row, or if the rows of an SST do not expire.
-        read_ahead: limits of reading more than needed from SSTs outside the cache.
+        keys: The key columns, in their declared types; keys may repeat.
+        reads: Counters of the look-up; None to count nothing.
+        clock_ms: Rows that expire at this time or before are absent (`sst.ttl`); None only for a table without a ttl.
+        newer: Rows in memory that are newer than all rows of `ssts`, in the format and order of an SST, with unique
+        keys.
+        seqs: Output array (shape of `hashes`) for the `_seq` of the newest stored row of each key, including tombstones
+            and expired rows; 0 if there is none.
+        expires: Output array (shape of `hashes`) for the expiry time of each present row, in milliseconds since 1970
+            UTC. Not changed for keys without a row, or if the rows of an SST do not expire.
+        read_ahead: Limits up to which more than the needed bytes is read from SSTs outside the cache.
 
     Returns:
         The value columns with one row for each key in the order of `keys`, null for absent keys; and a mask of present
@@ -321,7 +323,7 @@ class _UncachedReader:
 
 
 class _Search:
-    """Keys of a look-up and the rows found. Keys are sorted by hash, so that searches hit the CPU's cache."""
+    """Keys of a look-up and the rows found so far. Keys are sorted by hash, so that searches hit the CPU's cache."""
 
     def __init__(
         self,
@@ -361,12 +363,12 @@ class _Search:
         return self._missing.nonzero()[0]
 
     def iter_ssts(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
-        """Yield the SSTs to search, newest first, each with the positions of the missing keys that it may have.
+        """Yield the SSTs to search, newest first, with the positions of the missing keys that each SST may have.
 
         Lazy: a key that was found in one SST is no longer missing for the next SST.
         """
         newest_first = sorted(ssts, key=lambda run: run.seq_max, reverse=True)
-        # Most SSTs have none of a few keys: two searches for all SSTs avoid numpy calls for each.
+        # Most SSTs have none of a few keys. Two searches over all SSTs avoid numpy calls for each SST.
         lows = self.hashes.searchsorted([sst.hash_min for sst in newest_first]).tolist()
         highs = self.hashes.searchsorted([sst.hash_max for sst in newest_first], side="right").tolist()
         for sst, low, high in zip(newest_first, lows, highs, strict=True):
@@ -389,7 +391,7 @@ class _Search:
                 self._located.setdefault(tuple(names), []).append((positions, block.take(at, names)))
 
     def compare_keys(self) -> None:
-        """Compare the keys of all located rows with the searched ones, at once.
+        """Compare the keys of all located rows with the searched keys, at once.
 
         Afterwards, only keys whose hash belonged to a row of another key are missing. They need a second search of all
         SSTs, which compares keys block by block.

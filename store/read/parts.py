@@ -60,7 +60,7 @@ def find_parts(
     newest = newest[rows[OP].to_numpy()[newest] != TOMBSTONE]
     rows = rows.take(pa.array(newest))
     number = np.searchsorted(distinct, rows[HASH].to_numpy())
-    # Keys that share a hash are told apart by their columns.
+    # The columns distinguish keys that share a hash.
     owners = np.repeat(first[number], repeats[number])
     candidates = np.repeat(np.arange(rows.num_rows), repeats[number])
     owners += np.arange(len(owners)) - np.repeat(np.cumsum(repeats[number]) - repeats[number], repeats[number])
@@ -83,8 +83,8 @@ def read_hashes(
 ) -> Iterable[Block]:
     """Return blocks of an SST that have all its rows with these hashes, which are ascending. Raises `Corruption`.
 
-    Of an SST outside the cache, reads only pages that may have the hashes. A small SST is fetched whole into the cache,
-    and so is an SST of which as many bytes as its size have already been read.
+    Of an SST outside the cache, reads only pages that may have the hashes. An SST is fetched whole into the cache if it
+    is small, or if earlier range reads have cost as many bytes as its size.
     """
     mapped = cache.cached_rows(sst, table) if cache is not None else None
     if mapped is None and cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):

@@ -31,7 +31,7 @@ from .footers import LoadedIndexes, load_footer
 _MAX_KEYS_PER_PAGE = 16
 """Number of keys per page up to which a row group's index and filter are read.
 
-A filter has 1/20 of a row group's bytes, and rules out all of 16 absent keys with a probability of 0.6.
+A filter has 1/20 of a row group's bytes, and excludes all of 16 absent keys with a probability of 0.6.
 """
 SMALL_BYTES = 128 << 10
 _WINDOW_BYTES = 32 << 20
@@ -58,14 +58,14 @@ class RangedSst:
     def find_hashes(
         self, hashes: npt.NDArray[np.int64], *, filtered: bool = True
     ) -> tuple[npt.NDArray[np.bool_], list[PageSelection]]:
-        """Return a mask of the hashes that the SST may have, and the pages that may have them.
+        """Return two values: a mask of the hashes that the SST may have, and the pages that may have them.
 
         The hashes are ascending. With `filtered=False`, no filter is read. Raises `Corruption` if footer, index or
         filter are damaged.
         """
         load_indexes([(self, hashes)], filtered=filtered)
         first, end = self._positions_by_group(hashes)
-        # A hash at the end of one row group and the start of the next passes if either filter passes it.
+        # A hash that ends one row group and starts the next one passes if either group's filter passes it.
         passed, parts = np.zeros(len(hashes), np.bool_), []
         for group in np.flatnonzero(first < end).tolist():
             group_hashes = hashes[first[group] : end[group]]
@@ -175,7 +175,8 @@ class RangedSst:
         """Yield the rows of these pages, which are from `find_hashes` or `find_values`, in SST order.
 
         `names` are the needed columns, of the table or internal; None for all. Columns that the SST lacks are left out.
-        Pages are read in windows of up to `window_bytes`; a larger item of `parts` is read alone. Raises `Corruption`.
+        Pages are read in windows of up to `window_bytes`; a larger element of `parts` is read alone. Raises
+        `Corruption`.
         """
         waiting = deque((part, self.bytes_of([part])) for part in parts)
         while waiting:
@@ -257,7 +258,7 @@ class SelectedRows:
         names: Sequence[str],
         rows: Callable[[Block], pa.Table],
     ) -> None:
-        """`parts` are results of `find_hashes` or `find_values`.
+        """Prepare the read. `parts` are results of `find_hashes` or `find_values`.
 
         `rows` is a function that returns a block's rows with columns `names`.
         """

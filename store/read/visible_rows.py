@@ -37,7 +37,7 @@ _lock = runtime.lock()
 def find_hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """Return the positions of hidden rows of each SST, unsorted and perhaps repeated.
+    """Return the positions of hidden rows of each SST, unsorted and possibly repeated.
 
     `ssts` are all SSTs of a version. SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or
     damaged.
@@ -87,7 +87,7 @@ class HiddenRowFinder:
                 start += len(block.hashes)
             for sst, arrays in parts.items():
                 hidden[sst] = np.concatenate([np.empty(0, np.int64), *arrays])
-                # `ValueError`: larger than the whole cache.
+                # A `ValueError` means that the SST is larger than the whole cache.
                 with _lock, suppress(ValueError):
                     _cached[pairs[sst]] = hidden[sst]
         return {sst: hidden[sst] for sst in newer}

@@ -47,7 +47,7 @@ def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.ND
 _FAST_PACKERS: Mapping[str, Callable[[Any], bytes]] = {
     "string": str.encode,
     "int64": Struct("<q").pack,
-    # Spark widens everything shorter to int.
+    # Spark widens every shorter type to int.
     **dict.fromkeys(("int32", "int16", "int8"), Struct("<i").pack),
 }
 FAST_KEY_TYPES = frozenset(_FAST_PACKERS)
@@ -112,7 +112,7 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
     if tied.size:
         repeats[tied] = _equals_previous(keys, order, tied)
         if not repeats[tied].all():
-            # Different keys share a hash: sort their runs of equal hashes by key, too.
+            # If different keys share a hash, sort the runs of equal hashes by key as well.
             members = np.union1d(tied, tied - 1)
             parts = (part for column in keys.take(pa.array(order[members])).columns for part in _sort_columns(column))
             runs = pa.table({"hash": hashes[members], **{str(i): part for i, part in enumerate(parts)}})
@@ -237,7 +237,7 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
         values = _fixed_width_values(column)
         if values.itemsize == 8:
             return hash_u64(values.view(np.uint64), seeds)
-        # Spark widens everything shorter to int, with its sign.
+        # Spark widens every shorter type to int, with its sign.
         return hash_u32(values.astype(np.int32).view(np.uint32), seeds)
     if types.is_float32(kind) or types.is_float64(kind):
         floats = _fixed_width_values(column) + 0.0  # -0.0 + 0.0 is 0.0
@@ -273,7 +273,7 @@ def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     """
     big_endian = halves[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
-    # The first significant byte: it is not the sign's, or the next byte's top bit would change the sign.
+    # Skip leading sign bytes; but keep one if the top bit of the next byte would change the sign.
     informs = big_endian[:, :-1] != sign
     informs |= (big_endian[:, 1:] ^ sign) & 0x80 != 0
     drop = np.where(informs.any(axis=1), informs.argmax(axis=1), 15)

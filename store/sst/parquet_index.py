@@ -245,7 +245,8 @@ def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema).close()
     data = sink.getvalue().to_pybytes()
-    # Zero rows, then an empty list of structs. Only text and column orders follow, which have no such bytes.
+    # Zero rows, then an empty list of structs. After these only text and column orders follow, which cannot contain
+    # these bytes.
     prefix, _, suffix = data[-8 - int.from_bytes(data[-8:-4], "little") : -8].rpartition(b"\x16\x00\x19\x0c")
     return prefix, suffix
 
@@ -260,7 +261,7 @@ _BLOCK_BYTES = 32
 _HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
 """End of a filter's Thrift header, with the only algorithm, hash and compression that Parquet specifies."""
 CHUNK_BYTES = 512
-"""Size of a filter chunk, the smallest part of a filter that is read. A key's bits are in one block in a chunk."""
+"""Size of a filter chunk, the smallest part of a filter that is read. A key's bits are in one block of one chunk."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 

@@ -26,9 +26,9 @@ HASH = "_hash"
 SEQ = "_seq"
 OP = "_op"
 EXPIRES = "_expires_at"
-"""SST column with the row's expiry time in ms since 1970 UTC, null for never; only if the table has or had a ttl."""
+"""SST column with the row's expiry time in ms since 1970 UTC, null for never. Exists if the table has or had a ttl."""
 PREV = "_prev_seq"
-"""SST column: `_seq` of the key's previous row, even a tombstone or an expired row; 0 for none, null for unknown."""
+"""SST column: `_seq` of the key's previous row, including tombstones and expired rows; 0 for none, null for unknown."""
 DUE = "_due_at"
 """Internal value column of tables whose rows fall due: the due time in ms since 1970 UTC; null for never."""
 PUT = 0
@@ -227,8 +227,8 @@ def default_text(value: object, kind: pa.DataType) -> str:
 def can_read_rows_of(was: pa.Schema, schema: pa.Schema) -> bool:
     """Return True if rows of the schema `was` can be read with the schema `schema`.
 
-    Types may have been widened, and columns added or removed. If columns were both added and removed, some may have
-    been renamed, and the result is False.
+    Types may have been widened, and columns added or removed. If columns were both added and removed, returns False,
+    because some may have been renamed.
     """
     had, has = set(was.names), set(schema.names)
     return not (had - has and has - had) and all(can_widen(was.field(n).type, schema.field(n).type) for n in had & has)
@@ -299,7 +299,7 @@ def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
 
 
 def event_ms(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Convert timestamps (in microseconds) or dates to ms since 1970 UTC. A date means its first instant."""
+    """Convert timestamps (in microseconds) or dates to ms since 1970 UTC. A date stands for its first instant."""
     if pa.types.is_date32(times.type):
         return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), DAY_MS)
     return pc.divide(times.cast(pa.int64()), 1000)

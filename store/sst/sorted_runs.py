@@ -1,9 +1,9 @@
 """Sorted runs of SSTs: the state partitions of an SST's hashes, and the SSTs that overlap.
 
-The number of state partitions may change (`snapshot.change.stages`) without a change of the SSTs. So the partitions to
-which an SST belongs follow from its range of hashes, never from `Sst.partition`. Compactions and rescales preserve one
-invariant: two SSTs that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in the
-SST with the larger `seq_max`. Pure functions without numpy, which `status` must not load.
+The number of state partitions may change (`snapshot.change.stages`) without a change of the SSTs. So the range of an
+SST's hashes determines its state partitions; `Sst.partition` is never used for this. Compactions and rescales preserve
+one invariant: two SSTs that overlap in `_hash` do not overlap in `_seq`. So of two rows of a key, the newer row is in
+the SST with the larger `seq_max`. Pure functions without numpy, which `status` must not load.
 """
 
 from bisect import bisect, insort
@@ -54,18 +54,18 @@ def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
 
 
 def max_l0_files(ssts: Iterable[Sst], partitions: int) -> int:
-    """Return the largest number of level-0 SSTs in any state partition. A look-up searches all of these."""
+    """Return the largest number of level-0 SSTs in any state partition. A look-up searches all of them."""
     return max(map(len, by_partition((sst for sst in ssts if sst.level == 0), partitions).values()), default=0)
 
 
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
-    """Return the sorted runs of one state partition's SSTs, newest run first, and in a run newest SST first.
+    """Return the sorted runs of one state partition's SSTs, newest run first. Within a run, the newest SST is first.
 
     Runs never overlap in `_seq`. SSTs of a run overlap in `_seq` only if they were written when several partitions
     covered these hashes, or are outputs of one merge. Otherwise the SSTs of a run have one level, 1 or more, and do not
     overlap in `_hash`, so that at most one of them has a given key.
     """
-    # Smallest groups of SSTs such that groups do not overlap in `_seq`.
+    # Smallest groups of SSTs such that no two groups overlap in `_seq`.
     groups: list[list[Sst]] = []
     oldest = 0
     for sst in sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)):

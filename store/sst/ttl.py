@@ -1,9 +1,9 @@
 """Time to live: the clocks by which rows expire, and checks for expired rows that need only a manifest.
 
-A row gets its expiry time (`_expires_at`) when it is written; it never changes. The row is invisible to readers whose
-clock has reached this time. So the content of a version depends on its SSTs and on a clock. The version stores the
-clock as well (`Manifest.clock_ms`), so every read of the version returns the same rows. Clocks never go back, so a row
-that is expired at one version is expired at all later ones, and compaction may drop it.
+A row gets its expiry time (`_expires_at`) when it is written, and keeps it. The row is invisible to readers whose clock
+has reached this time. So the content of a version depends on its SSTs and on a clock. The version stores the clock as
+well (`Manifest.clock_ms`), so every read of the version returns the same rows. Clocks never go back, so a row that is
+expired at one version is expired at all later versions, and compaction may drop it.
 
 There are two kinds of clock. *By write time* it is the wall clock at the start of the batch. *By event time* it is the
 largest event time in the table: this clock does not advance without input, and replaying an old topic expires no row
@@ -22,10 +22,10 @@ from ..versions.entries.ssts import Sst
 from ..versions.manifest import Manifest, Table, Ttl
 
 BEFORE_FIRST_EVENT_MS = -(1 << 63)
-"""Clock of a table that expires by event time, while no event has come."""
+"""Clock of a table that expires by event time, before the first event."""
 
 _MIN_EXPIRED_SHARE = 0.5
-"""Share of expired bytes from which runs are rewritten: a rewrite then frees at least what it writes."""
+"""Share of expired bytes at which runs are rewritten: a rewrite then frees at least as many bytes as it writes."""
 
 
 def expires_by_write_time(ttl: Ttl | None) -> bool:
@@ -62,7 +62,7 @@ def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
 def reconcile_ttl(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
     """Return a table's time to live after the program turned it on or off, or changed its length.
 
-    Raises `Refused` if stored rows expire by another clock than the declared one.
+    Raises `Refused` if stored rows expire by another clock than the declared clock.
     """
     if stored is None:
         return declared
@@ -113,10 +113,10 @@ def expired_bytes(ssts: Iterable[Sst], clock_ms: int) -> float:
 
 
 def expired_suffix(runs: Sequence[tuple[int, float]]) -> int | None:
-    """Return the smallest index of a run from which on expired rows have at least half of the bytes, or None.
+    """Return the smallest index such that expired rows have at least half of the bytes from that run on; None if none.
 
     `runs` are bytes and expired bytes of each run, newest first. The runs from this index to the oldest are worth a
-    merge, whatever their number and sizes: only a merge that includes the oldest run drops expired rows.
+    merge, regardless of their number and sizes: only a merge that includes the oldest run drops expired rows.
     """
     start, total, expired = None, 0, 0.0
     for position in reversed(range(len(runs))):
@@ -130,7 +130,7 @@ def expired_suffix(runs: Sequence[tuple[int, float]]) -> int | None:
 def drop_expired_suffix(inputs: Sequence[Sst], clock_ms: int) -> tuple[Sst, ...]:
     """Return the inputs that a merge must read. `inputs` are newest first and include the oldest run.
 
-    Leaves out the oldest inputs if none of their rows is visible: older runs, whose rows they could hide, do not exist.
+    Leaves out the oldest inputs if none of their rows is visible. There are no older runs whose rows they could hide.
     """
     end = len(inputs)
     while end and has_no_visible_rows(inputs[end - 1], clock_ms):

@@ -57,7 +57,7 @@ _DICTIONARY_BYTES = 64 << 10
 _SAMPLE_ROWS, _SAMPLE_VALUES = 4_096, 16_384
 _NO_LIMIT = 1 << 30
 _NESTED_BATCH_VALUES = 1 << 26
-"""Number of values that Arrow writes at a time from a nested column. Arrow allocates a bit for each beforehand."""
+"""Number of values that Arrow writes at a time from a nested column. Arrow allocates a bit for each in advance."""
 
 
 def page_rows(rows: int) -> int:
@@ -107,13 +107,13 @@ class SstWriter:
         widest = max(column.nbytes for column in rows.columns) / rows.num_rows
         least = min(_MIN_ROW_GROUP_ROWS, ROW_GROUP_ROWS)
         self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
-        # Arrow ends pages between its write batches.
+        # Arrow ends pages only between its write batches.
         narrow = page_rows(rows.num_rows)
         fewest = max(1, min(_MIN_WIDE_PAGE_ROWS, narrow, int(_MAX_WIDE_PAGE_BYTES / max(widest, 1))))
         wide = max(fewest, min(narrow, int(_PAGE_BYTES / max(widest, 1))))
         is_large = row_bytes > _LARGE_ROW_BYTES
         if is_large:
-            # A buffer in memory doubles its size as it grows.
+            # An in-memory buffer doubles its size as it grows.
             self._file = NamedTemporaryFile()  # noqa: SIM115  closed by `_take_data`
             self._sink = pa.OSFile(self._file.name, "wb")
         sample = rows.slice(0, _SAMPLE_ROWS)
@@ -130,12 +130,13 @@ class SstWriter:
             write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in self._schema.names)],
             write_page_checksum=True,
             write_page_index=True,
-            # The second version compresses a page's values without copying them once more.
+            # Version 2 of data pages compresses a page's values without copying them once more.
             data_page_version="2.0" if is_large else "1.0",
             # Limited by rows alone, so that the pages of all columns begin at the same rows.
             max_rows_per_page=wide,
             data_page_size=_NO_LIMIT,
-            # A dictionary that grows too large ends a page after a batch, whose size counts values, not rows.
+            # If a dictionary grows too large, Arrow ends a page after a batch; the size of a batch counts values, not
+            # rows.
             write_batch_size=_NESTED_BATCH_VALUES if any(map(pa.types.is_nested, self._schema.types)) else wide,
             # Sized for a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVE_RATE}},
@@ -206,7 +207,7 @@ class SstWriter:
 
 
 def release_unused_memory() -> None:
-    """Return Arrow's unused memory to the system. Arrow keeps what a large row took, some four times its size."""
+    """Return Arrow's unused memory to the system. Arrow keeps what a large row took, about four times its size."""
     pa.default_memory_pool().release_unused()
 
 
@@ -215,7 +216,7 @@ def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
 
 
 def prepare_rows(rows: pa.Table, table: Table) -> pa.Table:
-    """Return rows in the form that an SST stores: its columns and types, normalised keys, sorted by (`_hash`, key).
+    """Return rows in the format of an SST: its columns and types, normalised keys, sorted by (`_hash`, key).
 
     `rows` has `_hash`, the table's columns, `_seq`, `_op`, optionally `_prev_seq`, and `_expires_at` if the table has a
     ttl, in any order of columns and rows; other columns are dropped. Raises `Refused` if a column is missing, values do
@@ -351,7 +352,7 @@ def _text_leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield from _text_leaves(f"{path}.key_value.key", column.keys)
         yield from _text_leaves(f"{path}.key_value.value", column.items)
     elif types.is_list(kind):
-        # Unlike `flatten`, a slice of the values copies nothing.
+        # Unlike `flatten`, slicing the values copies nothing.
         starts = column.offsets[0].as_py(), column.offsets[-1].as_py()
         yield from _text_leaves(f"{path}.list.element", column.values.slice(starts[0], starts[1] - starts[0]))
     elif _is_text(kind):

@@ -1,8 +1,9 @@
 """Amendments, which are changes to a stage as values, and the loop that commits them by compare-and-swap.
 
 Claims, compactions, rescales, migrations and batches are amendments: a condition on the newest version, and a function
-from that version to the next. A writer that loses the race for a version number checks and applies its change again on
-the winner's version. Kinds with `Traits.fences` take the next epoch, which fences the stage's current writer.
+from that version to the next. If a writer loses the race for a version number, it checks its condition again and
+applies its change to the winner's version. Kinds with `Traits.fences` take the next epoch, which fences the stage's
+current writer.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Amendment:
     epoch: int = 0
     """Epoch of the stage's current writer if that writer makes the change; else 0.
 
-    With an epoch, the change fails if another writer has taken the stage over.
+    If it is not 0, the change fails if another writer has taken the stage over.
     """
     cost: Stats = field(default_factory=Stats)
 
@@ -73,13 +74,13 @@ def amend(
     """Commit a change as a stage's next version by compare-and-swap; retry on the new head after a lost race.
 
     `target` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
-    stage's current writer first tries the version that it knows, without looking for newer ones. `by` is host:pid or
-    user@host, for people. `writer` is the author's unique id, needed only if later commits carry it too. `now_ms` is
-    the wall clock, or a function called for each attempt. `take_stats` returns the requests and bytes since its last
-    call, for the version's stats; None to count nothing.
+    stage's current writer first tries the version that it knows, without a search for newer versions. `by` is host:pid
+    or user@host, for people. `writer` is the author's unique id, needed only if later commits carry the same id.
+    `now_ms` is the wall clock, or a function that is called for each attempt. `take_stats` returns the requests and
+    bytes since its last call, for the version's stats; None to count nothing.
 
     Raises:
-        Fenced: another writer took the stage over from the one with `change.epoch`; or the stage was deleted.
+        Fenced: another writer took the stage over from the writer with `change.epoch`; or the stage was deleted.
         CommitConflict: other writers kept winning the race for the next number.
         NotFound: there is no such stage, and the change is neither a claim nor an init.
         Refused: the stage is retired, and the change is no claim that brings it back.
@@ -142,7 +143,7 @@ def commit_first(store: ObjectStore, first: Manifest) -> bool:
 
 
 def read_base(store: ObjectStore, app: str, stage: str, previous: Manifest | None = None) -> Manifest | None:
-    """Return a stage's newest version as the base of the next; None if there is none.
+    """Return a stage's newest version as the base of the next version; None if there is none.
 
     `previous` is a version that was the newest within the last half hour. Raises `Fenced` if the stage, or its history
     up to `previous`, was deleted, and `Corruption`.
@@ -156,7 +157,7 @@ def read_base(store: ObjectStore, app: str, stage: str, previous: Manifest | Non
     else:
         head = previous
         if not freshness.is_fresh(app, stage, head.version + 1):
-            # After a suspension the number may be free because the whole history is gone.
+            # After a suspension, the number may be free because the whole history was deleted.
             commit.check_version_exists(store, head, head.version)
     freshness.record_free(app, stage, head.version + 1 if head else 1, began)
     return head

@@ -53,7 +53,7 @@ def folder_of(store: ObjectStore, name: str) -> str:
 
 
 def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folder of the app that has a name now, then the folders of its former owners, newest first.
+    """Return the folder of the app that has a name now, followed by the folders of its former owners, newest first.
 
     `NAME~1` leaves out the newest owner (see `folder_of`).
     """
@@ -70,9 +70,9 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
 
 
 def owner_folders(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folders of all apps that have had a name, newest first. The last is the folder of that name.
+    """Return the folders of all apps that have had a name, newest first. The last folder is called like the name.
 
-    A folder appears again after a promotion back. Costs one request for a name without promotions. Raises `Usage` or
+    A folder appears again after a promotion back. Makes one request for a name without promotions. Raises `Usage` or
     `NotFound`.
     """
     return (*(note.folder for note in reversed(promotions(store, name))), name)
@@ -165,9 +165,10 @@ def is_promotion_decided(store: ObjectStore, promotion: Promotion) -> bool | Non
 def published_sinks(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
     """Return the sinks that an app publishes, with their topics; None if it publishes all sinks of its program.
 
-    `promotion` is the app's newest promotion. If there is none, a clone publishes the sinks that were chosen when it
-    was created (`Origin.sinks`), and any other app publishes all. If the promotion was withdrawn, the app publishes the
-    sinks from before the promotion, else those that the promotion gave it. Costs at most one request.
+    `promotion` is the app's newest promotion. Without a promotion, a clone publishes the sinks that were chosen when it
+    was created (`Origin.sinks`), and any other app publishes all. After a withdrawn promotion, the app publishes the
+    sinks from before the promotion. Otherwise it publishes the sinks that the promotion gave it. Makes at most one
+    request.
     """
     if promotion is None:
         return info.origin.sinks if info is not None and info.origin is not None else None
@@ -314,9 +315,8 @@ def check_root(store: ObjectStore) -> None:
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_MAX_PARENTS):
-        if (
-            not folder or parent in ("s3:/", "gs:/", "az:/") or folder == store.url
-        ):  # the last condition is for a store in memory
+        # The last condition is for a store in memory.
+        if not folder or parent in ("s3:/", "gs:/", "az:/") or folder == store.url:
             return
         outer, info = store.at(parent or "/"), None
         with suppress(Corruption, Refused, Usage):  # unreadable or foreign folders are skipped
@@ -366,7 +366,7 @@ def check_complete(app: str, folders: Container[str]) -> None:
 
 def _create_identity(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
     key = keys.app_info(keys.check_name("app", info.name))
-    if not cloned:  # otherwise checked before the note was written
+    if not cloned:  # otherwise this was checked before the journal was written
         check_root(store)
         check_name_free(store, info.name)
 
@@ -385,7 +385,7 @@ def _create_identity(store: ObjectStore, info: AppInfo, *, cloned: bool = False)
     if stored != info or cloned:
         return stored
     try:
-        check()  # a clone begun meanwhile checks for an identity after writing its note
+        check()  # a clone that begins meanwhile checks for an identity after it has written its journal
         check_conditional_puts(store, key, info)
     except Refused:
         # Otherwise the next call would find the identity, and assume that the storage was tested.
@@ -399,8 +399,8 @@ def check_conditional_puts(store: ObjectStore, key: str, info: Struct) -> None:
 
     The object must have been put just before.
     """
-    # All guarantees depend on conditional puts, and some S3 servers accept the header and overwrite anyway. Writing
-    # the same bytes again is harmless, and reveals such a server before the first commit.
+    # All guarantees depend on conditional puts, but some S3 servers accept the header and overwrite the object
+    # nevertheless. Writing the same bytes again is harmless, and reveals such a server before the first commit.
     try:
         store.put_if_absent(key, codec.encode(info))
     except ObjectExists:

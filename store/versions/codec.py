@@ -1,10 +1,10 @@
 """Encodes structs as JSON with a checksum and a format version, and stores folders of small JSON objects.
 
 An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added, and
-readers ignore unknown fields. A new field that readers must not ignore, or must copy into the next manifest, requires
-the next format. An old program rejects a format that it cannot read. The checksum covers all bytes after it.
+readers ignore unknown fields. A new field requires the next format if readers must not ignore it, or must copy it into
+the next manifest. An old program rejects a format that it cannot read. The checksum covers all bytes after it.
 
-A valid checksum does not prove that the content is valid: a faulty program, or somebody with access to the bucket, may
+A valid checksum does not prove that the content is valid: a faulty program, or a person with access to the bucket, may
 have written it. So each field is checked against its limits (`limits`) and against other fields (`checks`) before use,
 and an object above the size limit is not read into memory.
 
@@ -59,7 +59,7 @@ class _Header(msgspec.Struct):
 
 
 def _decode_custom(kind: type, value: Any) -> Any:
-    # The only stored type that is no type of msgspec's.
+    # The only stored type that msgspec does not know.
     return stored.from_stored(value)
 
 
@@ -123,7 +123,7 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T]
 def read_sized(
     store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T], str] | None = None
 ) -> tuple[T, int]:
-    """Return the value stored under a key, as `read` does, and its stored size in bytes."""
+    """Return two values: the value stored under a key, and its stored size in bytes. Errors are those of `read`."""
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
     if len(data) > MAX_OBJECT_BYTES or _count_values(data) > MAX_OBJECT_VALUES:
         raise corruption_error(
@@ -151,7 +151,7 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
 
     Raises `Corruption` if the bytes were changed, are not JSON of this type, or have a newer format.
     """
-    # Decoding the whole object for one field would take a third of the time of decoding all fields.
+    # Decoding the whole object to get one field would take a third of the time of decoding all fields.
     start = _START.match(data)
     number = int(start[1]) if start else _parse(data, _Header, as_type, key).format
     if number > FORMAT:
@@ -224,7 +224,7 @@ def _find_invalid_value(value: Any, kind: Any, path: str) -> str | None:
 
 
 def _children(value: Any, kind: Any, path: str) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the nested values, with paths and types; none if the value has another structure than the type."""
+    """Yield the nested values with paths and types; none if the structure of the value differs from the type."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     kind = stored.StoredSsts if kind is Ssts else kind
     origin, arguments = get_origin(kind), get_args(kind)
@@ -291,7 +291,7 @@ class JsonFolder(Generic[T]):
         put(store, self.key(note, *of), note)
 
     def add(self, store: ObjectStore, note: T, *of: str) -> T:
-        """Create an object unless one of its name exists, and return the stored one. Costs one or two requests."""
+        """Create an object unless one of its name exists. Returns the stored object. Makes one or two requests."""
         return add(store, self.key(note, *of), note, key_of=lambda existing: self.key(existing, *of))
 
     def remove(self, store: ObjectStore, name: str | int, *of: str) -> None:
@@ -304,7 +304,7 @@ class JsonFolder(Generic[T]):
         )
 
     def listed(self, store: ObjectStore, *of: str, after: str | int = "") -> tuple[ObjectInfo, ...]:
-        """Return the listing of the objects, sorted by name; with `after`, only of names that sort after it."""
+        """Return the listing of the objects, sorted by name; with `after`, only of names that sort after `after`."""
         folder = self.prefix_of(*of)
         return tuple(list_json(store, folder, keys.json_object(folder, after) if after else ""))
 
@@ -324,7 +324,7 @@ class JsonFolder(Generic[T]):
         return tuple(filter(None, self.read_concurrently(store, listed, *of)))
 
     def read_concurrently(self, store: ObjectStore, listed: Sequence[ObjectInfo], *of: str) -> Iterator[T | None]:
-        """Yield the listed objects in order; None for those deleted since the listing. Many requests at a time."""
+        """Yield the listed objects in order; None for objects deleted since the listing. Many requests at a time."""
         read = self._find_listed(store, *of)
         return map(read, listed) if len(listed) <= 1 else map_concurrently(read, listed, _READS_AT_ONCE)
 
@@ -339,7 +339,7 @@ class JsonFolder(Generic[T]):
         while listed := self.listed(store, *of, after=after):
             for note in self.read(store, listed[-1:], *of):
                 return note
-            # It was replaced by a newer note since the listing: list again.
+            # Since the listing, a newer object has replaced it: list again.
         return None
 
     def sweep(self, store: ObjectStore, listed: Iterable[ObjectInfo], is_old: Callable[[ObjectInfo], bool]) -> None:

@@ -2,8 +2,8 @@
 
 Version N is committed by creating manifest N by put-if-absent; the creator wins. Numbers have no gaps, because a writer
 only tries the number after the newest version that it has seen. A writer takes a stage over by committing a claim: a
-version of its own with the next epoch. The former writer's next commit has the claim's number or an earlier one, so it
-fails, and the writer sees the newer epoch. A rescale, a retirement and a migration also fence the former writer,
+version with the next epoch and its own id. The former writer's next commit has the claim's number or an earlier one, so
+it fails, and the writer sees the newer epoch. A rescale, a retirement and a migration also fence the former writer,
 although no new writer follows. The choice of a base version, and the retry after a lost race, are in `amend`.
 """
 
@@ -63,9 +63,9 @@ def without_open_snapshots(manifest: Manifest) -> Manifest:
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> None:
-    """Create the manifest of a version, durably. Costs one request, unless the number is taken.
+    """Create the manifest of a version, durably. Makes one request, unless the number is in use.
 
-    If this process has not seen within the last half minute that the number was free, it also costs a listing and a
+    If this process has not seen within the last half minute that the number was free, it also makes a listing and a
     read of one byte: a writer that was suspended could otherwise re-create a number that was used and then collected.
 
     Raises:
@@ -90,7 +90,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
                 version=manifest.version,
                 hint=_READ_AGAIN,
             ) from None
-        if existing != manifest:  # otherwise this is our own write, whose answer was lost
+        if existing != manifest:  # otherwise it is this process's own write, whose answer was lost
             check_epoch(existing, manifest.epoch)
             raise conflict_error(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
     _check_not_collected(store, manifest)
@@ -177,7 +177,7 @@ def _value_without_version_fields(part: Any) -> Any:
         new: Any = {name: _value_without_version_fields(value) for name, value in part.items()}
     else:
         new = without_version_fields(part) if isinstance(part, Struct) else part
-    # Equal values keep their identity, which caches of values derived from tables rely on.
+    # Equal values stay the same objects, because caches of values derived from tables rely on identity.
     return part if new == part else new
 
 

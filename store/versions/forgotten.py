@@ -7,8 +7,8 @@ Manifests and snapshots never change. The objects that they name are looked up i
 is created by put-if-absent, and the newest index contains all earlier replacements. It covers the objects that the
 app's own manifests name. In a clone, these include objects in the folder of its source.
 
-A process reads an app's index when it first reads one of the app's manifests with SSTs (one listing if nothing was
-forgotten), and once more if a manifest requires a newer index (`Manifest.forgotten`).
+A process reads an app's index when it first reads a manifest of the app with SSTs (one listing if nothing was
+forgotten), and again whenever a manifest requires a newer index (`Manifest.forgotten`).
 
 While a forget is in progress, operations that would copy its keys wait, or are refused.
 """
@@ -32,7 +32,7 @@ from .side_tables import all_ssts, map_ssts
 
 
 class RemainingRecords(Struct, frozen=True):
-    """Object with the records that remain of an object with in-flight records, after a forget."""
+    """Object with the records that a forget left of an object with in-flight records."""
 
     key: limits.Key | None
     """Key of the object with the remaining records; None if no record remains."""
@@ -132,7 +132,7 @@ def empty_index(app: str) -> ForgottenIndex:
 
 
 _indexes: WeakKeyDictionary[ObjectStore, dict[str, tuple[ForgottenIndex, int]]] = WeakKeyDictionary()
-"""Cache by store and app: the newest index read, and the largest index number that a reader required."""
+"""Cache by store and app: the newest index that was read, and the largest index number that a reader required."""
 _lock = runtime.lock()
 
 
@@ -141,7 +141,7 @@ def newest(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
     stored = INDEXES.newest(store, app) or empty_index(app)
     with _lock:
         cached = _indexes.setdefault(store, {})
-        # Another thread may have read a newer one.
+        # Another thread may have read a newer index.
         known, looked_for = cached.get(app, (stored, 0))
         newer = known if known.number > stored.number else stored
         cached[app] = newer, max(at_least, looked_for)
@@ -162,7 +162,7 @@ def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> Forg
 
 
 def cache_missing_index(store: ObjectStore, app: str) -> None:
-    """Cache that an app has no index, which the caller has found by a listing, unless an index is cached."""
+    """Cache that an app has no index, as the caller has seen in a listing. Does nothing if an index is cached."""
     with _lock:
         _indexes.setdefault(store, {}).setdefault(app, (empty_index(app), 0))
 
@@ -195,7 +195,7 @@ def change(
         if new is None:
             return head
         new = replace(new, number=head.number + 1, time_ms=now_ms, by=by)
-        # Numbers of deleted indexes are free again, and a delayed put may have taken one.
+        # Numbers of deleted indexes are free again, and a delayed put may have used such a number.
         if INDEXES.add(store, new) == new and newest(store, app).number == new.number:
             return new
     raise CommitConflict(
@@ -225,7 +225,7 @@ class ForgetJournal(Struct, frozen=True):
     time_ms: limits.TimeMs
     salt: limits.ShortText
     digest: limits.Checksum
-    """Salted digest of the keys, by which a repeated request is recognised. Deleted with the journal."""
+    """Salted digest of the keys, by which a repeated request is recognised. Deleted together with the journal."""
     message: limits.ShortText = ""
     taken: dict[limits.Key, RewrittenObject] = {}
     """Objects of the requested app that were or will be rewritten, by key. Contains no forgotten keys."""
@@ -237,7 +237,7 @@ def find_journal(store: ObjectStore, app: str) -> ForgetJournal | None:
 
 
 def begin_journal(store: ObjectStore, app: str, note: ForgetJournal) -> ForgetJournal:
-    """Write the journal of a forget, unless one exists, and return the stored one. Costs one or two requests."""
+    """Write the journal of a forget, unless a journal exists. Returns the stored journal. Makes one or two requests."""
     return codec.add(store, keys.forget_journal(app), note)
 
 

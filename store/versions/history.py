@@ -1,8 +1,8 @@
 """Reads a stage's versions: the newest, one by number, a range, or the newest at a given time.
 
 Manifests are immutable. From the version at which the complete history begins, their numbers have no gaps; before it,
-garbage collection may have kept single versions (`horizon`). So the newest version follows from the numbers that exist:
-a listing finds it among few versions, a galloping search over the numbers (Bentley and Yao 1976) among many. The
+garbage collection may have kept single versions (`horizon`). So the newest version follows from the numbers that exist.
+Among few versions, a listing finds it; among many, a galloping search over the numbers (Bentley and Yao 1976). The
 version at a given time is found by pages (`pages`), and by a binary search if no page has it. Decoded manifests are
 cached by store.
 """
@@ -31,7 +31,7 @@ from .side_tables import has_ssts
 _KEYS_PER_PAGE = 1000
 _MAX_STEPS = 4
 _MAX_CACHED_BYTES = 16 << 20
-"""Largest stored size of the manifests in memory: 256 of the largest roots (64 kB), thousands of usual ones."""
+"""Largest stored size of the manifests in memory: 256 of the largest manifests (64 kB), or thousands of usual ones."""
 
 # Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
 _recent: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[Manifest, int]]] = WeakKeyDictionary()
@@ -54,7 +54,7 @@ def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest
             return newer[-1]
         if newer:
             low = newer[-1].version
-        # If it is gone, the app was deleted since, and perhaps re-created.
+        # If the version is gone, the app was deleted since, and perhaps re-created.
         elif (manifest := find(store, app, stage, hint)) is not None:
             return manifest
     version = _newest_version(store, app, stage, low)
@@ -221,9 +221,9 @@ def newest_where(
 ) -> Manifest | None:
     """Return the newest version for which `holds` returns True, from `first` to `newest`; None if there is none.
 
-    A binary search: `holds` must be True up to some version and False after it. `newest` itself is not read. The
-    function `read` may return None if the version and all earlier ones were collected meanwhile. The function `first`
-    returns the first version of a stage.
+    This is a binary search: `holds` must be True up to some version and False after it. `newest` itself is not read.
+    The function `read` may return None if the version and all earlier versions were collected meanwhile. The function
+    `first` returns the first version of a stage.
     """
     if holds(newest):
         return newest
@@ -263,7 +263,7 @@ def _first_existing(store: ObjectStore, app: str, stage: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VersionNumbers(Sequence[int]):
-    """Numbers of a stage's versions that are not collected, ascending: single kept ones, then the complete history."""
+    """Numbers of a stage's remaining versions, ascending: single kept versions, then the complete history."""
 
     kept: tuple[int, ...]
     complete: range
@@ -331,7 +331,7 @@ def _newest_version(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 
 def _galloping_search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """Return an existing version, for which a missing version exists at most `within` above it.
+    """Return an existing version such that a version at most `within` above it is missing.
 
     `low` exists or is 0.
     """

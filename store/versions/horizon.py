@@ -2,7 +2,7 @@
 
 A boundary has, for each stage, the version from which the history is complete, and the older versions that are kept.
 All other versions are collectable: deleted already, or about to be. Boundaries are numbered and created by
-put-if-absent, like versions, so of two concurrent collections one fails.
+put-if-absent, like versions, so if two collections are concurrent, one fails.
 
 A collection writes two boundaries. The first is a proposal. Then snapshots are listed again. This listing includes
 every version that was pinned before the proposal; a process that pins a version later reads the proposal and gives up.
@@ -26,10 +26,10 @@ from . import checks, keys, limits
 from .codec import JsonFolder
 
 MIN_AGE_MS = HOUR_MS
-"""Age, by storage's clock, below which no version is collected."""
+"""Minimum age, by storage's clock, at which a version is collected."""
 
 _UNCHECKED_S = 30.0
-"""Seconds after a number was seen free, within which other processes cannot have used and deleted it."""
+"""Time in seconds for which a number that was seen free cannot have been used and deleted by other processes."""
 
 SETTLED_MS = 45_000
 """Minimum age, in ms, at which the version that begins a stage's removal is deleted.
@@ -44,7 +44,7 @@ class KeptCut(Struct, frozen=True):
     time_ms: limits.TimeMs
     stages: dict[limits.Name, limits.Version]
     until_ms: limits.TimeMs = 0
-    """Last time at which the app was in this state. Later times refer to another moment.
+    """Last time at which the app was in this state. Later times stand for another moment.
 
     It is 0 if the app never was in exactly this state, or if that is unknown.
     """
@@ -112,7 +112,7 @@ def newest(store: ObjectStore, app: str) -> Boundary:
 
 
 def read_all(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
-    """Return an app's stored boundaries in order: usually the last final one and perhaps a proposal."""
+    """Return an app's stored boundaries in order: usually the last final boundary, sometimes followed by a proposal."""
     listed = BOUNDARIES.listed(store, app)
     while len(boundaries := tuple(BOUNDARIES.read(store, listed, app))) < len(listed):
         listed = BOUNDARIES.listed(store, app)  # one was replaced since the listing
@@ -121,9 +121,9 @@ def read_all(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
 
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     """Write a boundary under its number. Raises `Refused` if another collection wrote this number first."""
-    if BOUNDARIES.add(store, boundary, app) != boundary:  # equal: ours, even if the answer was lost
+    if BOUNDARIES.add(store, boundary, app) != boundary:  # equal: this process put it, although the answer was lost
         raise overtaken_error(app)
-    # Numbers of deleted boundaries are free again, and a delayed put may have taken one.
+    # Numbers of deleted boundaries are free again, and a delayed put may have used such a number.
     if newest(store, app).number != boundary.number:
         BOUNDARIES.remove(store, boundary.number, app)
         raise overtaken_error(app)
@@ -148,8 +148,8 @@ class Freshness:
     """Times at which this process last saw that a stage's next version number was free.
 
     A version is collected at an age of `MIN_AGE_MS` or more, and removed with its app at `SETTLED_MS` or more. So a
-    writer that saw less than half a minute ago that the number was free cannot re-create a deleted version. Without
-    such a recent look, a writer must check after it created the version. A runner checks every few seconds.
+    writer that saw less than half a minute ago that the number was free cannot re-create a deleted version. Otherwise a
+    writer must check after it created the version. A runner checks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = runtime.boot_time) -> None:

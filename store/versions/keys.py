@@ -11,7 +11,7 @@ NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a d
 TOPIC = r"[a-zA-Z0-9._-]{1,249}"
 TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
-"""Regular expression of column names. Arrow reads a name with a leading dot as a path."""
+"""Regular expression of column names. They cannot begin with a dot, because Arrow would read the name as a path."""
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters, the first of them no dot"
 RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
 """Names of internal columns of SSTs and queries, in lower case, which tables cannot use."""
@@ -27,7 +27,7 @@ TOKENS = "_serve/tokens/"
 INSTANCES = "_serve/instances/"
 NAMING = "_serve/naming/"
 REMOVING = "_removing"
-"""Name of a folder among an app's stages, which exists while the app is being removed. No stage has this name."""
+"""Name of a folder that exists among an app's stages while the app is being removed. No stage has this name."""
 CLONING = "_cloning"
 
 
@@ -51,7 +51,7 @@ def check_topic(name: str) -> str:
 
 
 def hashed_columns(names: Sequence[str]) -> Sequence[str]:
-    """Return the key columns that are hashed. These are all, except the last one of a table of parts.
+    """Return the key columns that are hashed: all columns, except the last one in a table of parts.
 
     So the parts of a key are adjacent. `check_key` ensures that no other table ends its key with a column of such a
     name.
@@ -185,10 +185,10 @@ LEAF = re.compile(rf"{NAME}/stages/{NAME}/leaves/[0-9A-Z]{{26}}\.json")
 
 @lru_cache(maxsize=256)
 def sst_pattern(*names: str) -> re.Pattern[str]:
-    """Return a regular expression of a stage's SST keys, each with a newline after it, in the folder of any app.
+    """Return a regular expression of a stage's SST keys, each followed by a newline, in the folder of any app.
 
-        `names` are the stage's present and former names, because SSTs keep their keys; none for any name. Possessive
-    (`+`) to avoid backtracking, as this is the slowest check when a manifest is read.
+    `names` are the stage's present and former names, because SSTs keep their keys; none for any name. Uses possessive
+    quantifiers (`+`) to avoid backtracking, as this is the slowest check when a manifest is read.
     """
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names)) or NAME})/sst/{_FILE}\n)*+")
 

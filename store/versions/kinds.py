@@ -24,7 +24,7 @@ class Traits:
     name: VersionKind
     noun: str
     verbs: tuple[str, ...] = ()
-    """CLI commands that commit this kind, the most usual first; empty for kinds that only runners commit."""
+    """CLI commands that commit this kind, most common first; empty for kinds that only runners commit."""
 
     fences: bool = True
     """True if the version takes the next epoch and so fences the stage's current writer."""
@@ -42,7 +42,7 @@ class Traits:
     retires: bool = False
     follows_retiring: bool = False
     for_next_program: bool = False
-    """True if the version belongs to the program that claims the stage next."""
+    """True if the version belongs to the program that makes the next claim of the stage."""
 
     claims: bool = False
     """True if a runner commits the version to take the stage over, before its first batch."""
@@ -50,17 +50,17 @@ class Traits:
     writes_rows: bool = False
     """True if the version writes SSTs with new rows."""
     changes_rows: bool = True
-    """False if readers see the same rows as at the version before. A `forget` changes all versions alike."""
+    """False if readers see the same rows as at the previous version. A `forget` changes all versions alike."""
     brings_rows: bool = False
     """True if the stage begins at this version with a table that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
-    """Reason why a stage's history may begin with this kind above version 1; empty if it may not."""
+    """Reason why a stage's history may begin with this kind at a number above 1; empty if it may not."""
     restarts: bool = False
     """True if inputs, channels and sinks may be removed by the version, and records may be lost."""
     sets_sinks: bool = False
     sets_offsets: bool = False
     ends_replays: bool = False
-    """True if batches after the version can be replayed only on the rows of this version or a later one."""
+    """True if later batches can be replayed only on the rows of this version or of a later version."""
     shows_reading: bool = False
     """True if the log shows the number of rows that the version read, and its duration."""
 

@@ -31,7 +31,7 @@ MAX_FILE_BYTES = 1 << 45
 MAX_TTL_MS = 1_000_000 * DAY_MS
 """Maximum time to live, in ms. Its sum with any time in a column still fits into 64 bits."""
 MIN_FANOUT, MAX_FANOUT = 1.1, 1e6
-"""A table of 1 TiB has about 150 levels with the minimum fan-out, and two with the maximum."""
+"""Limits of the fan-out: a table of 1 TiB has about 150 levels with the minimum, and two with the maximum."""
 MAX_AMPLIFICATION = 1e18
 
 MAX_SSTS = MAX_OBJECT_VALUES // 16

@@ -42,7 +42,7 @@ class Policy(Struct, frozen=True):
 
     kind: Literal["universal", "leveled"] = "universal"
     l0_trigger: limits.MergeRuns = 8
-    """`level0_file_num_compaction_trigger`: number of runs (leveled: of level 0) that starts a merge."""
+    """`level0_file_num_compaction_trigger`: number of runs (if leveled, of level 0) at which a merge starts."""
     size_ratio: limits.Ratio = 0.1
     """Universal: a run is merged with all newer runs if it exceeds their total size by at most this share."""
     min_merge_width: limits.MergeRuns = 2
@@ -76,7 +76,7 @@ class Table(Struct, frozen=True):
     partitions: limits.StatePartitions
     """Number of state partitions, which are equal, ordered ranges of `_hash`."""
     state: Declaration = {}
-    """Declaration of the state. Starting a program that changes its meaning is refused."""
+    """Declaration of the state. A program that changes its meaning is not started."""
     ttl: Ttl | None = None
     compaction: Policy = Policy()
     schema: limits.Seq = 0
@@ -92,7 +92,7 @@ class Table(Struct, frozen=True):
     def ranges(self) -> int:
         """Number of equal ranges of `_hash`, each of which may cover many state partitions.
 
-        A large batch puts one SST for each range. A small one puts fewer SSTs, each for several adjacent ranges.
+        A large batch puts one SST for each range. A small batch puts fewer SSTs, each for several adjacent ranges.
         """
         return min(self.tasks or self.partitions, self.partitions)
 
@@ -102,7 +102,7 @@ class Table(Struct, frozen=True):
 
     @property
     def added_columns(self) -> dict[str, int]:
-        """For each column that was added later, the version that added it. Without internal columns."""
+        """Version that added each later column, by column name. Internal columns are left out."""
         return {column.name: column.since for column in self.values if column.since and not is_internal(column.name)}
 
     @property
@@ -129,15 +129,15 @@ class Input(Struct, frozen=True):
     version: limits.Seq = 0
     """Last consumed version of the upstream stage; 0 before the first, and for a user's topic."""
     rows: limits.OneVersion[limits.Count] = 0
-    """Rows (of a user's topic: records) that this version read from the input."""
+    """Number of rows that this version read from the input; of records for a user's topic."""
     consumed: limits.Counts = ()
-    """For a channel: rows read since it began, by Kafka partition."""
+    """Number of rows of a channel read since the channel began, by Kafka partition."""
     lost: limits.Counts = ()
     """Number of rows (of a user's topic: offsets) that Kafka lost and claims skipped, by Kafka partition."""
     watermark_ms: limits.EventMs | None = None
     """Largest event time read, minus the allowed delay, ms since 1970 UTC. Never decreases; None if unknown.
 
-    If the stage has no watermark of its own for a channel, the watermark of the upstream version.
+    For a channel for which the stage has no watermark of its own, it is the watermark of the upstream version.
     """
     resets: Annotated[tuple[Reset, ...], limits.AT_MOST_1000] = ()
     topic_id: limits.ShortText = ""
@@ -155,15 +155,15 @@ class LostRecords(Struct, frozen=True):
 
     topic: limits.Topic
     starts: limits.Offsets
-    """Offsets before the gap, by Kafka partition; `ends` has those after the gap."""
+    """Offsets before the gap, by Kafka partition. `ends` has the offsets after the gap."""
     ends: limits.Offsets
     rows: limits.Counts = ()
-    """For a channel: number of rows sent in the gap, by Kafka partition; empty for a user's topic.
+    """Number of rows of a channel sent in the gap, by Kafka partition; empty for a user's topic.
 
     Includes rows that Kafka still has, because a reader gets all rows of an upstream version or none.
     """
     after: limits.Seq = 0
-    """For a channel: the upstream versions `after` + 1 to `up_to` were skipped; else both 0."""
+    """Skipped upstream versions of a channel: `after` + 1 to `up_to`. Both are 0 for a user's topic."""
     up_to: limits.Seq = 0
 
 
@@ -174,7 +174,7 @@ class Output(Struct, frozen=True):
     ends: limits.Offsets
     """Next offset after this version's last message, in each Kafka partition."""
     sent: limits.Counts
-    """Number of rows written since the channel began, by Kafka partition; readers must find as many."""
+    """Number of rows written since the channel began, by Kafka partition. Readers check that they read as many rows."""
     attempts: limits.OneVersion[tuple[limits.Attempt, ...]] = ()
     rows: limits.OneVersion[limits.Count] = 0
     schema: limits.Text = ""
@@ -207,7 +207,7 @@ class SideTable(Struct, frozen=True):
     rows: limits.OneVersion[limits.Count] = 0
     total: limits.Count = 0
     waiting: limits.Count = 0
-    """Rows not handled yet, such as rejected records that were not retried."""
+    """Number of rows that are not handled yet, such as rejected records that were not retried."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.ssts, Ssts):
@@ -226,9 +226,9 @@ class EventTime(Struct, frozen=True):
     """Number of this version's rows left out of the table: too late, or too far ahead of the wall clock."""
     late_total: limits.Count = 0
     bound_ms: limits.OneVersion[limits.EventMs | None] = None
-    """Event time above which rows of this version were too far ahead of the wall clock. None if it read none."""
+    """Event time above which rows of this version were too far ahead of the wall clock; None without rows."""
     due_ms: limits.AnyTimeMs | None = None
-    """Time up to which rows of the table have fallen due; None if no row can have fallen due yet."""
+    """Time up to which rows of the table have fallen due; None if no row can have fallen due."""
     next_due_ms: limits.AnyTimeMs | None = None
     by_clock: bool = False
     """True if rows fall due by the wall clock, False if by the watermark."""
@@ -267,7 +267,7 @@ class FormerName(Struct, frozen=True):
 
     stage: limits.Name
     version: limits.Version
-    """Last version under this name, which retires the name.
+    """Last version under this name. It retires the name.
 
     The history under the next name begins with an equal number.
     """
@@ -304,9 +304,9 @@ class Promotion(Struct, frozen=True):
     to: limits.Name
     """Folder of the app that gets the name."""
     at: dict[limits.Topic, limits.Offsets]
-    """Offsets of both apps at the switchover, by user topic; the new app publishes the output of later records."""
+    """Offsets of both apps at the switchover, by user topic. The new app publishes the output of later records."""
     clock_ms: limits.AnyTimeMs | None
-    """Wall-clock time up to which rows had fallen due in both apps; None if no row falls due by it."""
+    """Wall-clock time up to which rows had fallen due in both apps; None if no row falls due by the wall clock."""
     sinks: dict[limits.Topic, limits.Topic] | None
     """Sinks that this app publishes after the switchover, with their topics; None for all, as declared."""
     before: dict[limits.Topic, limits.Topic] | None
@@ -322,7 +322,7 @@ class FollowedQuery(Struct, frozen=True):
     """Number of the query's batches in this version; above 1 to catch up, or if state was deleted unread."""
     checkpoint: limits.ShortText = ""
     others: tuple[limits.ShortText, ...] = ()
-    """Inputs that are no Kafka topics; they cannot be read again."""
+    """Inputs other than Kafka topics. They cannot be read again."""
 
 
 class Manifest(Struct, frozen=True):
@@ -352,17 +352,17 @@ class Manifest(Struct, frozen=True):
     awaited: dict[limits.Id, tuple[limits.Topic, ...]] = {}
     """Channels whose marker has not arrived, by recorded snapshot; snapshots without any are left out."""
     captured: dict[limits.Id, dict[limits.Topic, VersionSpan]] = {}
-    """Upstream versions consumed after the recorded version and before the marker, by recorded snapshot and channel."""
+    """Upstream versions consumed after the recorded version and before the marker, by snapshot and channel."""
     lost: limits.OneVersion[dict[limits.Topic, LostRecords]] = {}
     """Lost records that this claim skipped, by input."""
     duration_ms: limits.OneVersion[limits.Count] = 0
     by: limits.ShortText = ""
     program: Program | None = None
     seq: limits.OneVersion[limits.Seq] = 0
-    """`_seq` of the rows that this version wrote; 0 for the version's own number.
+    """`_seq` of the rows that this version wrote; 0 if it equals the version's number.
 
     It is below that number if a compaction took the batch's number first: the batch is then committed under a later
-    one, with SSTs that are stored already.
+    number, with SSTs that are stored already.
     """
     stats: limits.OneVersion[Stats | None] = None
     totals: Stats | None = None
@@ -387,7 +387,7 @@ class Manifest(Struct, frozen=True):
     forgotten: limits.Seq = 0
     """Number of the app's index of forgotten keys (`forgotten`) that the version requires; 0 for none.
 
-    A reader with an older cached index first reads the newest index.
+    A reader whose cached index is older reads the newest index first.
     """
     attached: FollowedQuery | None = None
     adopted: FollowedQuery | None = None
@@ -413,7 +413,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def row_seq(self) -> int:
-        """`_seq` of the rows that this version wrote. Increases from batch to batch, and is at most the version."""
+        """`_seq` of the rows that this version wrote. Increases from batch to batch; at most the version's number."""
         return self.seq or self.version
 
     @property
@@ -424,16 +424,16 @@ class Manifest(Struct, frozen=True):
 
     @property
     def is_before_beginning(self) -> bool:
-        """True if the stage was rewound to before its beginning. A claim begins it anew."""
+        """True if the stage was rewound to a moment before its beginning. The next claim begins it anew."""
         return self.retired and not self.inputs
 
     def base_versions(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
         """Return the ranges of versions above `after` on which this version is based, ascending.
 
-        The last range ends with it.
+        The last range ends with this version.
 
-        Versions undone by a rewind are left out. With `of_rows`, returns the versions whose rows the table may have;
-        without it, the versions whose input and output are still in effect.
+        Versions undone by a rewind are left out. With `of_rows`, returns the versions whose rows the table may have.
+        Without `of_rows`, returns the versions whose input and output are still in effect.
         """
         ranges, up_to = [], self.version
         for rewind in reversed(self.rewinds):
@@ -448,7 +448,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def starts_history(self) -> bool:
-        """True if the stage's history begins here with a number above 1: a clone, or a renamed stage."""
+        """True if the stage's history begins at this version with a number above 1: in a clone or a renamed stage."""
         return bool(self.traits.begins)
 
     @property
@@ -465,7 +465,7 @@ class Manifest(Struct, frozen=True):
         return self.traits.reads_records and any(read.rows for read in self.inputs.values())
 
     def is_by_other_program(self, program: Program | None) -> bool:
-        """Return True if the version's program and the given one are both known, and differ."""
+        """Return True if the version's program and the given program are both known, and differ."""
         return self.program is not None and program is not None and self.program.checksum != program.checksum
 
 
@@ -481,7 +481,7 @@ class Origin(Struct, frozen=True):
     """Source version of each stage; empty for a clone that began without state."""
     topics: dict[limits.Topic, limits.Topic] = {}
     sinks: dict[limits.Topic, limits.Topic] = {}
-    """Sinks that the clone publishes, by declared name, with their topics. It publishes no others."""
+    """Sinks that the clone publishes, by declared name, with their topics. The clone publishes no other sinks."""
     masks: dict[limits.ShortText, limits.ShortText] = {}
     """Masked columns, `table.column`, with the method. Their values differ from the source's."""
 
@@ -503,7 +503,7 @@ class AppInfo(Struct, frozen=True):
     starts: dict[limits.Topic, limits.Offsets] = {}
     """First offsets of users' topics, by declared name, where `init` overrides the program."""
     initialised: limits.NameOrNone = ""
-    """Stage whose table `init` or `adopt` fills: the app can run once that stage has a version."""
+    """Stage whose table `init` or `adopt` fills. The app can run once that stage has a version."""
     owner: limits.ShortText = ""
     reason: limits.Text = ""
     ttl_ms: limits.TtlMs = 0

@@ -79,7 +79,7 @@ def read_positions(store: ObjectStore, head: Manifest) -> dict[str, PublishedPos
 
 
 def first_needed_versions(store: ObjectStore, head: Manifest) -> dict[str, int]:
-    """Return, for each sink, the oldest version that may have unpublished output."""
+    """Return the oldest version that may have unpublished output, by sink."""
     return {
         name: place.version if place else head.sinks[name].since for name, place in read_positions(store, head).items()
     }

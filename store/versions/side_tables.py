@@ -62,7 +62,7 @@ def find_owner(table: str, stages: Mapping[str, Manifest]) -> str:
 
 
 def possible_owners(table: str, stages: Iterable[str]) -> tuple[str, ...]:
-    """Return the stages that may have a table, judged by names alone."""
+    """Return the stages that may have a table, by their names alone."""
     return tuple(stage for stage in stages if table == stage or table.startswith(f"{stage}_"))
 
 
@@ -95,7 +95,7 @@ def side_manifests(manifest: Manifest) -> tuple[SideManifest, ...]:
 
 
 def as_main_table(manifest: Manifest, table: str) -> Manifest:
-    """Return the version with this table as its main table; without a table if it does not have this one."""
+    """Return the version with this table as its main table; without a table if the stage lacks this table."""
     if table == manifest.stage:
         return manifest
     side = next((candidate for candidate in side_manifests(manifest) if candidate.stage == table), None)

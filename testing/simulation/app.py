@@ -1,4 +1,4 @@
-"""A whole app in a simulation: its topics, runners that die and are started again, and clients of its store."""
+"""A whole app in a simulation: its topics, runners that die and are restarted, and clients of its store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Simulation:
 
     Args:
         app: App whose functions take and return Arrow tables.
-        seed: Number that decides all that is random.
+        seed: Number that determines everything random.
         faults: Probabilities of faults; None for a random half of all faults.
         topics: Partitions of each topic that the app reads or writes.
         retention: Rules by which runners collect garbage; None to collect nothing.
@@ -110,7 +110,7 @@ class Simulation:
     def run_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let the app run.
 
-        Runners that ended are started again; faults kill runners, and stop answers of the servers.
+        Runners that ended are restarted. Faults kill runners, and delay or lose answers of the servers.
         """
         world, deadline, fault_s = self.world, runtime.monotonic() + seconds, 0.0
         while runtime.monotonic() < deadline and not until():

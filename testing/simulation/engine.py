@@ -1,6 +1,6 @@
 """Small engine that replaces Spark in a simulation: plans batches, runs tasks in attempts, loses some attempts.
 
-Planners, readers and tasks are those of the product. A stage's function gets Arrow tables and returns Arrow tables.
+Planners, readers and tasks are the product's own. A stage's function gets Arrow tables and returns Arrow tables.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class SimulatedEngine:
         return tuple(future.result() for future in futures)
 
     def _run_task(self, task: Task, rows: pa.Table) -> TaskReport:
-        """Run attempts of a task until one ends, perhaps two at the same time.
+        """Run attempts of a task until an attempt ends; two attempts may run at the same time.
 
-        The report of the first one that ends counts.
+        The report of the first attempt that ends counts.
         """
         done = runtime.event()
         reports: list[TaskReport] = []
@@ -189,7 +189,7 @@ def _rows_by_task(rows: BatchRows, task: Task) -> list[pa.Table]:
             table = table.append_column(
                 "_to", pa.concat_arrays([pa.array(output.partitions_of(part), pa.int32()) for output, part in targets])
             )
-        # As Spark's reading tasks, which divide a batch by offsets.
+        # Like Spark's reading tasks, which divide a batch by offsets.
         half = -(-table.num_rows // 2)
         return [part for part in (table.slice(0, half), table.slice(half)) if part.num_rows]
     assert isinstance(task, StateTask)  # noqa: S101  the other kind

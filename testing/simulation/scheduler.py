@@ -30,7 +30,7 @@ _EXPECTED_STEPS, _CHANGE_POINTS = 20_000, 6
 _MAX_STEPS = 500_000
 _TAIL = 60
 _TICK_S = 1e-6
-"""Time that each look at the clock takes, so that a loop until a deadline ends."""
+"""Time that each reading of the clock takes, so that a loop until a deadline ends."""
 
 
 class Killed(BaseException):
@@ -49,7 +49,7 @@ class SimulatedProcess:
     is_alive: bool = True
     skew_ms: int = 0
     asleep_until: float = 0.0
-    """Time until which none of its threads runs."""
+    """Time until which no thread of the process runs."""
     executors: dict[str, Executor] = field(default_factory=dict)
     ended: BaseException | None = None
     """Error that ended the process; None while it runs, or after a normal end."""
@@ -338,7 +338,7 @@ class SimulatedLock:
             self._count += 1
             return True
         if me.process is self._scheduler.machine and self._owner is None:
-            self._owner, self._count = me, 1  # the simulation itself looks without letting others run
+            self._owner, self._count = me, 1  # the simulation itself reads the lock without letting other threads run
             return True
         if self._owner is not None or self._scheduler.random.random() < _SWITCH_AT_FREE_LOCK:
             limit = (None if timeout < 0 else timeout) if blocking else 0.0

@@ -36,7 +36,7 @@ _LATE_S = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities of faults: of each request to the store or to Kafka, of each task, or of each minute."""
+    """Probabilities of faults: per request to the store or to Kafka, per task, or per minute."""
 
     refused: float = 0.0
     """A request to the store fails and has no effect."""
@@ -119,7 +119,7 @@ class World:
                 cache.clear()  # objects of another run of this seed have the same names
             stack.callback(worker_resources.forget_connections)
             stack.enter_context(runtime.use(self.scheduler))
-            # Created again, with locks of the simulation.
+            # Created again, because its locks must be locks of the simulation.
             self.objects, self.replica = MemoryStore("memory:1"), MemoryStore("memory:2")
             self.kafka = SimulatedKafka(self, self.kafka.address)
             for objects in (self.objects, self.replica):
@@ -145,7 +145,7 @@ class World:
         return True
 
     def request(self, server: str, *words: str, slow: str = "slow") -> None:
-        """Let the remaining threads run before a request, for as long as the request takes."""
+        """Before a request, let the other threads run for as long as the request takes."""
         scheduler = self.scheduler
         if scheduler.process is scheduler.machine:
             return

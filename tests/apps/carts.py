@@ -1,8 +1,8 @@
 """A test app that uses a StatefulProcessor written for Spark's `transformWithState`, unchanged.
 
-accounts  reads the topic, JSON: what each account books, and when it has rested
-  | said
-counts    of what the class gives, by a function written for `applyInPandasWithState`
+accounts    reads the topic, JSON: bookings of each account, emitted when the account has rested
+  |  said
+counts      of the emitted rows, by a function written for `applyInPandasWithState`
 """
 
 import os

@@ -1,7 +1,7 @@
 """A runner without Spark, for tests that kill it: claims a stage, commits batches, and publishes their rows.
 
 `python committing.py STORE BROKERS APP ROWS DELTA SQLITE` commits until the stage has sent ROWS rows, waits until all
-are published, and exits. Rows are numbered consecutively, so that readers can tell which are missing.
+are published, and exits. Rows are numbered consecutively, so that readers detect missing rows.
 """
 
 import sqlite3
@@ -93,7 +93,7 @@ def main() -> None:
     try:
         commit_batches(store, kafka, stage, head, publishers)
     finally:
-        # As a runner does: a thread that is amid a write to Delta when Python ends would crash the process.
+        # Like a runner: if Python ends while a thread is writing to Delta, the process would crash.
         publishers.close()
     publishers.check()
     assert kafka.offset_bounds(TOPIC)
@@ -112,7 +112,7 @@ def commit_batches(store: ObjectStore, kafka: Kafka, stage: Stage, head: Manifes
         for one in stage.sinks:
             mine = outgoing.encode_records(rows, one.encoding, 30) if one.encoding is not None else rows
             sink = head.sinks[one.name]
-            # Every other attempt is of a task that lost.
+            # Every second attempt belongs to a task whose attempt does not count.
             for name in (f"{writer}.lost.{attempt}", f"{writer}.{attempt}"):
                 messages = list(split_into_messages(mine, np.zeros(len(rows), np.int32)))
                 end = send_messages(kafka, sink.topic, messages, name.encode(), patience_s=60)[0]

@@ -53,7 +53,7 @@ def _has_markers(manifest: Manifest) -> bool:
 def _others_wait() -> None:
     spool = spool_root(Path(os.environ["SLACKWATER_CACHE"]))
     deadline = time.monotonic() + 60
-    # One of this version is there already: so small a batch has one task.
+    # An SST of this version already exists: such a small batch has one task.
     while len(list(spool.rglob(f"{_stage}/**/*.parquet"))) < 3:
         assert time.monotonic() < deadline, "nothing waits behind this version"
         time.sleep(0.05)

@@ -33,7 +33,7 @@ def moves(raw: DataFrame) -> tuple[DataFrame, DataFrame]:
     entry = F.from_json(F.col("value").cast("string"), ENTRY, {"mode": "FAILFAST"})
     entries = raw.select(entry.alias("e")).select("e.*")
     return (
-        # Of one JSON value two fields: what these have in common, Spark computes before both.
+        # Two fields of one JSON value: Spark computes their common part before both.
         entries.where("amount < 0 and account is not null").select("seq", "account", "amount"),
         entries.where("amount >= 0").selectExpr(
             "branch", "named_struct('amount', amount, 'seq', seq) paid", "array(account) who"

@@ -1,7 +1,7 @@
-"""Records of a test network: its stages are branches of a bank.
+"""Records of a test network whose stages are branches of a bank.
 
-A branch keeps a part of every transfer it gets and sends the rest on in equal shares. What it keeps and sends
-depends on the transfer alone, so any two runs over the same deposits end with the same accounts.
+A branch keeps a part of every transfer it gets and sends the rest on in equal shares. The transfer alone determines
+both parts, so any two runs over the same deposits end with the same accounts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ class Bank:
         return Account(balance, frozenset(applied)), sent
 
     def settle(self, accounts: Mapping[str, Account], transfers: Iterable[Transfer]) -> dict[str, Account]:
-        """Return the accounts after these transfers, and all that follow from them, have arrived."""
+        """Return the accounts after these transfers, and all transfers that follow from them, have arrived."""
         settled = dict(accounts)
         waves: dict[str, list[Transfer]] = {}
         pending = list(transfers)

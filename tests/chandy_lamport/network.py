@@ -1,7 +1,7 @@
 """A network of simulated processes that runs by a schedule.
 
-It keeps the promises that the runner makes to the protocol (atomic commits, logs with partitions, readers
-that skip what no commit names, batches that end at markers) and knows nothing of the protocol itself.
+It guarantees what the runner guarantees to the protocol: atomic commits, logs with partitions, readers that skip
+records that no commit names, and batches that end at markers. It knows nothing of the protocol itself.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ class Recording:
     flows: tuple[Flow, ...]
 
     def in_flight(self) -> list[Transfer]:
-        """Return the captured transfers. If readers share a channel, only those addressed to the reader count."""
+        """Return the captured transfers. If readers share a channel, only transfers addressed to the reader count."""
         return [
             transfer
             for flow in self.flows
@@ -184,7 +184,7 @@ class Network:
             self.cancelled.add(snapshot)
 
     def complete(self, _: str = "") -> None:
-        """Look at all heads, and complete finished snapshots."""
+        """Read all heads, and complete finished snapshots."""
         for snapshot in sorted(self.open):
             heads = [(name, self.head(name)) for name in self.names]
             done = {name: head.recorded[snapshot] for name, head in heads if head.awaited.get(snapshot) == frozenset()}
@@ -222,7 +222,7 @@ class Network:
                 log.append(Message(self.num_attempts, marker))
 
     def batch(self, name: str) -> None:
-        """Run one micro-batch: read, compute, call the process, write, and commit unless it crashes before."""
+        """Run one micro-batch: read, compute, call the process, write, and commit unless the process crashes first."""
         stage, head, process = self.stages[name], self.head(name), self.processes[name]
         choose = self.schedule.choose
         forgotten: list[str] = []
@@ -247,7 +247,7 @@ class Network:
         if choose(2):
             markers.reverse()
         if stage.inputs and choose(4) == 3:
-            # A marker of what nobody asks for any more may come at any time.
+            # A marker of a snapshot that was withdrawn may arrive at any time.
             late = [known for known in self.taken if known not in self.open | process.recorded.keys()]
             markers += (MarkerArrived(snapshot, min(stage.inputs)) for snapshot in late)
         requests = [SnapshotRequested(snapshot) for snapshot in self.seen_requests[name]]
@@ -279,14 +279,14 @@ class Network:
             self.history[name].append(commit)
 
     def repeat(self, process: Process, events: list[Event]) -> None:
-        """Deliver requests and markers again, which must change nothing."""
+        """Deliver requests and markers a second time, which must change nothing."""
         before = process.recorded
         for event in events:
             assert process.receive(event) == (), event
         assert process.recorded == before
 
     def obey(self, actions: tuple[Action, ...], draft: Commit, process: Process) -> Commit:
-        """Carry out the process's commands: write the markers after the records, and put the rest into the commit."""
+        """Carry out the process's actions: write the markers after the records; all else goes into the commit."""
         recorded, captures = dict(draft.recorded), []
         for action in actions:
             match action:
@@ -311,7 +311,7 @@ class Network:
     # What lies in a channel.
 
     def plan(self, channel: str, start: Offsets) -> tuple[Offsets, Marker | None]:
-        """Return the end offset of a batch, at most at a marker; and the marker if every partition has reached it."""
+        """Return a batch's end offset, at most at a marker; and the marker if every partition has reached it."""
         limits = self.head(self.bank.writer[channel]).ends[channel]
         end: list[int] = []
         markers: set[Marker | None] = set()
@@ -333,7 +333,7 @@ class Network:
         return tuple(end), None if None in markers else markers.pop()
 
     def read(self, channel: str, start: Offsets, end: Offsets) -> Records:
-        """Return the transfers in a range of offsets, without those that no commit names."""
+        """Return the transfers in a range of offsets, without transfers that no commit names."""
         return tuple(
             tuple(
                 content

@@ -1,4 +1,4 @@
-"""Mutation test of the protocol's table: if any row has another step or phase, some schedule breaks a law.
+"""Mutation test of the protocol's table: if any row has another step or phase, a law fails under some schedule.
 
 Tools for mutation testing change functions; the table is data, so its mutants are created here.
 """
@@ -19,7 +19,7 @@ Table = Mapping[tuple[Role, Phase], Mapping[Signal, Row]]
 
 
 def stages(*channels: str) -> dict[str, StageChannels]:
-    """Return the stages of these channels, each named by writer and reader."""
+    """Return the stages of these channels. Each channel is named by its writer and reader."""
     return {
         name: StageChannels(
             frozenset(channel for channel in channels if channel[1] == name),
@@ -34,7 +34,7 @@ NUM_SCHEDULES = 150
 
 
 def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
-    """Yield each row with one step less, in another order, or with another phase, except for harmless changes."""
+    """Yield each row of the table with one step less, another order or another phase, except harmless changes."""
     for (role, phase), rows in TRANSITIONS.items():
         for signal, (after, steps) in rows.items():
             if (phase, signal) == (Phase.UNKNOWN, Signal.END):
@@ -44,13 +44,13 @@ def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
             if len(steps) > 1:
                 yield role, phase, signal, (after, steps[::-1])
             for other in {known for party, known in TRANSITIONS if party is role} - {after}:
-                # Who awaits no marker hears the same signals in both phases, and does the same.
+                # A process that awaits no marker gets the same signals in both phases, and does the same.
                 if not (after is Phase.FINISHED and other is Phase.CAPTURING):
                     yield role, phase, signal, (other, steps)
 
 
 def broken_by(random: Random) -> bool:
-    """Return True if one random schedule of some network breaks a law."""
+    """Return True if a random schedule of a random network breaks a law."""
     network = Network(random.choice(NETWORKS), random.choice((1, 2)), random.randbytes(random.randrange(200, 800)))
     try:
         network.run()
@@ -71,7 +71,7 @@ def name_of(fault: tuple[Role, Phase, Signal, Row]) -> str:
 
 def test_the_real_table_breaks_no_law() -> None:
     random = Random(1985)
-    # Half as many: `test_laws.py` has more of them, on any network.
+    # Half the number, because `test_laws.py` has more schedules, on any network.
     assert not any(broken_by(random) for _ in range(NUM_SCHEDULES // 2))
 
 

@@ -52,7 +52,7 @@ def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Cal
         check.__name__ = check.__qualname__ = law.__name__
         check.__module__ = law.__module__
         given_runs = given(
-            # Long, for a snapshot of 8 stages takes a while and several have to overlap.
+            # Long, because a snapshot of 8 stages takes a while and several snapshots have to overlap.
             choices=st.binary(min_size=300, max_size=1000).map(lambda choices: choices.rstrip(b"\0")),
             num_partitions=st.integers(1, 3),
             stages=networks(fan_in=fan_in),

@@ -61,7 +61,7 @@ TABLES = {
         "SELECT carrier, flights, delay, mean_delay, worst, inherited, epoch(last_flight)::BIGINT FROM carriers",
     ),
 }
-"""Each table as SQL over the legs and what they inherit, and as SQL over the table itself."""
+"""For each table, its SQL over the legs and the values that they inherit, and the SQL over the table itself."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Flights(Ledger):
         stop, errors = threading.Event(), list[str]()
 
         def feed() -> None:
-            # Of an aircraft, the records keep their order also when the broker is killed; none is sent twice.
+            # The records of an aircraft stay in order even if the broker is killed, and no record is sent twice.
             settings = {"enable.idempotence": True, "message.timeout.ms": 0, "linger.ms": 20, "log_level": 0}
             producer = Producer({**self.kafka.properties, **settings})
             flights, began = events(), time.monotonic()
@@ -142,7 +142,7 @@ class Judge:
     problems: list[str] = field(default_factory=list)
 
     def _expected(self, offsets: tuple[int, ...] | None = None) -> duckdb.DuckDBPyConnection:
-        """Return a connection with `legs` and `told`, of the input up to these offsets."""
+        """Return a connection with the tables `legs` and `told`, for the input up to these offsets."""
         connection = duckdb.connect()
         raw = connection.from_arrow(self.raw)
         if offsets is not None:
@@ -174,7 +174,7 @@ class Judge:
         self._compare("legs_rejected", Counter(rejected=self.flights.garbage), Counter(rejected=count))
 
     def check_sink(self) -> int:
-        """Compare the sink with the input, as a `read_committed` consumer sees it; returns its number of messages."""
+        """Compare the sink with the input, read by a `read_committed` consumer; returns the number of messages."""
         sql = "SELECT tailnum, flight, epoch(time)::BIGINT, inherited FROM told WHERE inherited >= 60"
         expected = Counter(self._expected().execute(sql).fetchall())
         told = pa.Table.from_pylist(
@@ -210,7 +210,7 @@ class Judge:
     def check_app(self, folder: str) -> tuple[int, int]:
         """Check an app's newest moment and its snapshots; returns the numbers of snapshots and of versions."""
         store = open_store(self.flights.store)
-        # After promotions, the folder's app has another name.
+        # After promotions, the app in the folder has another name.
         owners = apps.owner_folders(store, self.flights.app)
         ago = owners.index(folder) if folder in owners else None
         name = folder if ago is None else f"{self.flights.app}~{ago}" if ago else self.flights.app

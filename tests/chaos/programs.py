@@ -44,7 +44,7 @@ class Program:
     problems: list[str] = field(default_factory=list)
     log_start: int = 0
     is_killed: bool = False
-    """True from a kill until the next start: the log may end anywhere."""
+    """True from a kill until the next start. During this time the log may end anywhere."""
 
     @property
     def log(self) -> Path:
@@ -95,7 +95,7 @@ class Program:
         self.process = None
 
     def processes(self) -> list[psutil.Process]:
-        """Return the program's process, then all that it started."""
+        """Return the program's process, followed by all processes that it started."""
         if self.process is None or not self.is_running:
             return []
         with suppress(psutil.NoSuchProcess):
@@ -104,7 +104,7 @@ class Program:
         return []
 
     def kill(self) -> bool:
-        """Send SIGKILL to the program's own process; returns False if it does not run."""
+        """Send SIGKILL to the program's own process; returns False if the process does not run."""
         return kill_one(self.processes()[:1], self)
 
     def stop(self, patience_s: float) -> bool:
@@ -136,7 +136,7 @@ class Driver(Program):
 
     app_folder: str = ""
     struck_at: int = 0
-    """Number of commits at the last kill of a process of Spark's."""
+    """Number of commits at the last kill of a Spark process."""
 
     def commits(self) -> int:
         """Return the number of commits since the last start."""
@@ -166,7 +166,7 @@ class Verb:
     words: tuple[str, ...]
     program: Program
     kill_at_s: float | None
-    """CPU time after which it is killed, which does not depend on how busy the machine is; None for never."""
+    """CPU time after which the verb is killed, which does not depend on the load of the machine; None for never."""
     tries: int = 1
 
     @property

@@ -28,12 +28,12 @@ _PER_SECOND = 150
 def run(folder: Path, seed: int, seconds: float) -> tuple[dict[str, int], list[str]]:
     """Kill processes for some time, then check all state.
 
-    Returns the figures and a list of everything that is wrong.
+    Returns the figures and a list of all faults that were found.
     """
     with storm(folder, seed) as blowing:
         with blowing.flights.flowing(_PER_SECOND, Random(seed)):
             blowing.blow(seconds)
-            # The feeder ends only when the broker has taken all.
+            # The feeder ends only when the broker has accepted all records.
             blowing.broker.launch()
         blowing.calm(_CALM_S)
         figures = judge(blowing)

@@ -55,12 +55,12 @@ _MOST_VERBS = 2
 _START_S = 900
 _STOP_S = 180
 _END_S = 90
-"""Seconds in which a JVM must exit after its driver was killed. Its shutdown hooks take thirty on an idle machine."""
+"""Time in seconds within which a JVM must exit after its driver was killed. Shutdown hooks alone take thirty."""
 
 
 @dataclass
 class Storm:
-    """All programs of a run, and a record of what was done to them."""
+    """All programs of a run, and a record of all actions on them."""
 
     folder: Path
     seed: int
@@ -88,7 +88,7 @@ class Storm:
     """The clone that is being promoted, or empty."""
 
     def driver(self, folder: str) -> Driver:
-        """Return the runner of an app's folder; it runs under the name that the folder has when it starts."""
+        """Return the runner of an app's folder. It uses the name that the folder's app has when the runner starts."""
         words = ("--master", _MASTER, "--max-records", str(self.chance.choice((1_000, 3_000, 8_000))))
 
         def command() -> tuple[str, ...] | None:
@@ -190,7 +190,7 @@ class Storm:
         return ("snapshot", "take", app, f"s{self.number}", *more)
 
     def kill(self, kind: str) -> bool:
-        """Kill a process of a kind. Returns False if none runs, or if Spark has not committed since its last kill."""
+        """Kill a process of a kind. Returns False if none runs, or if Spark has not committed since the last kill."""
         if kind in _OF_SPARK:
             return bool(self.drivers) and self._kill_of_spark(self.chance.choice(self.drivers), kind)
         if kind in ("broker", "s3"):
@@ -203,7 +203,7 @@ class Storm:
 
     def _kill_of_spark(self, driver: Driver, kind: str) -> bool:
         commits = driver.commits() if driver.is_running else 0
-        # Most kills let it go on in between, so that there are versions to disturb; some come amid a start.
+        # Most kills let Spark commit in between, so that there are versions to disturb; some kills come during a start.
         if commits <= driver.struck_at and self.chance.random() < 0.98:
             return False
         if kind == "publisher" and not self._is_publishing():
@@ -231,7 +231,7 @@ class Storm:
         return False
 
     def look(self) -> None:
-        """Query a snapshot's totals from the server: it must always return the same, or an error."""
+        """Query a snapshot's totals from the server. The answer must always be the same, or an error."""
         if not self.names:
             return
         ref = self.chance.choice(self.names)
@@ -294,14 +294,14 @@ class Storm:
         return ("promote", self.promoting, "--over", app, "--timeout", "120", "--yes-really", app)
 
     def has_caught_up(self) -> bool:
-        """Return whether every stage has read all its input; False if the app does not exist."""
+        """Return True if every stage has read all its input; False if the app does not exist."""
         try:
             return self.flights.has_caught_up()
         except SlackwaterError:
             return False
 
     def stop(self) -> None:
-        """Stop all programs in order, and note those that do not exit."""
+        """Stop all programs in order, and record those that do not exit."""
         for program in (*self.drivers, self.server):
             if not program.stop(_STOP_S):
                 self.problems.append(f"{program.name} does not end by SIGTERM")

@@ -31,7 +31,7 @@ def slackwater(*words: str) -> str:
 
 @pytest.fixture(autouse=True)
 def app(tmp_path: Path) -> None:
-    """Write a good version, and one with a row whose key and value are wrong."""
+    """Write a good version, and a version with a row whose key and value are wrong."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("app", START_MS))
     build = lambda draft: replace(draft, table=TABLE, inputs={"x": Input("x", (0,))})  # noqa: E731

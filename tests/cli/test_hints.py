@@ -1,4 +1,4 @@
-"""Nearly correct input on the command line: commands that messages suggest must work."""
+"""Nearly correct input on the command line: the commands that messages suggest must work."""
 
 import json
 import shlex

@@ -41,7 +41,7 @@ def slackwater(*words: str, code: int = 0) -> str:
 
 @pytest.fixture(autouse=True)
 def app(tmp_path: Path) -> None:
-    """Write a table for each type; each key has its number as the value."""
+    """Write a table for each type. The value of each key is the key's number."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("app", START_MS))
     for stage, columns, keys in [
@@ -65,7 +65,7 @@ def app(tmp_path: Path) -> None:
 
 
 def words_of(key: Any) -> list[str]:
-    """Return the arguments for a key's column; text that begins with a dash and is no number follows `--`."""
+    """Return the arguments for a key's column. Text that begins with a dash and is not a number follows `--`."""
     text = format_value(key)
     return ["--", text] if text.startswith("-") and not text[1:2].isdigit() and text != "-inf" else [text]
 

@@ -34,7 +34,7 @@ def test_help_takes_less_than_four_tenths_of_a_second() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    # It waits for nothing, so its time is the processor's, whatever else this machine does meanwhile.
+    # It waits for nothing, so its duration is CPU time, regardless of other load on the machine.
     assert any(once() < 0.4 for _ in range(5))
 
 

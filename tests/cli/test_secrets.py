@@ -25,7 +25,7 @@ from tests.support.s3_servers import BUCKET
 pytestmark = pytest.mark.s3
 
 SECRETS = ("AKIA0SECRETKEYID", "hushhushsecretkey", "hushhushtoken", "hushhushuser", "hushhushpassword")
-"""Access key, secret key, session token; user and password of an endpoint."""
+"""Access key, secret key, session token; and user and password of an endpoint."""
 LARGE = bytes((5 << 20) + 1)
 
 REQUESTS: tuple[Callable[[S3Store], object], ...] = (
@@ -84,7 +84,7 @@ def tells_nothing(*texts: object) -> None:
 
 
 def everything_said(error: SlackwaterError) -> str:
-    """Return the message, the hint, and what `--debug` shows, causes included."""
+    """Return the message, the hint, and the output of `--debug`, including causes."""
     return "\n".join((str(error), repr(error), error.hint, *traceback.format_exception(error)))
 
 

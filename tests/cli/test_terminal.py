@@ -67,7 +67,7 @@ def test_printable_returns_one_line_of_visible_characters(text: str) -> None:
 def test_every_control_and_format_character_of_unicode_is_escaped() -> None:
     hidden = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in HIDDEN]
     assert [c for c in hidden if not printable(c).startswith("\\")] == []
-    # Fillers and variation selectors are letters and marks to Unicode, and nothing to the eye.
+    # Unicode classifies fillers and variation selectors as letters and marks, but they are invisible.
     assert [c for c in "\u034f\u115f\u1160\u3164\ufe0f\uffa0\U000e0100" if not printable(c).startswith("\\")] == []
 
 
@@ -282,7 +282,7 @@ def test_no_verb_prints_untrusted_text_unescaped(
 def test_no_verb_prints_its_arguments_unescaped(hostile: str, words: tuple[str, ...], text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLACKWATER_STORE", hostile)
-        # Never a name that is allowed: a clone would look for Kafka.
+        # Never an allowed name, because a clone would look for Kafka.
         check(words, "\x1b" + text.replace("\x00", "0"))
 
 

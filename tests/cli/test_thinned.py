@@ -1,4 +1,4 @@
-"""Times that garbage collection has thinned out: which moment is used instead, and the notes about it."""
+"""Times that garbage collection has thinned out: the moment that is used instead, and the notes about it."""
 
 import json
 from copy import copy
@@ -32,7 +32,7 @@ def at(time_ms: int) -> str:
 
 @pytest.fixture(scope="module")
 def thinned_once() -> FlightsApp:
-    """Return a history with one moment per hour, then a pause, then every version."""
+    """Return a history with one moment per hour, followed by a pause, and then by every version."""
     app = aging_app(step_ms=240_000)
     clock = app.clock
     assert isinstance(clock, StoreClock)
@@ -62,7 +62,7 @@ def boundary_of(app: FlightsApp) -> Boundary:
 
 def test_a_query_at_a_thinned_out_time_notes_the_moment_used_instead(thinned: FlightsApp) -> None:
     limit = boundary_of(thinned)
-    # In the middle of a busy hour; nothing of its commits is left but the last.
+    # In the middle of a busy hour, of whose commits only the last remains.
     moment = next(each for each in limit.moments if each.until_ms < each.time_ms + HOUR_MS)
     asked_ms = moment.until_ms + 32_000
     ref, shown = f"flights@{at(asked_ms)}", at(moment.time_ms)

@@ -86,7 +86,7 @@ def feed() -> Any:
 
 @pytest.fixture(scope="module")
 def truth(feed: Any) -> duckdb.DuckDBPyConnection:
-    """Return totals by carrier of the raw flights of January: `corrected`, and `sent` with the fault."""
+    """Return totals by carrier from the raw flights of January: `corrected`, and `sent` with the fault."""
     con = duckdb.connect()
     con.register("raw", feed.events().iloc[:FLIGHTS].reset_index(names="number"))
     delay = f"CASE WHEN number >= {FAULT_FROM} AND carrier = 'UA' THEN arr_delay * 60 ELSE arr_delay END"

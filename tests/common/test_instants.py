@@ -110,7 +110,7 @@ def test_a_local_time_that_occurs_twice_or_never_is_refused(local: Callable[[str
     ):
         with pytest.raises(Usage, match=says) as caught:
             read()
-        # What the hint says to type is one of the two, and each is there.
+        # The hint suggests one of the two times, and each of them exists.
         words = caught.value.hint.replace(";", "").split()
         offered = {datetime.fromisoformat(word).astimezone(UTC) for word in words if word.startswith(text)}
         assert offered == expected

@@ -1,7 +1,7 @@
 """Objects of every kind, ways to corrupt them, and readers that must stay correct or name the corrupt object.
 
 The world is an app `flights` with every kind of object that the census lists, its clone `staging`, and its replica
-under another root. Notes of unfinished operations, which keep verbs from starting, are in separate worlds.
+under another root. Journals of unfinished operations prevent verbs from starting, so they are in separate worlds.
 """
 
 import re
@@ -74,7 +74,7 @@ _REPLICA = "/srv/replica"
 
 @dataclass
 class World:
-    """Stores of an app and its replica, the broker, and the content of overwritten objects before the overwrite."""
+    """Stores of an app and its replica, the broker, and the earlier content of overwritten objects."""
 
     app: FlightsApp
     replica: AgingStore
@@ -92,7 +92,7 @@ class World:
 
 
 def _made(more: int) -> World:
-    """Return an app with an object of every kind that does not keep verbs from starting, with `more` extra flights."""
+    """Return an app with an object of every kind that lets verbs start, with `more` extra flights."""
     with patch.multiple(fold, **SMALL_LEAVES):
         app = whole_app()
         return _completed(app, more)
@@ -185,9 +185,9 @@ _CLI = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Output of a reader.
+    """Answer of a reader.
 
-    `said` is compared with the undisturbed output; if it differs, `errors` must name the damaged object.
+    `said` is compared with the undisturbed answer. If the two differ, `errors` must name the damaged object.
     """
 
     said: str
@@ -248,7 +248,7 @@ def _restarted(world: World) -> Answer:
 
 
 def _notes(world: World) -> Answer:
-    """Return what verbs and runners read besides the history: protection, heartbeats, requests, journals."""
+    """Return everything that verbs and runners read besides the history: protection, heartbeats, requests, journals."""
     store = store_of(world.app)
     said: list[object] = [protection_of(store, "flights"), removal_of(store, "flights"), find_hold(store, "flights")]
     said += [folder.all(store, "flights") for folder in (HEARTBEATS, RETRIES, EDITS)]
@@ -384,7 +384,7 @@ def corruptions(count: int, seed: str) -> Iterator[tuple[Corruption, Iterator[st
 
 
 def wrong(corruption: Corruption, reader: str) -> str | None:
-    """Describe how a reader of a corrupt object fails; None if it answers as before, or names the object."""
+    """Describe how a reader of a corrupt object fails; None if its answer is unchanged, or names the object."""
     note, key = corruption.note, corruption.key
     expected, new = undisturbed(note, reader)[0], corruption.bytes()
     copy = world(note).copied()
@@ -398,7 +398,8 @@ def wrong(corruption: Corruption, reader: str) -> str | None:
         return None
     if key in answer.errors or key in answer.said:
         return None
-    # A whole object of an app of the same name: what it says may be told as true, and what it names is not there.
+    # The object is a valid object of an app of the same name: its content may be reported as true, but its objects do
+    # not exist here.
     if corruption.damage == "foreign" and (answer.errors or reader not in ROW_READERS):
         return None
     return f"does not name it: {answer}"

@@ -1,7 +1,7 @@
 """Numbered calls of a process to its stores and its broker, and crashes of the process at any of these calls.
 
-Every test that simulates a kill uses this module: `killed_at_each_call` yields worlds, `Calls` kills. `--crash-points`
-prints the share of crash points that a session hit.
+Every test that simulates a kill uses this module: `killed_at_each_call` yields worlds, and `Calls` kills.
+`--crash-points` prints the share of all crash points that a session tried.
 """
 
 import os
@@ -24,7 +24,7 @@ SEED = os.environ.get("SEED", "1")
 _SAMPLE = 3
 """Number of crash points per verb in these profiles."""
 _TRIES = 20
-"""Maximum number of attempts to hit a crash point, because with threads the number of calls varies a little."""
+"""Maximum number of attempts to reach a crash point, because with threads the number of calls varies a little."""
 
 
 class Killed(BaseException):
@@ -32,13 +32,13 @@ class Killed(BaseException):
 
 
 class Point(NamedTuple):
-    """A call at which a process is killed or loses an answer.
+    """Call at which a process is killed or loses an answer.
 
     - before: the process is killed before the call;
     - after: the process is killed after the call, and never sees the answer;
     - away: from this call on, the service does not answer: each call raises `Unavailable`;
     - lost: the call succeeds, but its answer is lost: `Unavailable`; later calls work normally;
-    - echoed: as lost, and the store's own retry finds the key taken: put_if_absent raises `ObjectExists`.
+    - echoed: like lost, but the store's own retry sees that the key exists: put_if_absent raises `ObjectExists`.
     """
 
     number: int
@@ -109,7 +109,7 @@ class NumberedStore(StoreWrapper):
 
 
 class NumberedBroker:
-    """A broker whose calls are numbered together with those of a store; calls that it makes itself are not."""
+    """Broker whose calls are numbered together with a store's calls. Its calls to itself are not numbered."""
 
     def __init__(self, inner: Any, store: Numbered) -> None:
         self._inner, self._store = inner, store
@@ -149,7 +149,7 @@ def killed_at_each_call(
     work: Callable[[World], object],
     services: Callable[[World], Numbered | Sequence[Numbered]],
 ) -> Iterator[tuple[World, bool]]:
-    """Yield worlds from `build` after `work` ran in them, and whether `work` was killed.
+    """Yield worlds from `build` after `work` ran in them, each with a flag that is True if `work` was killed.
 
     In the first world nothing happens. In each other world, one call to its services kills `work` or loses the answer.
     """

@@ -1,7 +1,7 @@
 """Thread-safe pieces of the product, under every distinct schedule of their threads (frontrun's DPOR).
 
-`python -m tests.crash.schedules SCHEDULES SECONDS [PIECE]` explores them in its own process, whose locks frontrun
-replaces. It prints a line for each piece: the number of schedules tried, and whether these were all.
+`python -m tests.crash.schedules SCHEDULES SECONDS [PIECE]` explores them in a separate process, whose locks frontrun
+replaces. It prints a line for each piece: the number of schedules tried, and a flag that is true if these were all.
 """
 
 import os
@@ -43,7 +43,7 @@ class Piece:
     threads: tuple[Callable[[Any], object], ...]
     holds: Callable[[Any], bool]
     by_chance: bool = False
-    """True for schedules by chance: threads that wait for a condition, which frontrun's DPOR does not wake."""
+    """True for random schedules, for threads that wait for a condition, which frontrun's DPOR does not wake."""
 
 
 class State(types.SimpleNamespace):
@@ -80,7 +80,7 @@ def _queue() -> State:
 
 
 class _Told(list[Any]):
-    """List of committed versions that closes the committer at the second one."""
+    """List of committed versions. At the second version, it closes the committer."""
 
     def __init__(self, committer: Committer) -> None:
         super().__init__()

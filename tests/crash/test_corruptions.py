@@ -29,7 +29,7 @@ def test_with_any_corrupt_object_a_reader_answers_as_before_or_names_it(part: in
         (keys.app_info("flights"), "cut", "verify"),
         (keys.edit_rows("flights", ID), "bit", "notes"),
     ],
-    # The id is another one in each process, and pytest's workers must find equal names.
+    # The id differs between processes, but pytest's workers must see equal names.
     ids=["protected", "removed", "removal", "app", "edit"],
 )
 def test_a_corruption_that_an_earlier_version_did_not_name_is_named(key: str, damage: str, reader: str) -> None:

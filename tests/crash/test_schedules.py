@@ -11,7 +11,7 @@ from tests.crash.schedules import PIECES
 from tests.models.profiles import SEARCHES
 
 
-@pytest.mark.ci  # frontrun gives up where threads wait for a busy machine, and calls that a failure
+@pytest.mark.ci  # frontrun gives up if threads wait for a busy machine, and reports that as a failure
 def test_thread_safe_pieces_hold_under_every_schedule() -> None:
     command = [sys.executable, "-m", "tests.crash.schedules", *(("500", "600") if SEARCHES else ("20", "5"))]
     environment = os.environ | {"FRONTRUN_ACTIVE": "1"}

@@ -1,7 +1,7 @@
-"""Verbs killed at any call to the store or to Kafka, and repeated: they finish, and then say "done already".
+"""Verbs killed at any call to the store or to Kafka, and repeated: they finish, and then report "done already".
 
-Each verb is killed at a sample of its crash points; `make crashpoints` tries all. After the repetition the app is as if
-nothing had been killed; all that is left over is garbage that gc collects.
+Each verb is killed at a sample of its crash points; `make crashpoints` tries all. After the repetition the app is in
+the same state as without a kill; only garbage is left over, which gc collects.
 """
 
 import re
@@ -55,7 +55,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_repeated(
 
     expected = None
     begin = cache(case.build)
-    first(copied_world(begin()))  # what this one reads, the process knows in all that follow
+    first(copied_world(begin()))  # objects that the first world reads are cached by this process in all later worlds
     for app, _ in killed_at_each_call(verb, lambda: copied_world(begin()), first, store_of):
         if expected is None:
             expected = described(app, case.varies)
@@ -68,7 +68,7 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_repeated(
 
 
 def running(app: FlightsApp) -> Callable[[str, str], None]:
-    """Return a hook that lets every stage commit a batch whenever the waiting verb lists the requests."""
+    """Return a hook that makes every stage commit a batch whenever the waiting verb lists the requests."""
     busy = False
 
     def before(verb: str, key: str) -> None:
@@ -130,7 +130,7 @@ def test_the_name_of_an_older_snapshot_of_other_versions_is_refused(monkeypatch:
 
 
 def test_pins_of_failed_clone_calls_are_removed_by_the_successful_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call dies after its pin, and the app commits: the next call pins another moment."""
+    """Check that the next call pins another moment if a call dies after its pin and the app then commits."""
     app = app_of()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     app.step_all()

@@ -1,4 +1,4 @@
-"""Apps on which verbs are killed, the verbs' command lines, and a description of all that a store holds afterwards."""
+"""Apps on which verbs are killed, the verbs' command lines, and a description of a store's whole content afterwards."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,7 +85,7 @@ def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr("slackwater.store.objects.open.open_store", lambda _root, **_settings: app.store)
     patch.setattr(channels, "KafkaChannels", lambda _properties: kafka)
     patch.setattr("slackwater.pipeline.kafka.open.open_kafka", lambda _properties: kafka)
-    # Removals wait for the store's clock, which stands.
+    # Removals wait for the store's clock, which does not advance.
     patch.setattr("slackwater.operations.maintenance.removal.horizon.SETTLED_MS", 0)
     patch.setenv("SLACKWATER_STORE", "memory")
     patch.setenv("SLACKWATER_KAFKA", "memory:1")
@@ -109,11 +109,11 @@ class Case:
     done_already: str
     """Part of the output when the verb is repeated. The verb succeeds then, unless this begins with "error"."""
     varies: tuple[str, ...] = ()
-    """Parts of `described` that differ if several calls share the work."""
+    """Parts of `described` that differ if several calls share the work of the verb."""
 
 
 _MERGES = ("operations", "versions")
-"""The log shows that each call did a part of the work, and the number of merges per version depends on timing."""
+"""Parts that vary: the log shows a part of the work for each call, and the number of merges depends on timing."""
 CASES: dict[str, Case] = {
     "clone": Case(app_of, ("clone", "flights", "staging"), "done already: staging in"),
     "clone of a snapshot": Case(app_of, ("clone", "flights@good", "staging"), "done already: staging in"),
@@ -150,7 +150,7 @@ CASES: dict[str, Case] = {
     "protect": Case(app_of, ("protect", "flights"), "done already: flights is protected by "),
     "rejected --retry": Case(with_rejected, ("rejected", "flights", "--retry"), ""),
     "token add": Case(
-        # A secret that nobody has seen is lost: the hint says how to make another one.
+        # A secret that was never shown is lost: the hint tells how to make another one.
         app_of,
         ("token", "add", "reports", "--app", "flights"),
         "error: token 'reports' already exists",

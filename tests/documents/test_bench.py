@@ -1,4 +1,4 @@
-"""The benchmark's table: comparison of figures with limits, and which processes' memory counts."""
+"""The benchmark's table: comparison of figures with limits, and the processes whose memory counts."""
 
 import subprocess
 import sys

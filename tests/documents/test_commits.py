@@ -13,7 +13,7 @@ VERBS = set((Path(__file__).parent / "verbs.txt").read_text().split())
 
 def test_subjects_are_imperative_and_short() -> None:
     root = Path(__file__).parents[2]
-    # Not the newest, which may be a host's own commit for what it merges.
+    # Without the newest commit, which may be a host's own merge commit.
     log = ["git", "log", f"-{NUM_COMMITS}", "--no-merges", "--format=%s", "HEAD~1"]
     result = subprocess.run(log, cwd=root, capture_output=True, text=True, check=False)
     if result.returncode:

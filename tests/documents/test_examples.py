@@ -90,7 +90,8 @@ def test_departures_are_joined_with_their_weather_in_either_order(kafka: Embedde
     feed.send(kafka.bootstrap, late)
     flights.catch_up("observations", "departures", "airports")
     check_tables(flights, weather)
-    # Nobody observed the weather of noon on the first of January, but at La Guardia: these have left without.
+    # There is no weather observation for noon on the first of January, except at La Guardia: these departures left
+    # without one.
     left = {row["airport"]: row["departures"] for row in flights.table("departures").to_pylist() if not row["observed"]}
     assert left == {"EWR": 22, "JFK": 17}
     assert not any(flights.table("departures")["waiting"].to_pylist())

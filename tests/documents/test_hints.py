@@ -87,7 +87,7 @@ def texts() -> Iterator[Text]:
             ):
                 hints |= set(ast.walk(node.value))
         for node in ast.walk(tree):
-            # One word is an argument of another program.
+            # A single word is an argument of another program.
             if node not in parts and " " in (words := spoken(node)):
                 yield Text(file, getattr(node, "lineno", 0), words, node in hints)
 

@@ -1,4 +1,4 @@
-"""Where to install from is defined once, in `common/install.py`, and all texts agree with it."""
+"""The source of installations is defined once, in `common/install.py`, and all texts agree with it."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def test_no_other_text_or_message_has_installation_commands() -> None:
     folders = (*PARTS, "deploy", ".github")
     sources = (path for part in folders for path in (ROOT / part).rglob("*") if path.is_file())
     sources = (path for path in (*PAGES, *sources) if "__pycache__" not in path.parts and path not in TEXTS)
-    # The image is built from the sources, and the action installs its own.
+    # The image is built from the sources, and the action installs its own slackwater.
     own = re.compile(r"pip install[^\n`]*(slackwater|constraints\.txt)(?!/constraints)[^\n`]*")
     found = {page_id(path): own.search(path.read_text(encoding="utf-8", errors="replace")) for path in sources}
     assert {path for path, match in found.items() if match} == {"common/install.py", "deploy/Dockerfile"}

@@ -66,7 +66,7 @@ def test_the_first_line_of_every_module_is_a_sentence() -> None:
 
 def test_class_names_are_unique() -> None:
     classes = Counter(one for path in PACKAGE for one in said(path)[1] if not one.startswith("_"))
-    # A program's `App` is the declared one, which can be run besides.
+    # A program's `App` is the declared class, with an additional method that runs it.
     assert [one for one, count in classes.items() if count > 1 and one != "App"] == []
 
 
@@ -82,7 +82,7 @@ def clone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("clone", NAMES, indirect=True)
 def test_lint_passes_in_a_clone_of_any_name(clone: Path) -> None:
-    """In a folder of the package's name, ruff would treat the package as first party without a setting."""
+    """Check a folder of the package's name, in which ruff would treat the package as first party without a setting."""
     words = [sys.executable, "-m", "ruff", "check", "--no-cache", "."]
     done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -91,7 +91,7 @@ def test_lint_passes_in_a_clone_of_any_name(clone: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("clone", NAMES, indirect=True)
 def test_make_check_passes_in_a_clone_of_any_name(clone: Path) -> None:
-    """Runs all of `make check` with this checkout's packages; mypy alone takes half a minute."""
+    """Run all of `make check` with this checkout's packages; mypy alone takes half a minute."""
     (clone / ".venv").symlink_to(Path(sys.prefix))
     (clone / "pyproject.toml").touch()
     done = subprocess.run(

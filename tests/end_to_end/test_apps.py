@@ -47,7 +47,7 @@ def test_a_version_costs_one_put_per_changed_partition_and_one_for_its_manifest(
         for before, after in pairwise(versions):
             written = set(after.ssts) - set(before.ssts)
             assert len(written) <= (after.table.partitions if after.table else 0)
-        # Every object is put once, so that their number is the number of puts: SSTs and manifests, and nothing else.
+        # Every object is put once, so the number of objects is the number of puts: SSTs and manifests, nothing else.
         named = {sst.object for version in versions for sst in version.ssts}
         assert len(list(store.list(f"{booked.app}/stages/{stage}/"))) == len(versions) + len(named)
 
@@ -90,7 +90,7 @@ def test_manifests_report_as_many_requests_as_s3_receives(
     assert spark is not None
     with s3_proxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        # Spark started before: this is how its Python processes get variables of their own.
+        # Spark started before, so this is the way to give its Python processes variables.
         for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
             monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
         ledger = Ledger(kafka.bootstrap, tmp_path, store=s3_url)
@@ -103,8 +103,8 @@ def test_manifests_report_as_many_requests_as_s3_receives(
     after = sum((meter.take() for meter in meters), Stats())
     verbs = Counter(verb for verb, *_ in asked)
     last = [len(codec.encode(head)) for head in heads]
-    # What came after a stage's last version was written up is its own put, polling, and the runner's sign of life,
-    # which it takes away at its end.
+    # After a stage's last version there are only its own put, polling, and the runner's heartbeat, which the runner
+    # deletes at its end.
     signs = [came for verb, key, came, _ in asked if verb == "PUT" and "/runners/" in key]
     late = after.puts - len(heads)
     assert 0 <= late <= len(signs)
@@ -113,7 +113,7 @@ def test_manifests_report_as_many_requests_as_s3_receives(
     all_of_it = told + after
     assert (all_of_it.puts, all_of_it.deletes) == (verbs["PUT"], verbs["DELETE"])
     assert all_of_it.bytes_written == sum(came for verb, _, came, _ in asked if verb == "PUT")
-    # A planner that is stopped in the middle of a request does not come to count it.
+    # A planner that is stopped during a request cannot count the request.
     assert 0 <= verbs["GET"] + verbs["LIST"] - all_of_it.gets - all_of_it.lists <= len(meters)
     if verbs["GET"] == all_of_it.gets:
         assert all_of_it.bytes_read == sum(back for *_, back in asked)
@@ -121,7 +121,7 @@ def test_manifests_report_as_many_requests_as_s3_receives(
     assert accounts.totals is not None
     assert accounts.totals.keys >= 400
     assert accounts.totals.flushed_bytes >= sum(sst.bytes for sst in accounts.ssts)
-    # Each worker's puts: an SST for each that the version names for the first time.
+    # Puts of each worker: one SST for each SST that the version names for the first time.
     written = {unquote(path).rpartition("/")[2] for verb, path, *_ in asked if verb == "PUT" and ".parquet" in path}
     assert {named.object.rpartition("/")[2] for named in accounts.ssts} <= written
 
@@ -137,7 +137,7 @@ def test_manifests_report_as_many_requests_as_s3_receives(
 )
 def test_an_incompatible_program_is_refused_before_anything_is_written(booked: Ledger, variant: str, said: str) -> None:
     store = open_store(booked.store)
-    # The same program as an app that there is not yet leaves neither app nor topics.
+    # The same program under the name of a missing app leaves neither app nor topics.
     for ledger in (booked, replace(booked, app=f"{booked.app}-new")):
         if ledger is not booked and variant.startswith("changed"):
             continue

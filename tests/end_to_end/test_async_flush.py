@@ -332,7 +332,7 @@ def test_every_record_is_read_once_whenever_a_runner_is_killed(seed: int, max_un
                 if isinstance(error, CommitConflict) and step == "compact":
                     continue
                 number += 1
-                # Its thread may be in the middle of anything. What it still commits is before the claim, or refused.
+                # Its thread may be at any point. Its later commits come before the claim, or are refused.
                 runner.committer.close()
                 faulty.settle()
                 runner, faulty = start()

@@ -19,7 +19,7 @@ batches = st.tuples(
     st.sampled_from([None, None, 1, 4]),
     st.sampled_from([False] * 7 + [True]),
 )
-"""A stage, its number of new records (for the first stage), its limit, and if it crashes."""
+"""A stage, its number of new records (for the first stage), its limit, and a flag that is true if it crashes."""
 others = st.sampled_from(["take", "take", "complete", "complete", "cancel", "zombie"])
 operations = st.integers(0, 5).flatmap(lambda kind: batches if kind else others)
 
@@ -83,7 +83,7 @@ def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
         if snapshot is not None:
             event("records in flight" if snapshot.channels else "nothing in flight")
             check(diamond, snapshot)
-    # Whatever is forgotten is forgotten with the next commit.
+    # Snapshots that are withdrawn are dropped with the next commit.
     for _ in range(3):
         diamond.step_all(records=1)
     assert not any(head.recorded or head.awaited or head.captured for head in diamond.heads.values())

@@ -24,7 +24,7 @@ def test_a_runner_applies_an_edit_between_two_batches_and_continues_from_it(
         more = "UPDATE accounts SET balance = balance + 1000 WHERE account < 'a2'"
         said = ledger.slackwater("edit", table, "--sql", more).stdout
         assert "between two batches" in said
-        # Where it cannot be done any more, the runner says so, and goes on.
+        # If the edit is no longer possible, the runner reports it and continues.
         refused = ledger.slackwater("edit", table, "--sql", "UPDATE accounts SET account = 'a1'", check=False)
         assert refused.returncode == 1
         await_commit("accounts")
@@ -34,7 +34,7 @@ def test_a_runner_applies_an_edit_between_two_batches_and_continues_from_it(
     )
     assert edit.edited is not None
     assert edit.edited.what == more
-    # The rows that were there have it, and what they got since.
+    # Existing rows have the edit and the records that came later.
     there = set(ledger.table("accounts", f"{table}@v{edit.version - 1}")["account"].to_pylist())
     sql = "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account"
     expected = duckdb.connect().from_arrow(ledger.raw()).query("raw", sql).to_arrow_table().to_pylist()

@@ -34,7 +34,7 @@ AT_ONCE = 4
 def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
     """Return an app with sixty in-flight records, in Kafka and in the snapshot `kept`."""
     store = open_store(str(tmp_path_factory.mktemp("endings")))
-    # Topics are told apart by their ids: those of the broker stand in the history.
+    # Topics are distinguished by their ids, so the history gets the broker's ids.
     name, memory, broker = f"endings-{uuid4().hex[:8]}", Kafka(), open_kafka(kafka.bootstrap)
     topics = [f"{name}-flights", *(f"{name}-{channel}-repartition" for channel in ("by-aircraft", "by-carrier"))]
     broker.create_topics(dict.fromkeys(topics, KAFKA_PARTITIONS))

@@ -48,7 +48,7 @@ def test_a_clone_of_a_diamond_continues_with_the_records_that_its_snapshot_kept(
     diamond.send(2_000)
     diamond.catch_up(max_records=700)
     diamond.send(1_500)
-    # The last stage lags: what the others send it is in flight.
+    # The last stage lags, so the rows that the other stages send to it are in flight.
     diamond.catch_up("moves", "debits", "deposits", max_records=400)
     diamond.slackwater("snapshot", "take", diamond.app, "lagging", "--instant")
     snapshot = diamond.check_snapshot("lagging")
@@ -71,7 +71,7 @@ def test_a_clone_of_a_diamond_continues_with_the_records_that_its_snapshot_kept(
 
 @pytest.mark.ci  # the law is chandy_lamport/test_laws.py
 def test_a_stage_that_reads_a_topic_and_a_channel_takes_snapshots_by_markers_only(diamond: Ledger) -> None:
-    # The topic's source of such a stage must not bring the request before the marker comes.
+    # The source of a topic of such a stage must not announce the request before the marker arrives.
     diamond.variant = "topic beside channel"
     with diamond.fed(), diamond.running("--max-records", "400") as app:
         app.await_commit("branches")

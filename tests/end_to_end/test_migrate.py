@@ -54,7 +54,7 @@ def test_a_changed_program_keeps_its_state_and_in_flight_records(
     store = open_store(ledger.store)
     ledger.send(1_000)
     ledger.catch_up()
-    # These are on their way when the program is changed.
+    # These records are in flight when the program is changed.
     ledger.send(200)
     ledger.catch_up("entries")
 
@@ -80,7 +80,7 @@ def test_a_changed_program_keeps_its_state_and_in_flight_records(
     with pytest.raises((Refused, Fenced)):
         ledger.catch_up()
 
-    # A stage between two others goes on where the one behind it stopped.
+    # A stage between two others continues where the stage behind it stopped.
     ledger.send(400)
     ledger.catch_up("entries", "accounts", variant="migrated")
     between = "migrated, with a stage between"
@@ -92,7 +92,7 @@ def test_a_changed_program_keeps_its_state_and_in_flight_records(
     ledger.verify(ledger.app)
     assert migrate(ledger, between, monkeypatch, {}).number == 0
 
-    # Under other names they go on, with what is on its way.
+    # The stages continue under other names, with the records in flight.
     ledger.send(40)
     ledger.catch_up("entries", "accounts", variant=between)
     renamed, stages = "migrated, under other names", {"accounts": "books", "branches": "offices"}
@@ -125,7 +125,7 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
 def test_new_columns_cover_the_past_if_the_program_starts_from_the_beginning_and_is_promoted(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers columns that only a function can compute; each row is published once."""
+    """Cover columns that only a function can compute. Each row is published once."""
     changed = f"changed-{uuid4().hex[:8]}"
     monkeypatch.setenv("CHANGED_TOPIC", changed)
     old = Ledger(kafka.bootstrap, tmp_path, program=APPS / "counts.py")
@@ -135,7 +135,7 @@ def test_new_columns_cover_the_past_if_the_program_starts_from_the_beginning_and
     old.slackwater("clone", old.app, f"{old.app}-next", "--empty")
     new = replace(old, app=f"{old.app}-next")
     new.catch_up(variant="more")
-    # Both go on: the old one publishes, and the new one is silent.
+    # Both apps continue: the old one publishes, and the new one is silent.
     old.send(300)
     old.catch_up()
     new.sent = old.sent

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 class Reads(StreamingQueryListener):
-    """For each batch of a query, the number of records that Spark read and the number between the batch's offsets.
+    """For each batch of a query, two numbers: records that Spark read, and records between the batch's offsets.
 
     A query that is stopped after its last batch does not report that batch.
     """
@@ -68,13 +68,13 @@ def test_each_output_gets_its_own_rows_and_the_input_is_read_once(
     split.send(1_500)
     split.catch_up(max_records=900)
     split.check_tables()
-    # The request makes a batch of its own before the other records are read.
+    # The request makes a separate batch before the other records are read.
     snapshot = split.check_snapshot("between")
     assert sum(split.table("earned", f"{split.app}@between")["n"].to_pylist()) < 2_000
     assert not snapshot.channels
     split.verify(split.app)
 
-    # Only the first stage runs: what it sends is in flight, to each receiver by itself.
+    # Only the first stage runs, so the rows that it sends are in flight, separately for each receiver.
     split.send(800)
     split.catch_up("moves")
     eventually(lambda: bool(reads.batches), "Spark tells what it has read")
@@ -93,7 +93,7 @@ def test_each_output_gets_its_own_rows_and_the_input_is_read_once(
         "debited": "`seq` bigint, `account` string, `amount` bigint",
         "credited": "`branch` int, `paid` struct<amount:bigint,seq:bigint>, `who` array<string>",
     }
-    # What fails, fails for both: it is read again to be found, and rejected once.
+    # A failing record fails for both outputs: it is read again to be found, and rejected once.
     split.send(10, raw=(b"no entry",))
     split.catch_up()
     split.check_tables()

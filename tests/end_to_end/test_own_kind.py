@@ -53,12 +53,12 @@ def test_a_custom_kind_runs_rejects_replays_migrates_clones_and_bisects(
     app.catch_up(max_records=300)
     assert app.tops() == app.expected(3)
     assert [row["message"] for row in app.table("tops_rejected").to_pylist()] == ["a record has no amount"]
-    # Of what it emits, each row came to the stage that reads it.
+    # Each row that it emits reached the stage that reads it.
     emitted = history.head(store, app.app, "tops").outputs["topped"]  # type: ignore[union-attr]
     assert sum(app.table("counts")["n"].to_pylist()) == sum(emitted.sent) > 0
     app.verify(app.app)
 
-    # What a batch committed is what a replay gives, of that with the rejected record as well.
+    # A replay gives the committed rows, also for the batch with the rejected record.
     os.environ["LEDGER_TOPIC"] = app.topic
     rejected = app.table("tops_rejected")["version"].to_pylist()
     with open_program(
@@ -73,7 +73,7 @@ def test_a_custom_kind_runs_rejects_replays_migrates_clones_and_bisects(
     verdict = json.loads(found.stdout)
     assert verdict["record"]["topic"] == app.topic, found.stdout
 
-    # A clone goes on with the same table, and with fewer once it is migrated; more cannot be known.
+    # A clone continues with the same table, and with fewer values once it is migrated; more cannot be known.
     copy = Tops(kafka.bootstrap, tmp_path, store=app.store, app=f"{app.app}-copy", program=app.program, topic=app.topic)
     app.slackwater("clone", app.app, copy.app)
     monkeypatch.setenv("LEDGER_VARIANT", "fewer")
@@ -155,7 +155,8 @@ def test_a_stateful_processor_runs_rejects_replays_and_bisects(kafka: EmbeddedKa
         numbers = [parts.replayed.num_rows for parts in comparison.parts]
         assert [parts.replayed.num_rows for parts in again.parts] == numbers
         checked = app.slackwater("check", str(app.program), "--app", app.app, "--json", check=False)
-        # Entries of an account lie in several partitions, so that the last three of a smaller batch may be others.
+        # Entries of an account lie in several partitions, so the last three of a smaller batch may be different
+        # entries.
         assert {finding["reason"] for finding in json.loads(checked.stdout)["found"]} <= {"batches"}
     where = "SELECT * FROM accounts WHERE booked.balance > 500000000"
     verdict = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
@@ -173,6 +174,6 @@ def test_rows_of_a_custom_kind_expire(kafka: EmbeddedKafka, tmp_path: Path) -> N
             producer.produce(app.topic, entry, timestamp=now - days * day)
         producer.flush()
         app.catch_up()
-    # A row lives 30 days from its newest record; what has expired counts no more for what comes later.
+    # A row lives 30 days from its newest record. Expired rows do not count for later records.
     assert app.tops() == {"a": [5], "b": [8], "c": [7]}
     app.verify(app.app)

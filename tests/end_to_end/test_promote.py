@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
 def batches_s(store: ObjectStore, *apps_: str) -> float:
-    """Return the sum of the longest batches of all stages, the larger of both apps."""
+    """Return the sum of the longest batches of all stages, for the app for which it is larger."""
     return max(
         sum(
             max(
@@ -67,7 +67,7 @@ def test_the_clone_publishes_later_rows_without_a_restart(
         assert f"{old.app} (folder {new.app})  created" in old.slackwater("status", old.app).stdout
         refused = old.slackwater("promote", f"{old.app}~1", "--over", old.app, check=False)
         assert refused.returncode == 2
-    # Under the name, it is the clone that goes on; of before, the other.
+    # The clone continues under the name; the other app has the history from before.
     assert apps.folder_of(store, old.app) == new.app
     old.catch_up()
     eventually(lambda: len(published()) == old.sent, "all is published")

@@ -68,7 +68,7 @@ class Bank(Ledger):
 def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Said at once, and not after five seconds.
+    # Reported at once, and not after five seconds.
     monkeypatch.setattr(rejecter, "_LOG_INTERVAL_S", 0.0)
     exported, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
@@ -83,7 +83,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     for account, amount in good:
         expected[account] += amount
 
-    # Three that no cast takes, and one that overdraws an account with what it has.
+    # Three records that no cast accepts, and one record that overdraws an account.
     debt = expected["a7"] + 5_000
     bank.deposit(*good[:900], ("a1", "ten"), *good[900:], ("a2", ""), ("a3", "1e"), ("a7", -debt))
     bank.catch_up()
@@ -109,7 +109,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     assert {each["__streams.errors.topic"] for each in headers} == {bank.topic.encode()}
     assert all(each["from"] == b"teller" for each in headers)
 
-    # Whoever traces a record finds the batch that rejected it, and the record that a sink was given of it.
+    # A trace of a record has the batch that rejected it, and the record that a sink got of it.
     links = {stage: linked(exported, bank.app, stage) for stage in ("moves", "accounts")}
     assert links == {"moves": {number + 1 for number in numbers.values()}, "accounts": {1_954}}
     assert b"an account would stand" not in b"".join(span.to_json().encode() for span in exported.get_finished_spans())
@@ -119,7 +119,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
         [("from", b"teller"), ("traceparent", traceparent(number))] for number in range(1_954) if number not in left_out
     ]
 
-    # What was committed is what a replay gives, whatever the batch had read.
+    # A replay gives the committed rows, regardless of the records that the batch had read.
     store = open_store(bank.store)
     for stage in ("moves", "accounts"):
         head = history.head(store, bank.app, stage)
@@ -128,7 +128,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
         newest = max(row["version"] for row in bank.rejected(stage))
         assert replayed_as_committed(bank, stage, newest)
 
-    # A program that takes them, and more money: what waits is put through, once.
+    # A program that accepts them, and more money: the waiting records are processed, once.
     bank.deposit(("a7", debt))
     monkeypatch.setenv("LEDGER_VARIANT", "tolerant")
     for stage in ("moves", "accounts"):

@@ -55,7 +55,7 @@ def test_undone_records_are_read_again_and_the_rewind_first_lists_their_publishe
     ledger.check_tables()
     ledger.verify(ledger.app)
 
-    # And back to where it was, with more that came in since.
+    # Back to the earlier state, with the records that arrived since.
     ledger.send(100)
     ledger.slackwater("rewind", f"{ledger.app}@before-rewind-1")
     assert ledger.sql("SELECT sum(n)::BIGINT AS n FROM accounts").to_pylist() == [{"n": 1_200}]

@@ -13,7 +13,7 @@ TABLES = ("totals", "ids", "win", "recent", "settled")
 CLOCK_TTL_S, EVENT_TTL_S = 4, 100
 """Time to live of a row in `recent`: by the wall clock, or by record time, which advances a second per record."""
 NEVER_RAN = 3
-"""A release that did not run, and that may be mistaken for the one that did."""
+"""Release that never ran, and that may be mistaken for the release that ran."""
 BUG = "d"
 """First letter of the keys for which the second release computes wrong fees."""
 
@@ -236,7 +236,7 @@ def write(shape: Shape, file: Path, app: str, topic: str, release: int) -> Path:
         "source": source,
         "rows": "orders_of(rows)" if shape.hops == 1 else "rows",
         "ttl": shape.ttl,
-        # Of a topic's rows it is said where they are read.
+        # For rows of a topic, the manifest shows where they are read.
         "left": "" if shape.hops == 1 else '.withWatermark("at", "5 hours")',
         "emits": "id long, seq long, k string, amount string, ts long, at timestamp"
         + (", fee long" if shape.fee_in in ("parse", "enrich") else ""),

@@ -76,9 +76,9 @@ class History:
         partitions = self.shape.partitions[0]
         self.kafka.create_topics({self.app: partitions, f"{self.app}-refunds": partitions})
         self.began_ms = time.time_ns() // 1_000_000 - 6 * HOUR_MS
-        # How many records have one time: between such of two partitions nobody has an order.
+        # Number of records with the same time. Two such records in different partitions have no order.
         self.alike = self.random.choice((1, 1, 3, 50))
-        # How far the clocks of those who send to each partition are wrong.
+        # Clock errors of the producers to each partition.
         self.wrong_by_ms = [self.random.choice((0, 0, 0, 40)) for _ in range(partitions)]
 
     def send(self, records: Iterable[Record]) -> None:

@@ -18,16 +18,16 @@ _ADDRESS = re.compile(r"[\w.-]+\[\d+\]@\d+(?:\+\d+)?")
 
 @dataclass(frozen=True)
 class Truth:
-    """Correct statements about one fault."""
+    """Correct facts about one fault."""
 
     topics: frozenset[str]
-    """Users' topics; an address in another topic is that of a row between two stages."""
+    """Users' topics. An address in any other topic is the address of a row between two stages."""
     turns: tuple[int, ...]
-    """Versions of the stage at which it became bad."""
+    """Versions of the stage at which the query turned bad."""
     guilty: frozenset[str]
     """Addresses that may be named as records at fault."""
     first: Mapping[int, frozenset[str]]
-    """First records at fault, by version: several if they have no order."""
+    """First records at fault, by version. Several if they have no order."""
     in_batch: Mapping[int, tuple[str, ...]]
     """All records at fault that the stage read with a version, by version."""
     movers: frozenset[str] = frozenset()
@@ -93,7 +93,7 @@ def truth(history: History, plant: Plant) -> Truth | None:
 
 
 def _first(history: History, stage: str, records: list[Record]) -> Iterator[str]:
-    """Yield the addresses of the records read first: in the earliest version with any of them, the `earliest`."""
+    """Yield the addresses of the records that were read first: the `earliest` records in the first version with any."""
     source = "pairs" if stage == "settled" else next(iter(history.shape.stages), stage)
     by_version = (history.read_by(source, manifest.version, records) for manifest in history.versions(source))
     return (record.address for record in earliest(next(filter(None, by_version), [])))
@@ -121,7 +121,7 @@ def _movers(history: History, plant: Plant, version: int, late: list[Record]) ->
     if not late:
         return []
     end = min(record.number("ts") // MINUTE_MS * MINUTE_MS + MINUTE_MS for record in late)
-    # Late they were where the windows are, by what had been read there before.
+    # The windows decide which records were late, by the records that were read there before.
     found = next(each.version for each in history.versions("win") if history.read_by("win", each.version, late))
     before = history.read_up_to("win", found - 1, orders)
     return [record for record in before if record.number("ts") - DELAY_MS >= end]

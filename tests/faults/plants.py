@@ -46,9 +46,9 @@ class Plant:
     """Records that may be late."""
     key: str = ""
     at_end: bool = False
-    """True if its records are the last of their phase."""
+    """True if the plant's records are the last of their phase."""
     is_alone: bool = False
-    """True if it needs its own history, because its operation changes the results of other plants."""
+    """True if the plant needs a separate history, because its operation changes the results of other plants."""
 
 
 def order(key: str, amount: object, **more: object) -> dict[str, object]:
@@ -75,13 +75,13 @@ class Planter:
         return f"{letter}{self.number}"
 
     def phases(self, how_many: int, *, last: int = PHASES - 1) -> list[int]:
-        """Return random phases in order, half of the time all the same, so that a batch has several of the records."""
+        """Return random phases in order; in half of the cases all equal, so that a batch has several of the records."""
         if self.random.random() < 0.5:
             return [self.random.randint(0, last)] * how_many
         return sorted(self.random.randint(0, last) for _ in range(how_many))
 
     def query(self, table: str, condition: str, key: str) -> str:
-        """Return a predicate, in one of the forms that people write."""
+        """Return a predicate in one of the forms that users write."""
         own = f"{condition} AND (k = '{key}' OR k LIKE '{key}-%')"
         return self.random.choice(
             (
@@ -101,7 +101,7 @@ class Planter:
             query, causes = self.query("totals", "total >= 3000", key), frozenset({"record", "records"})
             plant = Plant(name, "totals", query, causes)
             records = [self.record(key, 1000) for _ in range(6)]
-            # Upon what came in batches before, each of these passes the limit.
+            # Together with records of earlier batches, each of these records passes the limit.
             plant.guilty = records[2:]
         else:
             condition, amount = ("top > 1000000", 2 * HUGE) if how == "outlier" else ("low < 0", -5)
@@ -161,7 +161,7 @@ class Planter:
         plant = Plant("watermark", "win_late", where, frozenset({"watermark"}), key=key)
         phase = self.random.randint(0, 1)
         if self.random.random() < 0.5:
-            # A record from later on closes the windows of all that come after it.
+            # A record with a later time closes the windows of all records that come after it.
             mover = self.record(f"{key}-m", 5, bad=True, ahead=40 * MINUTE_MS)
             plant.guilty = [mover]
             plant.records = [(phase, mover)]
@@ -189,7 +189,7 @@ class Planter:
         )
         causes = frozenset({"absence"})
         if self.random.random() < 0.3:
-            # It names no key: then nobody can say of which key nothing came.
+            # The query names no key, so the key without a record is unknown.
             causes |= {"unknown"}
             where = self.random.choice(
                 (
@@ -226,7 +226,7 @@ class Planter:
         return plant
 
     def _reset(self) -> Plant:
-        # What was read is read again, and counts twice.
+        # Records are read twice, and count twice.
         key, count = self.key(), self.random.randint(1, 4)
         plant = Plant("operation", "totals", self.query("totals", f"n > {count}", key), frozenset({"operation"}))
         plant.operation = lambda history: history.did("reset", history.app, "--all-topics", "--to-earliest")

@@ -93,7 +93,7 @@ def _mixed(order: Random, healthy: Planter, plants: Sequence[Plant], phase: int)
             last += mine
             continue
         if order.random() < 0.5:
-            # Close to one another, as from one bad producer.
+            # Close to one another, like records of one bad producer.
             place = order.randrange(len(sent))
             sent[place] += mine
         else:
@@ -135,9 +135,9 @@ def ask(
         if code:
             return (f"exit code {code}: {said.strip()[-300:]}",), repeat
         verdict: dict[str, Any] = json.loads(out)
-        # What its title claims is only of interest where there is an earlier one.
+        # The claim of the title matters only if there is an earlier bad commit.
         again = verdict["first_bad"]["version"] != truth.turns[0]
         shown = history.did("bisect", history.app, "--where", plant.where, *good, "--no-replay") if again else ""
-    except Exception as error:  # whatever the verb lets through is a wrong answer
+    except Exception as error:  # any exception that the verb lets through is a wrong answer
         return (f"it crashed: {type(error).__name__}: {error}",), repeat
     return tuple(judge.wrong(verdict, shown, plant, truth, whole=whole)), repeat

@@ -1,8 +1,8 @@
 """A process that runs command lines on request, to measure their time and memory.
 
-`python -m tests.models.asking` reads one command line per line of input, and writes one answer per line. It runs them
-all in one process, since starting a process for each would take most of the time. `python -m tests.models.asking 2`
-answers as a later release would, whose objects have format 2.
+`python -m tests.models.asking` reads one command line per line of input, and writes one answer per line. It runs all
+commands in one process, since starting a process for each would take most of the time. `python -m tests.models.asking
+2` answers like a later release whose objects have format 2.
 """
 
 import json
@@ -110,7 +110,7 @@ def _answer_all() -> None:
     for question in sys.stdin:
         store, words = json.loads(question)
         if first:
-            # What is imported and allocated once is not what an answer takes.
+            # Imports and one-time allocations do not count as memory of an answer.
             CliRunner().invoke(main.app, ["query", "types", "FROM rows"], env={"SLACKWATER_STORE": store})
             threading.Thread(target=_watch, args=(_status_mib("VmRSS") + _GIVE_UP_MIB,), daemon=True).start()
             first = False

@@ -64,8 +64,8 @@ def check_kept_versions(
 ) -> None:
     """Check which versions were kept, for the rules that a few lines can express.
 
-    `before` has the versions that existed, with the times of commit and of writing. Of the versions before `whole` only
-    those remain that snapshots pin, or pinned until they were removed; retention does not count them.
+    `before` has the versions that existed, with the times of commit and of writing. Before the version `whole`, only
+    versions remain that snapshots pin, or pinned until they were removed; retention does not count these.
     """
     head, clock_ms = max(before), store.clock_ms
     wanted = {head, *history.read(fresh(store), app, STAGE, head).recorded.values()}

@@ -60,7 +60,7 @@ DEFAULTS = {
 
 
 def wider(value: Any, kind: str) -> Any:
-    """Return a value as it reads from the column after the column's type was widened."""
+    """Return the value that a column of the wider type shows for a stored value."""
     if isinstance(value, dict) and kind.startswith("struct"):
         names = {"struct<x: int32>": ("x",), "struct<x: int64, `new one`: string>": ("x", "new one")}.get(
             kind, ("y", "x")
@@ -111,7 +111,7 @@ class Evolving:
     def batch(self, changes: dict[int, bool]) -> None:
         made = {column.name: VALUES[column.type] for column in self.table.values}
         put = {(key,): tuple(made.values()) if there else None for key, there in changes.items()}
-        # Versions are of the clock 0, by which nothing is expired.
+        # The versions have the clock 0, at which nothing is expired.
         clock_ms = self.seq * 1_000
         added = write_version(self.store, self.cache, self.table, put, self.seq + 1, clock_ms=clock_ms)
         for key, there in changes.items():
@@ -139,7 +139,7 @@ class Evolving:
         for _ in range(draw(st.integers(0, 2))):
             kind = draw(st.sampled_from(sorted(VALUES)))
             text, value = DEFAULTS.get(kind, (None, None)) if draw(st.booleans()) else (None, None)
-            # The name of one that went may come back: it is another column.
+            # The name of a removed column may return as the name of a new column.
             name = draw(st.sampled_from([f"c{n}" for n in range(6)]))
             if name not in {each.name for each in (*values, *self.table.values)} or name not in {
                 e.name for e in values
@@ -199,7 +199,7 @@ class Evolving:
         assert found.to_pylist() == [{"k": k, **{name: rows[k][name] for name in names}} for k in sorted(rows)]
 
     def as_found(self, values: pa.Table, there: np.ndarray[Any, np.dtype[np.bool_]]) -> list[dict[str, Any] | None]:
-        # An Arrow table of no columns has no rows.
+        # An Arrow table without columns has no rows.
         rows = values.to_pylist() if values.column_names else [{} for _ in there]
         return [row if is_there else None for row, is_there in zip(rows, there.tolist(), strict=True)]
 

@@ -17,7 +17,7 @@ _USUAL = 100
 
 
 def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
-    """Return settings that scale the number of examples: `examples` in the profile that has a hundred.
+    """Return settings that scale the number of examples: `examples` in the profile with a hundred examples.
 
     `in_ci` is the minimum in the profiles `ci` and `nightly`.
     """
@@ -27,9 +27,9 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
 
 
 def crash_points(requests: int, least: int = 0) -> list[int]:
-    """Return the numbers of requests after which to kill: from `least` to `requests`, where nothing is killed.
+    """Return the numbers of requests after which to kill: from `least` to `requests`; at `requests` nothing is killed.
 
-    The profiles `ci` and `nightly` get every point, the default profile both ends and a fixed one between.
+    The profiles `ci` and `nightly` get every point. The default profile gets both ends and a fixed point in between.
     """
     between = range(least + 1, requests)
     if not SEARCHES and len(between) > 1:

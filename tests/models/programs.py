@@ -13,7 +13,7 @@ Change = Callable[[Values], Values]
 
 
 def another_program(data: st.DataObject, table: Table) -> tuple[Table, dict[str, str], Change]:
-    """Draw another declaration of the table; return it, its renamed columns, and the effect on rows."""
+    """Draw another declaration of the table. Returns the declaration, its renamed columns, and the effect on rows."""
     first, second, *added, last = table.values
     wide = [place for place, each in enumerate(added) if each.type in LARGER]
     what = data.draw(

@@ -55,7 +55,7 @@ Change = Callable[[DataFrame], DataFrame]
 
 @dataclass(frozen=True)
 class Plant:
-    """A planted nondeterministic dependence, and the reason that `check` must report for it."""
+    """Planted nondeterministic dependence, and the reason that `check` must report for it."""
 
     name: str
     reason: Reason
@@ -66,7 +66,7 @@ class Plant:
     kind: str = ""
     """Kind of state with this plant; empty for any kind that reads `x`."""
     or_else: Reason | None = None
-    """Alternative reason, if the first one does not show in every batch."""
+    """Alternative reason, if the first reason does not show in every batch."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _x(value: object) -> Change:
 
 
 def _udf(function: Callable[[int], int]) -> Change:
-    # Without a word about Arrow, Spark goes by the hints of types, and warns where they are none of pandas.
+    # Without Arrow in the name, Spark uses the type hints, and warns if they are not pandas types.
     return lambda rows: rows.withColumn("x", F.udf(function, "long", useArrow=False)("x"))
 
 
@@ -260,7 +260,7 @@ def _declare(app: sw.App, kind: str, function: Change, plant: Plant | None) -> N
 def versions_of(
     made: RandomProgram, spark: SparkSession, folder: LocalStore, count: int, seed: int
 ) -> tuple[LoadedProgram, list[Manifest]]:
-    """Return the program, and this many versions of its stage, as its batches would commit them."""
+    """Return the program, and this many versions of its stage in the form in which its batches would commit them."""
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     stage = made.app.stages["s"]
     shape = derive_schemas(made.app, spark)["s"]
@@ -295,7 +295,7 @@ def _records(numbers: Random, topic: str, batch: int) -> Iterator[Record]:
 
 
 def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manifest:
-    """Commit a version that reads all available records, as a batch's task does."""
+    """Commit a version that reads all available records, like the task of a batch."""
     shape = program.shapes["s"]
     ends = {name: Position(name, program.kafka.offset_bounds(name)[1]) for name in base.inputs}
     by = shape.due_by
@@ -320,7 +320,7 @@ def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manif
     if shape.bound is None or base.table is None:
         made = version(())
     else:
-        # What it read does not depend on what it makes of that.
+        # The records that it reads do not depend on its results.
         replay = StageReplay(program, base, version(()) if not shape.watermarks else replace(base, **_read(base, ends)))
         every = original_order(record_origins(replay))
         (rows,) = FunctionRunner(replay, (base.time_ms, base.time_ms + 1)).compute_rows(

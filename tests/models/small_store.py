@@ -62,7 +62,7 @@ TYPES = Table(
 def write_small_store(root: Path) -> Path:
     """Write the store into a new folder; return the folder."""
     store = AgingStore()
-    # A root has a URL that says where it is; wherever these files lie, they came from here.
+    # The URL of a root contains its location, so the location is replaced: the files may lie anywhere.
     store._url = "/srv/slackwater"
     clock = StoreClock(store, 60_000)
     numbers = random.Random(1)

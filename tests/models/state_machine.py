@@ -58,7 +58,7 @@ def connection() -> duckdb.DuckDBPyConnection:
     """Return one connection for all examples, because it is slow to create."""
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
-    # Of a few rows, one thread has an answer before others have woken.
+    # For a few rows, one thread is faster than waking several.
     con.execute("SET threads = 1")
     return con
 
@@ -66,7 +66,7 @@ def connection() -> duckdb.DuckDBPyConnection:
 TASKS = (0, 2, 1, 3)
 """Numbers of tasks that writers declare in turn; 0 for one per state partition."""
 WIDE_BYTES = (picker.WIDE_BYTES, 0, 3_000)
-"""Sizes of a hash range up to which merges of wide SSTs stay wide, in turn."""
+"""Sizes of a hash range up to which merges of wide SSTs stay wide, one after the other."""
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -91,7 +91,7 @@ class StateMachine(RuleBasedStateMachine):
         key, self.keys = TABLES[name]
         self.column = column
         self.table = Table(key, VALUES, partitions, ttl=lifetime)
-        """Declaration of programs that start from now on."""
+        """Declaration of the programs that start from now on."""
         self.hashes = hashes
         self.folder = Path(tempfile.mkdtemp())
         self.cache_bytes = 1 << 30 if cached else 0
@@ -111,13 +111,13 @@ class StateMachine(RuleBasedStateMachine):
         self.clones: dict[str, str] = {}
         """Source app of each clone."""
         self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
-        """Reads that were found right: the clock, the rows, and the objects read."""
+        """Reads that were checked before: the clock, the rows, and the objects read."""
         self.decoded: dict[tuple[str, int], tuple[bytes, Manifest]] = {}
         """Object and decoded manifest of each version at the last read."""
         self.undone: dict[str, RowChange] = {}
-        """Row changes by a migration whose caller died; nobody knows yet if it was decided."""
+        """Row changes by a migration whose caller died, as long as it is unknown if the migration was decided."""
         self.reopened: dict[str, int] = {}
-        """Heads when everything was last read again."""
+        """Heads at the time when everything was last read again."""
         apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
         self.take_over("app")
 
@@ -199,7 +199,7 @@ class StateMachine(RuleBasedStateMachine):
     # Migrating.
 
     def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
-        """Migrate to a program with one column more, fewer, widened or renamed; the caller may be killed."""
+        """Migrate to a program with a column added, removed, widened or renamed; the caller may be killed."""
         self.finish_interrupted_migration(app)
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
@@ -288,19 +288,19 @@ class StateMachine(RuleBasedStateMachine):
             return picker.pick_for_manifest(head, full=full, accepts=only)
 
     def sizes(self) -> AbstractContextManager[object]:
-        """Let the picker treat the SSTs as small, large, or mixed, in turn; they are all small."""
+        """Let the picker treat the SSTs as small, large, or mixed, in turn, although all of them are small."""
         return patch.object(picker, "WIDE_BYTES", WIDE_BYTES[len(self.states) % len(WIDE_BYTES)])
 
     def compaction(
         self, writer: Writer, inputs: tuple[Sst, ...], *, drops_tombstones: bool, cuts: bool = False
     ) -> Compaction:
-        """Describe a merge; its clock is that of the head from which it was picked."""
+        """Describe a merge. Its clock is the clock of the head from which it was picked."""
         window = min(sst.hash_min for sst in inputs), max(sst.hash_max for sst in inputs)
         clock_ms = writer.head.clock_ms
         return Compaction(0, writer.ranges, inputs, drops_tombstones, window=window, clock_ms=clock_ms, cuts=cuts)
 
     def compact_outside_the_runner(self, app: str) -> None:
-        """Compact as `slackwater compact --full` does."""
+        """Compact like `slackwater compact --full`."""
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
         compactor = StageCompactor(
@@ -399,7 +399,7 @@ class StateMachine(RuleBasedStateMachine):
                 assert manifest.table is not None
                 assert (manifest.clock_ms, manifest.table.ttl) == (state.clock_ms, state.lifetime)
                 found = {sst.object: stored(sst.object) for sst in manifest.ssts}
-                # The same bytes read the same: most versions are looked at again without reading them again.
+                # Equal bytes have equal content, so most versions are checked again without another read.
                 right = (state.shown(), found)
                 if self.proven.get((manifest.ssts, manifest.table, manifest.clock_ms)) != right:
                     self.check_reads(manifest, manifest.clock_ms, state.shown())

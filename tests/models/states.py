@@ -89,7 +89,7 @@ class State:
 
 
 def moment(at_ms: int) -> datetime:
-    """Return a time as a row stores it."""
+    """Return a time in the form in which a row stores it."""
     return _EPOCH + at_ms * _MS
 
 

@@ -64,7 +64,7 @@ values = st.none() | st.tuples(
 Form = tuple[object, ...]
 """A key in its normal form."""
 LARGER = {"int8": "int16", "int16": "int32", "int32": "int64"}
-"""Larger types of the columns that migrations add between the second and the last value."""
+"""Wider types of the columns that migrations add between the second and the last value."""
 
 
 def in_columns(row: Values | None, table: Table) -> Values | None:
@@ -73,7 +73,7 @@ def in_columns(row: Values | None, table: Table) -> Values | None:
 
 
 def same_form(key: Key) -> Form:
-    """Return the normal form of a key: equal keys have equal normal forms in Python."""
+    """Return the normal form of a key. Keys that are equal in the store have equal normal forms in Python."""
     return tuple(map(_one_form, key))
 
 
@@ -92,7 +92,7 @@ def _one_form(part: object) -> object:
 LIFETIMES_MS = tuple(minutes * 60_000 for minutes in (0, 3, 30, 180))
 """A batch takes a minute; 0 for none."""
 
-# Files and levels of a few rows: an SST of one has 2 to 3 kB.
+# Sizes of files and levels for a few rows: an SST with one row has 2 to 3 kB.
 POLICIES = st.builds(
     Policy,
     kind=st.sampled_from(["universal", "leveled"]),

@@ -160,7 +160,7 @@ class Collection(RuleBasedStateMachine):
     def gc(self, data: st.DataObject, retention: Retention, long_after: bool) -> None:
         app = self.any_app(data)
         if long_after:
-            # All that is there has had its time, and two batches of every stage have come since.
+            # All objects have exceeded the margin, and every stage has committed two batches since.
             for _ in range(2):
                 self.wait(70)
                 app.send(*flights(3))
@@ -173,7 +173,7 @@ class Collection(RuleBasedStateMachine):
         self.check_grace(app)
         after = {stage: history.list_versions(self.store, app.name, stage) for stage in STAGES}
         if retention.keeps_everything and not self.pinned:
-            # But for what a removed snapshot kept; there may be more again, which a killed collection had proposed.
+            # Except versions that a removed snapshot kept; a killed collection may have proposed to keep more.
             assert self.removed or all(set(before[stage]) <= set(after[stage]) for stage in STAGES)
 
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 120))

@@ -133,7 +133,7 @@ def test_any_damage_to_the_bytes_of_an_object_gets_an_answer_or_an_error(
     words = data.draw(st.sampled_from([words for words in about(key) if words not in CHANGING]), "words")
     answer = ask(asking, root, key, new, words)
     check(answer, words)
-    # What has no right checksum any more is told, or was not needed.
+    # Objects whose checksum is wrong are reported, unless they were not needed.
     if words[0] in ("query", "get") and answer.exit == 0:
         assert answer.stdout == asking(root, words).stdout
 
@@ -145,7 +145,7 @@ def heads(documents: list[str]) -> list[str]:
 
 
 def _partitions(document: bytes) -> int:
-    """Return the number of state partitions that the document states; a full merge takes one merge for each."""
+    """Return the number of state partitions in the document: a full merge takes one merge for each."""
     found = re.search(rb'"partitions":([0-9]+)', document)
     return int(found[1]) if found else 0
 

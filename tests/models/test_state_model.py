@@ -4,8 +4,8 @@ Rules put, delete, commit, merge, rescale, pin, clone, drop, collect and expire,
 Every version that must stay shows the same rows as before, and garbage is deleted in time.
 
 The structure is that of icechunk's `test_stateful_repo_ops.py`: rules for every operation, invariants after each step.
-If an outcome is up to the store (did the commit of a killed writer succeed?), the model reads it once, and then holds
-the store to it.
+If the store decides an outcome (for example if the commit of a killed writer succeeded), the model reads the outcome
+once, and then requires it of the store.
 """
 
 import shutil
@@ -54,7 +54,7 @@ RULES = st.sampled_from(
 BEHIND_MS = st.sampled_from([HOUR_MS // 2, 0])
 """Delays of a machine's clock."""
 FOCUS = (
-    # Those of which the profile `ci` tries most come first: whoever has several processes deals them out in this order.
+    # Tests that the profile `ci` tries most come first, because several processes get the tests in this order.
     ("migrating", "merging", "dying"),
     ("migrating", "collecting", "copying", "expiring"),
     ("beginning", "migrating", "dying", "expiring"),
@@ -102,7 +102,7 @@ class StateModel(StateMachine):
         column: str,
     ) -> None:
         lifetime = Ttl(lifetime_ms, column) if lifetime_ms else None
-        # Rows from elsewhere are hashed as always.
+        # Rows from elsewhere are hashed in the usual way.
         self.begin(name, partitions, Hashes(0 if "beginning" in self.focus else modulus), lifetime, column, cached)
 
     # Writing.
@@ -140,7 +140,7 @@ class StateModel(StateMachine):
     @about("dying")
     @rule(data=st.data(), requests=st.integers(0, 12))
     def kill_during_commit(self, data: st.DataObject, requests: int) -> None:
-        """Kill the writer after any request of a commit: the batch is complete or absent, as storage shows."""
+        """Kill the writer after any request of a commit. The batch is then complete or absent, as storage shows."""
         writer, manifest = self.writers[self.any_app(data)], None
         with suppress(Killed, Fenced), self.store.death_after(requests):
             manifest = self.batch(writer)
@@ -203,7 +203,7 @@ class StateModel(StateMachine):
     @about("migrating")
     @rule(data=st.data(), requests=st.integers(0, 25), at_once=st.booleans())
     def kill_during_migration(self, data: st.DataObject, requests: int, at_once: bool) -> None:
-        """Kill a migration: the next caller finishes it if it was decided; otherwise the old program continues."""
+        """Kill a migration. If it was decided, the next caller finishes it; otherwise the old program continues."""
         app = self.any_app(data)
         self.migrate_to(data, app, requests)
         if at_once or self.writers[app].fenced:
@@ -319,7 +319,7 @@ class StateModel(StateMachine):
     @about("expiring")
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
-        """Let a row expire, or almost; readers see it at once, and so does the next batch."""
+        """Let a row expire, or almost expire. Readers see the change at once, and so does the next batch."""
         app = self.any_app(data)
         self.commit_some(data, app)
         self.advance_to_an_expiry(data, app)
@@ -460,7 +460,7 @@ class StateModel(StateMachine):
     @about("collecting")
     @rule(data=st.data(), retention=RULES, merged=st.booleans(), pinned=st.booleans())
     def gc_of_old_versions(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
-        """Collect when everything is old and two batches have followed; some SSTs may be named only by old versions."""
+        """Collect when everything is old and two batches have followed; only old versions may name some SSTs."""
         app = self.any_app(data)
         if pinned:
             self.commit_some(data, app)
@@ -511,7 +511,7 @@ class StateModel(StateMachine):
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
 def test_every_kept_version_shows_the_same_rows_and_garbage_is_deleted(focus: tuple[str, ...]) -> None:
-    # A class of its own, with a name of its own, has failures of its own in Hypothesis's database.
+    # A separate class with its own name has separate failures in Hypothesis's database.
     in_ci = MIGRATIONS // 3 + 1 if "migrating" in focus else 0
     machine = type("_".join(focus), (StateModel,), {"focus": focus})
     run_state_machine_as_test(machine, settings=scaled(3, 25, in_ci=in_ci))

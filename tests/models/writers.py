@@ -32,7 +32,7 @@ _numbers = count(1)
 
 @dataclass
 class Writer:
-    """A writer that claims the stage when created; like a runner's, its batch puts SSTs first, then the manifest."""
+    """Writer that claims the stage when it is created. Like a runner, it puts a batch's SSTs before the manifest."""
 
     store: AgingStore
     app: str
@@ -46,7 +46,7 @@ class Writer:
     tasks: int = 0
     """Number of tasks per batch that the program declares; 0 for one per state partition."""
     varies_tasks: bool = False
-    """True if batches have fewer tasks in turn, as small ones do."""
+    """True if the number of tasks of batches varies, as for small batches."""
     fenced: bool = False
     """True if another writer has taken the stage over."""
     began_ms: int = 0
@@ -81,7 +81,7 @@ class Writer:
         return self.store.clock_ms - self.behind_ms
 
     def sleep(self) -> None:
-        """Forget everything that this process has read of the store, as after a long pause."""
+        """Forget everything that this process has read of the store, like after a long pause."""
         self.view = fresh(self.store)
 
     def batch(self, changes: Mapping[Key, Values | None], cache: SstCache | None) -> Manifest:
@@ -90,7 +90,7 @@ class Writer:
         draft = self._draft("batch", self.began_ms)
         table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
         assert table is not None
-        # A batch has any number of tasks that divides the number of hash ranges.
+        # The number of tasks of a batch is any divisor of the number of hash ranges.
         divisors = [tasks for tasks in range(1, table.ranges + 1) if table.ranges % tasks == 0]
         tasks = divisors[-1 - (draft.version % len(divisors) if self.varies_tasks else 0)]
         parts = write_version(
@@ -115,7 +115,7 @@ class Writer:
         )
 
     def landing(self) -> Manifest:
-        """Return a version that only replaces SSTs by merged ones."""
+        """Return a version that only replaces SSTs by merged SSTs."""
         draft = self._draft("compaction", self.tick())
         return replace(draft, ssts=apply_results(draft.ssts, self.merges))
 

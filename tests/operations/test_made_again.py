@@ -49,7 +49,7 @@ def made_again(app: FlightsApp, topic: str = "flights", *, feeds: int = 12) -> t
 def test_verify_checks_every_topic(app: FlightsApp) -> None:
     found = looked(app)
     (topics,) = (each for each in found.checks if each.check == "topics")
-    # One that is read, and each of two channels from both of its sides.
+    # One topic that is read, and each of two channels from both of its sides.
     assert (found.differences, topics.checked) == ((), 5)
     assert not any(each.check == "topics" for each in verify(app.store, "flights", now_ms=2_000_000_000_000).checks)
 
@@ -63,7 +63,7 @@ def test_an_app_with_a_recreated_topic_is_inconsistent_until_it_is_reset(app: Fl
     assert all(each in wrong.message for each in (former, now))
     set_back(app, to_earliest=True)
     assert looked(app).differences == ()
-    # What was read before it cannot be read again, and that is said.
+    # Records that were read earlier cannot be read again, and the report says so.
     at_then = looked(app, "flights@then")
     assert at_then.differences == ()
     assert [note for note in at_then.not_reread if f"cannot be read again: topic 'flights' {'was'}" in note]
@@ -94,7 +94,7 @@ def test_a_reset_continues_with_the_recreated_topic_and_says_so(app: FlightsApp,
     assert (at.resets[-1].starts, at.resets[-1].topic_id) == (stood.offsets, stood.topic_id)
     assert (moved.read_again, moved.skipped) == (0, 0)
     assert_whole(app)
-    # The log shows each partition of both topics, and there may be more of one than of the other.
+    # The log shows each partition of both topics, and one of them may have more partitions.
     (reset,) = (entry.reset for entry in log_entries(app.store, "flights", stage="legs") if entry.reset)
     assert len(reset) == max(len(stood.offsets), partitions)
 
@@ -157,7 +157,7 @@ def test_a_clone_records_the_ids_of_the_topics_that_it_reads(app: FlightsApp) ->
         assert head is not None
         for each in (*head.inputs.values(), *head.outputs.values()):
             assert each.topic_id == app.kafka.topic_id(each.topic)
-    # One that is said to be another may have the same name: a mirror in another Kafka.
+    # A topic that is declared as another one may have the same name: a mirror in another Kafka.
     made_again(app, feeds=80)
     clone(app.store, "flights", "mirrored", topics={"flights": "flights"}, channels=app.kafka, by="ada@host")
     assert legs(app, "mirrored").inputs["flights"].topic_id == app.kafka.topic_id("flights")

@@ -57,7 +57,7 @@ class Besieged:
         path, began_s = case.operation.path, time.monotonic()
         is_positive = case.meta.generation.mode is GenerationMode.POSITIVE
         if self.cases % 2 and is_positive:
-            # Of names that nobody has, there is no more to be heard.
+            # For names that do not exist, there is nothing more to find.
             for asked in (case.path_parameters, case.body):
                 if isinstance(asked, dict):
                     asked.update({each: _THERE[each] for each in asked if each in _THERE})

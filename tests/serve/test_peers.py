@@ -81,7 +81,7 @@ def test_requests_succeed_although_a_killed_instance_is_still_listed(
     app: FlightsApp, own: Callable[..., Ask], tmp_path: Path
 ) -> None:
     ask = own(ONE_OF_SEVERAL)
-    # It was killed: its sign of life is there, and nobody answers.
+    # A killed instance: its heartbeat still exists, and nothing answers.
     INSTANCES.put(app.store, Peer("0" * 26, "http://127.0.0.1:1"))
     tails = [*app.state["aircraft"]]
     for _ in range(30):

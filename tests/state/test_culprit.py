@@ -123,7 +123,7 @@ def test_the_late_search_finds_a_turning_point_and_always_one_at_the_end(states:
 
 @given(st.integers(1, 40), st.data())
 def test_the_minimum_of_delta_debugging_is_bad_and_needs_each_of_its_items(count: int, data: st.DataObject) -> None:
-    # Bad are the sets that hold one of these whole: nothing says that what is bad stays bad for fewer.
+    # A set is bad if it contains one of these completely: a subset of a bad set need not be bad.
     causes = data.draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1, max_size=4), min_size=1, max_size=3))
 
     def is_bad(chosen: Sequence[int]) -> bool:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessor
 
 BATCH = {"slackwater": 100_000, "transformWithState": 4_000}
-"""Rows of a batch: as many as each side processes in some seconds, because both are more efficient with larger batches.
-"""
+"""Number of rows of a batch, which each side processes in some seconds: both prefer large batches."""
 WARM_UP = {"slackwater": 2, "transformWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3}
 FEW = 1_000
@@ -132,7 +131,7 @@ def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[int]:
         source = _events(side.topic_stream(spark, bootstrap, topic, batch))
         made = source.groupBy("leg").transformWithState(_processor(), OUTPUT, "Update", "ProcessingTime")
         query = side.started(made, folder / "checkpoint")
-        # By the processing time there is a batch after each: it never stands still.
+        # By processing time, each batch is followed by another batch: the query is never idle.
         wanted = 1 + WARM_UP["transformWithState"] + MEASURED["transformWithState"]
         while len(found := side.ends_ms(query)) < wanted:
             query.awaitTermination(1)

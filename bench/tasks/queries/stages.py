@@ -131,7 +131,7 @@ def _run(bootstrap: str, folder: Path, stages: int, seconds: float) -> Measured:
         before: set[psutil.Process] = set()
         while not stop.wait(_SAMPLE_S):
             processes = {psutil.Process(), *psutil.Process().children(recursive=True)}
-            # Without commands that Spark runs for a moment.
+            # Without commands that Spark runs only for a moment.
             lasting, before = processes & before, processes
             if len(lasting) > measured["processes"]:
                 measured["processes"] = len(lasting)

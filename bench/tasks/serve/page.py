@@ -35,8 +35,7 @@ from ...support.written import Stage
 VERSIONS, QUICK_VERSIONS = 50_000, 5_000
 KEYS, QUICK_KEYS = 1_000_000, 200_000
 BATCHES = 60
-"""Number of newest versions, each of which changes many rows. The versions before them have the rows of the first one.
-"""
+"""Number of newest versions, each of which changes many rows. All earlier versions have the first version's rows."""
 CHANGED = 50_000
 PAINTS, MOVES = 5, 40
 MS = 1_000
@@ -93,7 +92,7 @@ def _make(root: str, folder: Path, versions: int, count: int) -> None:
     for version in range(2, versions - BATCHES + 1):
         head = replace(head, version=version, time_ms=head.time_ms + MS)
         key = keys.manifest(APP, TALL, version)
-        # Not by the store, whose puts wait for the disk.
+        # Without the store, whose puts would wait for the disk.
         (Path(root) / key).write_bytes(codec.encode(head))
     stage = Stage(store, cache, head)
     for number in range(BATCHES):

@@ -132,7 +132,7 @@ def _redis(folder: Path, keys: int, seconds: int) -> Row | None:
 
 
 def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
-    """Kill one of two instances under load; every answer of the other must be right."""
+    """Kill one of two instances under load; every answer of the other instance must be right."""
     http = urllib3.PoolManager(retries=False, timeout=5)
     wrong = failed = answered = 0
     random = np.random.default_rng(5)
@@ -162,7 +162,7 @@ def _two(root: str, folder: Path, keys: int, seconds: int) -> Row:
 
 
 def _is_alone(url: str) -> bool:
-    """Return whether an instance knows of no other instance."""
+    """Return True if an instance knows of no other instance."""
     return int(urllib3.request("GET", f"{url}/healthz").json()["others"]) == 0
 
 
@@ -189,7 +189,7 @@ def _own_writes(folder: Path, tries: int) -> Row:
         writer.start()
         path = ("apps", APP, "at", "now", "tables", TALL)
         for number in range(tries):
-            asked.release()  # the record is produced; who produced it asks at once
+            asked.release()  # the record is produced, and its producer sends the request at once
             began_s = time.perf_counter()
             found = server.http.json(path, key="leg-00000007", min_offsets=f"{TOPIC}:0:{number}", wait_ms=20_000)
             waits.append(time.perf_counter() - began_s)

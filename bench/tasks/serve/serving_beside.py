@@ -38,7 +38,7 @@ LIMIT = 1.05
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """Compare the median batch with requests to that of the period without; about five minutes."""
+    """Compare the median batch with requests to the median batch of the period without; about five minutes."""
     if not is_built("vegeta"):
         raise RuntimeError("vegeta is not built: `make bench` does it, with Go on PATH")
     turns = 4 if quick else TURNS

@@ -57,7 +57,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
     tables, instances = (5, 1) if quick else (TABLES, INSTANCES)
     (folder / "gw").mkdir()
     os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}
-    # The proxy's thread is in this process, too: neither shall wait long for the interpreter.
+    # The proxy's thread is also in this process, and neither thread should wait long for the interpreter.
     sys.setswitchinterval(0.0005)
     with versitygw(folder / "gw") as endpoint, far_away(endpoint, DELAY_S) as proxy:
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
@@ -69,7 +69,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
             found = list[tuple[float, int, int, float]]()
             for instance in range(instances):
                 empty = folder / f"none-{keys}-{runs}-{instance}"
-                # An app has a few stages, and none is looked for again while it is measured: this one has many.
+                # A real app has few stages, and no new stage appears during the measurement; this app has many.
                 with serving(root, empty, "--every", "5s") as (url, process), Server(url) as server:
                     found += _ask_cold(server, proxy, process, keys, tables)
                 shutil.rmtree(empty)
@@ -102,17 +102,17 @@ def _ask_cold(
 ) -> Iterator[tuple[float, int, int, float]]:
     """Look up one key in each table, and yield the figures of each look-up.
 
-    They are: seconds, requests for the table's SSTs, round trips among them, and CPU seconds of the server.
+    The figures are: seconds, requests for the table's SSTs, round trips among them, and CPU seconds of the server.
     """
     random = np.random.default_rng(6)
     server.app(APP)
     for number in range(tables):
         (key,) = names(random.integers(keys, size=1))
-        _until_quiet(process, proxy)  # what is fetched beside an answer is there
+        _until_quiet(process, proxy)  # everything that was fetched beside an answer has arrived
         seen, before_s, began_s = len(proxy.seen), processor_s(process), time.perf_counter()
         server.http.json(("apps", APP, "at", "now", "tables", f"legs{number}"), key=key)
         end_s = time.perf_counter()
-        # What came later is none that the answer had to wait for.
+        # The answer did not wait for requests that came later.
         came = [at_s for at_s, line in proxy.seen[seen:] if f"/legs{number}/sst/" in line and at_s < end_s - DELAY_S]
         yield end_s - began_s, len(came), in_sequence(came, DELAY_S), processor_s(process) - before_s
 

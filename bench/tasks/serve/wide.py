@@ -49,13 +49,11 @@ from ...support.written import Stage
 
 APPS, VERSIONS, SNAPSHOTS = 1_000, 100_000, 1_000
 CHANGES = 60
-"""Number of newest versions, each of which changes all keys of the table. The versions before have the rows of the
-first one.
-"""
+"""Number of newest versions, each of which changes all keys of the table. Earlier versions have equal rows."""
 KEYS = 1_000
 LIST_BYTES, MERGE_BYTES, LISTED_BYTES = 100_000_000, 400_000_000, 15_000_000
 APPENDS = 20
-"""Number of batches that fill the list. The batch after them is measured."""
+"""Number of batches that fill the list. The batch after these batches is measured."""
 DELAY_S, REST_S, SETTLED_S = 0.02, 10.0, 11.0
 _BROWSER_REQUESTS = 6
 
@@ -74,7 +72,7 @@ def rows(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def far(memory: MemoryStore) -> CountingStore:
-    """Return a view of the store with latency and new counters, without what an earlier view has cached."""
+    """Return a view of the store with latency, new counters and an empty cache."""
     return CountingStore(memory, on_request=lambda *_request: time.sleep(DELAY_S))
 
 

@@ -35,7 +35,7 @@ ROWS = 10_000_000
 QUICK_ROWS = 1_000_000
 _CHUNK = 2_500_000
 _CHANGED = 100
-"""One of this number of rows changes."""
+"""Denominator of the share of rows that change."""
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:

@@ -68,7 +68,7 @@ def _run(bootstrap: str, topic: str, folder: Path, rounds: int) -> dict[str, Any
     store = folder / "store"
     with spark_session("bench", master="local[2]"):
         for number in range(rounds):
-            # Whichever comes first is at a disadvantage, by caches that are cold.
+            # The side that runs first is at a disadvantage, because its caches are cold.
             for how in ("off", "on") if number % 2 else ("on", "off"):
                 app = replace(app_of(topic), name=f"{how}-{number}")
                 cache, rule = folder / "cache" / f"{how}-{number}", rules[how]

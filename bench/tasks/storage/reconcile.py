@@ -1,4 +1,4 @@
-"""A table compared with somebody else's file, and why each key differs: seconds, and how many reasons are right."""
+"""Comparison of a table with an external file and the reason for each differing key: seconds, and right reasons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OBJECTS = 100
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:
-    """Five million keys of a thousand versions, of which 41 differ; the store is cold."""
+    """Measure five million keys of a thousand versions, of which 41 differ; the store is cold."""
     keys, versions = (KEYS // 50, VERSIONS // 50) if quick else (KEYS, VERSIONS)
     history = History(folder, keys, versions)
     history.write()
@@ -106,7 +106,7 @@ class History:
 
     def _archive(self, names: pa.Array, start: int) -> None:
         count = len(names)
-        # Random, as records are: the archive compresses them less than to a byte each.
+        # Random like real records, which an archive compresses to more than a byte each.
         ids = pa.array(np.random.default_rng(start).integers(0, 1 << 62, count)).cast(pa.string())
         values = pc.binary_join_element_wise('{"k": "', names, '", "n": 1, "id": ', ids, "}", "").cast(pa.binary())
         constant = {"topic": "events", "partition": 0, "timestamp": 0, "timestampType": 0}
@@ -125,7 +125,7 @@ class History:
         self._archived.append(item)
 
     def _plant(self, start: int) -> list[str]:
-        """Commit a version for each reason, which reads the records planted for it. Returns all planted keys."""
+        """Commit a version for each reason. It reads the records planted for that reason. Returns all planted keys."""
         at, planted = start, list[str]()
         partition = self._open_log(start)
         for reason, count in PLANTED.items():

@@ -59,7 +59,7 @@ def _block(block: Block) -> str:
 
 
 def _scrollable(markup: str) -> str:
-    """Wrap an element that may be wider than the window, so that it scrolls separately, also by keyboard."""
+    """Wrap an element that may be wider than the window, so that it scrolls separately and by keyboard."""
     return f'<div class="wide" tabindex="0">{markup}</div>'
 
 

@@ -36,7 +36,7 @@ _MAX_LATER_VERSIONS = 16
 
 @dataclass(frozen=True)
 class BadCommit:
-    """The first bad commit that a bisect found. Evaluates the predicate at moments with replayed versions."""
+    """First bad commit that a bisect found. Evaluates the bisect's predicate at moments with replayed versions."""
 
     program: LoadedProgram
     verdict: Verdict
@@ -56,7 +56,7 @@ class BadCommit:
         return read_line(self.program.store, self.verdict.app)
 
     def is_bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
-        """Return True if a moment is bad after `manifest` replaces the version of the same stage.
+        """Return True if a moment is bad once `manifest` replaces the moment's version of the same stage.
 
         The moment is `cut`, by default the first bad moment of the bisect.
         """
@@ -100,7 +100,7 @@ class BadCommit:
     def bad_record_addresses(self, guilty: RecordPath) -> tuple[RecordLocation, ...]:
         """Return the Kafka positions of records that make the moment bad without any other record.
 
-        They are in the order in which the app read the records. Empty if they are not known.
+        The positions are in the order in which the app read the records. Empty if the records are not known.
         """
         if guilty.records is None:
             return ()
@@ -111,8 +111,8 @@ class BadCommit:
     def source_address(self, replay: StageReplay, number: int) -> RecordLocation | None:
         """Return the Kafka position of the user's record from which a batch's record was made.
 
-        `number` is the record's number in the batch. None if a stage makes rows from several records. If several source
-        records are equal, one of them is returned. Raises the errors of a replay.
+        `number` is the record's number in the batch. Returns None if a stage makes rows from several records. If
+        several source records are equal, returns the position of one of them. Raises the errors of a replay.
         """
         name, records, at = replay.find_record(number)
         if not records.upstream:

@@ -1,6 +1,7 @@
-"""Tests if a program change caused a bad commit: replays the batch with the old program, or earlier batches.
+"""Tests by replays if a program change caused a bad commit.
 
-Earlier batches, which the old program ran, are replayed with the new program.
+The bad batch is replayed with the old program, or earlier batches, which the old program ran, are replayed with the new
+program.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ def find_deploy_cause(bad: BadCommit, other_programs: Sequence[LoadedProgram], g
         if (older := by_checksum.get(change.before.checksum)) is not None:
             return _replay_with_old_program(bad, change, older)
         if now is not None and now.checksum == change.before.checksum:
-            # The replays used the old program, and the batch was bad in them too.
+            # The replays used the old program, and the batch was bad in the replays too.
             return DeployFindings(None, f"the program changed at {change}; the batch is bad with the old program too")
     return _replay_earlier_with_new_program(bad, changes[0], guilty)
 
 
 def find_deploy_cause_with_old_program(bad: BadCommit) -> Cause | None:
-    """Return the program change as cause if `bad.program` is the old program and proves it.
+    """Return the program change as cause if a replay with the old program proves it, else None.
 
-    The old program proves the cause if a replay with it is good. Otherwise returns None.
+    Only if `bad.program` is the old program. The replay proves the cause if the batch is then good.
     """
     now, change = program_of(bad.program.app), last_program_change(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:

@@ -25,7 +25,7 @@ from .bad_commit import BadCommit
 
 
 def explain_no_record(bad: BadCommit, finding: RecordlessBatch) -> Cause:
-    """Return the cause of a batch that is bad even if it is replayed without its records.
+    """Return the cause of a batch that is bad even in a replay without its records.
 
     Raises the errors of a replay.
     """
@@ -201,8 +201,9 @@ def _moved(mover: Mover | None) -> dict[str, str | None]:
 def find_watermark_mover(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
     """Return the version and record that advanced a stage's watermark to `to_ms`; None if not known.
 
-    Searches versions up to `version` by binary search, which reads a few manifests. If the watermark comes from
-    upstream, the search continues in the stage that defines the watermark. One version of that stage is replayed.
+    Searches versions up to `version` by binary search, which reads a few manifests. A watermark may come from an
+    upstream stage: then the search continues in the stage that defines the watermark. One version of that stage is
+    replayed.
     """
     store, app = bad.program.store, bad.verdict.app
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)

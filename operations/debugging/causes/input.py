@@ -28,9 +28,9 @@ MAX_LATER_BATCHES = 2
 
 
 def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedKeys | None) -> Cause | None:
-    """Return an `absence` cause if the bad keys lack a record and the suspected record has another key.
+    """Return an `absence` cause if a missing record of the bad keys made the moment bad, else None.
 
-    Returns None if the suspected record caused the change. The cause is proved if the moment turns bad even without the
+    The suspected record must have a key that is not bad. The cause is proved if the moment turns bad even without the
     suspected record, in the bad batch or in one of the next `MAX_LATER_BATCHES`. Raises the errors of a replay.
     """
     if guilty.source_record is None:
@@ -56,10 +56,10 @@ def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedK
 
 
 def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return an `unknown` cause if the moment turns bad even without the suspected record.
+    """Return an `unknown` cause if the moment turns bad even without the suspected record, else None.
 
-    Only for queries that return no key. The rows that the suspected record wrote must be bad only together with other
-    rows of the table. Otherwise returns None. Raises the errors of a replay.
+    Applies only to queries that return no key, and only if the rows that the suspected record wrote are not bad without
+    other rows of the table. Raises the errors of a replay.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
     if guilty.source_record is None or (named is not None and named.from_predicate) or not hop.alone:
@@ -179,10 +179,10 @@ def _find_copies(bad: BadCommit, window: Window, copy: SourceRecord) -> Iterator
 
 
 def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return the reset after which the app read the suspected record again; None if it read the record once.
+    """Return the reset after which the app read the suspected record again; None if the record was read once.
 
-    If the record was read twice, only the second read made the moment bad: otherwise the first commit that read the
-    record would be the first bad commit.
+    If the app read the record twice, the second read made the moment bad. If the first read had, its commit would be
+    the first bad commit.
     """
     if guilty.source_record is None:
         return None
@@ -201,9 +201,9 @@ def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
 
 
 def find_edit_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
-    """Return an edit of the row that the suspected record changed, if the batch is good without the edit.
+    """Return an edit of the row that the suspected record changed, if the edit is the cause, else None.
 
-    Otherwise returns None. Only the newest change of the row before the batch is examined.
+    The edit is the cause if the batch is good without it. Only the row's newest change before the batch is examined.
     """
     keys = bad.verdict.keys
     if guilty.source_record is None or keys is None or not keys.from_predicate:

@@ -1,8 +1,8 @@
 """Search for the record behind a bad batch of an attached Spark query, among the records that the batch read.
 
 The query's operator is not known, so nothing is replayed. Instead, the user passes a function that converts rows of the
-query's source to input rows of its stateful operator. The function's result shows which records have a key that turned
-bad. If several records have such a key, the record whose values are nearest to the change is returned as a guess.
+query's source to input rows of its stateful operator. The function's result shows which records have a bad key. If
+several records have one, the record whose values are nearest to the change is returned as a guess.
 """
 
 import tempfile
@@ -39,7 +39,7 @@ InputFunction = Callable[[DataFrame], DataFrame]
 
 
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> TracedCause:
-    """Return the cause of a bad batch: a record that the batch read and that has the bad keys.
+    """Return the cause of a bad batch: a record that the batch read and that has a bad key.
 
     `code` is `FILE:FUNCTION`; the function converts source rows to rows with the table's key columns.
     """
@@ -76,7 +76,7 @@ def load_function(code: str) -> InputFunction:
 
 
 def find_record_in_window(kafka: Kafka, verdict: Verdict, function: InputFunction) -> RecordPath:
-    """Return the record with the bad keys, among the records that the bad commit read.
+    """Return the record with a bad key among the records that the bad commit read.
 
     Raises `Refused` if the function fails.
     """

@@ -1,8 +1,8 @@
-"""Determinism check of a program: run each version several times in different ways, and report differences.
+"""Determinism check of a program: runs each version several times in different ways, and reports differences.
 
-All runs except one use a fixed time, so their results do not differ because of the clock. Each run is compared with
-the first. The first run that differs names the most likely dependence: randomness, the Python process, the clock,
-the order of records, batch boundaries, or state partitions.
+All runs except one use a fixed time, so that the clock causes no differences between them. Each run is compared with
+the first. The first run that differs names the most likely dependence: randomness, the Python process, the clock, the
+order of records, batch boundaries, or state partitions.
 
 If Spark's plan shows that each row is computed from one record by deterministic expressions, the function runs once,
 and the rows of each arrangement are picked from its output. Otherwise each batch needs one Spark job.
@@ -217,12 +217,12 @@ class _VersionCheck:
     compare_committed: bool
 
     def run(self) -> CheckedVersion:
-        """Run all arrangements and compare the outcomes. Raises an error if the version cannot be replayed at all."""
+        """Run all arrangements and compare the outcomes. Raises an error if no run of the version is possible."""
         after, first = self.replay.after, self._run_arrangement(self._original_arrangement, self.at_ms)
         dependences: list[Dependence] = []
         titles: list[str] = []
         for reason, title, arrangement, at_ms in self._runs():
-            # A dependence on chance or order would show in all later runs too.
+            # A dependence on chance or order would show in all later runs as well.
             if dependences and dependences[-1].reason != "clock":
                 break
             titles.append(title)
@@ -242,7 +242,7 @@ class _VersionCheck:
         replay, first = self.replay, self._original_arrangement
         yield "random", "again", first, self.at_ms
         if any(function.impurities.python for function in self._runners.values()):
-            # The run at another time also uses other processes, so exclude their effect first.
+            # The run at another time also uses other processes, so the effect of processes is excluded first.
             yield "process", "in other Python processes", replace(first, in_new_processes=True), self.at_ms
         yield "clock", "at another time", first, self.at_ms + _TIME_SHIFT_MS
         every, inputs = first.batches[0], record_origins(replay)

@@ -74,7 +74,7 @@ class _FixedTimeState(BoundState):
         return dataclasses.replace(self, state=self.state.with_parts(find_in_time))
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
-        # Stop the clock only here: requests to the store are signed with the current time.
+        # Stop the clock only during the merge: requests to the store are signed with the current time.
         with stopped_clocks(self.at_ms):
             return self.state.merge(rows, groups, keys, old)
 
@@ -82,7 +82,7 @@ class _FixedTimeState(BoundState):
 def compute_outcome(
     replay: StageReplay, rows_by_output: Mapping[str, Sequence[pa.Table]], partitions: int, at_ms: int
 ) -> RunOutcome:
-    """Return the outcome of a run, given the rows that the user's function returned.
+    """Return the outcome of a run, computed from the rows that the user's function returned.
 
     `rows_by_output` has one table for each batch, by output; for a stage with state, all rows have the key "". Raises
     `Refused` if the state's function fails, and the errors of look-ups in the state.
@@ -111,7 +111,7 @@ class _Run:
         self.sides = {name: replay.before.side_tables[name].ssts for name in replay.look_ups}
         for number, rows in enumerate(batches):
             is_last = number == len(batches) - 1
-            # Rows fall due in the last batch only: a key that the original batch wrote never falls due with it.
+            # Rows fall due in the last batch only: a key that the original batch wrote never falls due in it.
             due = step.due and dataclasses.replace(step.due, pending=step.due.pending and is_last)
             state = _FixedTimeState(step.state, self.at_ms)
             self._merge_batch(rows, dataclasses.replace(step, state=state, seq=step.seq + number, due=due))
@@ -205,10 +205,10 @@ class Differences:
 def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
     """Return the differences between two runs that a deterministic program cannot have.
 
-    Floats are compared by `snapshot.diff.equality`. If the second run has several batches, the comparison of emitted
-    rows depends on the state's kind (`Kind.emission`). Emitted rows that are also rows of the table are not compared.
-    If a function emits rows in each batch, the rows of each key's last batch must also be among the rows of the first
-    run.
+    Floats are compared by `snapshot.diff.equality`. If the second run has several batches, the state's kind
+    (`Kind.emission`) decides how emitted rows are compared. Emitted rows that are also rows of the table are not
+    compared. If a function emits rows in each batch, the rows of each key's last batch must also be among the rows of
+    the first run.
     """
     largest = max(first.max_abs_float, second.max_abs_float)
     keys = None
@@ -224,7 +224,7 @@ def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome)
 
 def _differing_keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, largest: float) -> KeyChanges | None:
     touched = pa.concat_tables([run.keys for run in (first, second) if run.keys is not None])
-    # Rows that have expired by now were visible when the batch merged them.
+    # Rows that have expired since were visible when the batch merged them.
     first_version, second_version = (
         replace(replay.after, table=replay.table, ssts=run.ssts, clock_ms=BEFORE_FIRST_EVENT_MS)
         for run in (first, second)

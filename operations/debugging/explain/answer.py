@@ -37,12 +37,13 @@ def explain_row(
     max_batches: int = 0,
     progress: Progress = lambda _doing: None,
 ) -> RowExplanation:
-    """Return the records that made the row of a key as the version `newest` of its stage shows it.
+    """Return the records that made the row of a key, as the row is at the version `newest` of its stage.
 
-    `key` is one row of key columns, as `parse_key` returns it. With `minimal`, searches the smallest set of records
-    that gives the row; with `payloads`, reads the source records' keys, values and headers. `max_batches` is the
-    maximum number of batches to replay; 0 for no limit. An error of a replay becomes a reason why a version's records
-    are not known. Raises `NotFound` if a version was collected meanwhile.
+    `key` is one row of key columns, as returned by `parse_key`. With `minimal`, searches the smallest set of records
+    that gives the row. With `payloads`, reads the source records' keys, values and headers. `max_batches` is the
+    maximum number of batches to replay; 0 for no limit. If the replay of a version fails, the result has the error as
+    the reason why the version's records are not known. Raises `NotFound` if garbage collection removes a version
+    meanwhile.
     """
     walk = RowWalk(program, max_batches, lambda manifest: progress(f"replaying {manifest.stage} v{manifest.version}"))
     walk.add_row(newest, key)
@@ -84,10 +85,10 @@ def trace_impact(
     max_batches: int = 0,
     progress: Progress = lambda _doing: None,
 ) -> Impact:
-    """Return what a record reached: rows, sent rows, snapshots and clones.
+    """Return the rows, sent rows, snapshots and clones that a record reached.
 
-    `clones` has the source and the cut of each clone of the app, and of the clones' clones, by name. Raises `NotFound`
-    for a topic that no stage reads.
+    `clones` has, by name, the source and the cut of each direct or indirect clone of the app. Raises `NotFound` for a
+    topic that no stage reads.
     """
     store, app = program.store, program.app.name
     heads = {stage: head for stage, head in heads_of(store, app, stages_of(store, app)).items() if not head.retired}
@@ -129,7 +130,7 @@ def _clones(
             source, cut = waiting.pop(name)
             stages, in_flight = tuple[str, ...](), tuple[str, ...]()
             if source in whole:
-                # A clone of a clone is made of versions that already have the rows.
+                # The first versions of a clone of a clone already have the rows.
                 stages = tuple(f"{stage}@v{version}" for stage, version in cut.items())
             elif source == app:
                 stages, in_flight = _reached_in(walk, app, cut)
@@ -140,17 +141,17 @@ def _clones(
 
 
 def _read_by(walk: ImpactWalk, clone: str, record: RecordLocation) -> Iterator[str]:
-    """Yield the clone's own versions, after the moment from which it was made, that read the record."""
+    """Yield versions that the clone committed itself, after it was created, and that read the record."""
     store = walk.program.store
     for head in heads_of(store, clone, stages_of(store, clone)).values() if apps.find_app(store, clone) else ():
         if any(source.topic == record.topic for source in head.inputs.values()):
-            with suppress(NotFound):  # read before the clone was made, or in versions that gc has removed
+            with suppress(NotFound):  # read before the clone was created, or in versions that gc has removed
                 for version in versions_that_read(store, head, record.topic, record.partition, record.offset):
                     yield f"{head.stage}@v{version}"
 
 
 def _reached_in(walk: ImpactWalk, app: str, cut: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stages and the channels of a cut that have what the record reached."""
+    """Return the stages of a cut with rows that the record reached, and the channels with such rows in flight."""
     store, bases = walk.program.store, dict[str, Sequence[range]]()
 
     def has(stage: str, version: int) -> bool:

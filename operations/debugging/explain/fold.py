@@ -1,4 +1,4 @@
-"""Fold of one key's records in memory, for replays of many subsets: no SST is written and no Spark job runs."""
+"""Merge of one key's records in memory, for replays of many subsets: no SST is written and no Spark job runs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..replay.what_if import ChosenRecords
 
 @dataclass(frozen=True, slots=True)
 class OneRow(TableLookUps):
-    """Look-ups in a table of which only one key is asked for: its row, if it has one."""
+    """Look-ups in a table for a single key: return its row, if the key has a row."""
 
     row: pa.Table = field(kw_only=True)
-    """No row or one, with value columns and `_seq`."""
+    """At most one row, with value columns and `_seq`."""
 
     def get_rows(
         self, hashes: npt.NDArray[np.int64], keys: pa.Table
     ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Return the row for the key; see `TableLookUps.get_rows`."""
+        """Return the row for the key. `TableLookUps.get_rows` describes the result."""
         values = self.row.drop_columns([SEQ])
         if self.row.num_rows:
             return values, np.array([True]), np.asarray(self.row[SEQ].to_numpy(), np.int64)
@@ -43,14 +43,14 @@ class KeyFold:
 
     batches: OpenBatches
     steps: tuple[tuple[ReplayBatch, pa.Table], ...]
-    """Batches of the key's stage, ascending, each with the function's rows of the key."""
+    """Batches of the key's stage, ascending, with the rows that the function made for the key in each batch."""
 
     @classmethod
     def open(cls, batches: OpenBatches, newest: Manifest, key: pa.Table) -> Self | None:
         """Return the fold of a key up to the version `newest`; None if its row depends on more than its records.
 
-        It does if records are mixed or not traced, if a stage upstream has state, if rows expire or fall due, or if the
-        state has tables of parts.
+        The row depends on more if a function mixes or does not trace records, if an upstream stage has state, if rows
+        expire or fall due, or if the state has tables of parts.
         """
         opened = sorted(batches.opened.items(), key=lambda item: item[0])
         own = [batch for (stage, _), batch in opened if stage == newest.stage]
@@ -64,7 +64,7 @@ class KeyFold:
         return cls(batches, tuple(steps))
 
     def row(self, chosen: ChosenRecords) -> pa.Table:
-        """Return the key's row after all batches with only the chosen source records; no row or one."""
+        """Return the key's row after all batches with only the chosen source records: a table of at most one row."""
         subset = SubsetReplay(self.batches, chosen)
         first = self.steps[0][0].replay
         columns = [*arrow_schema((*first.table.key, *first.table.values)), pa.field(SEQ, pa.int64())]
@@ -77,7 +77,7 @@ class KeyFold:
         return row
 
     def gives(self, expected: pa.Table, chosen: ChosenRecords) -> bool:
-        """Return True if the chosen records give a row, or no row, that equals `expected` within the tolerance."""
+        """Return True if the chosen records give the row `expected`, within the tolerance; or no row if it is empty."""
         row = self.row(chosen).select(expected.column_names)
         if row.num_rows != expected.num_rows or not row.num_rows:
             return bool(row.num_rows == expected.num_rows)

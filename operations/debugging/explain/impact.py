@@ -1,7 +1,7 @@
-"""Walk from a record to what it reached: rows, later rows of their keys, rows sent downstream and to sinks.
+"""Search for everything that a record reached: rows, later rows of their keys, rows sent downstream and to sinks.
 
-A record reaches a row if the function made a row of it for the key, and all later rows of the key until one is removed,
-also where a function ignores it, as a maximum ignores smaller values.
+A record reaches a key's row if the function turned the record into a row of the key. It also reaches all later rows of
+the key until the row is removed, even if the state ignores the record, as a maximum ignores smaller values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .walk import difference_of_key, hash_range, writes_of_key
 
 @dataclass
 class ImpactWalk:
-    """Walk over the versions that a record reached.
+    """Search downstream over the versions that a record reached.
 
     Args:
         heads: Newest version of each stage.
@@ -67,7 +67,7 @@ class ImpactWalk:
         self.batches = OpenBatches(self.program, self.max_batches)
 
     def run(self, record: RecordLocation) -> None:
-        """Walk from a record of a user's topic or of a repartition topic."""
+        """Search from a record of a user's topic or of a repartition topic."""
         for head in self.heads.values():
             if all(source.topic != record.topic for source in head.inputs.values()):
                 continue
@@ -95,7 +95,7 @@ class ImpactWalk:
                     self._reach(again, np.array([number]))
 
     def _rejection(self, batch: ReplayBatch, record: RecordLocation) -> tuple[NotTaken | None, int]:
-        """Return the rejection of a record by a batch, and the version that retried it; 0 if none has."""
+        """Return two values: a batch's rejection of a record, if any, and the version that retried the record, or 0."""
         program, after = self.program, batch.replay.after
         table = RejectedTable(program.store, program.cache, after.app, after.stage)
         place = record.topic, record.partition, record.offset, record.row or 0
@@ -107,7 +107,7 @@ class ImpactWalk:
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
-        """Keep the message of an error as a reason why something is not known."""
+        """Catch any error, and keep its message as the reason why `what` is not known."""
         try:
             yield
         except Exception as error:
@@ -161,7 +161,7 @@ class ImpactWalk:
         self.not_taken.append(NotTaken(after.stage, after.version, kind, detail))
 
     def _reach_key(self, first: Manifest, key: pa.Table, sides: list[pa.Table]) -> None:
-        """Follow a key's row from the version `first`, which the record went into, until the row is removed."""
+        """Follow a key's row from the version `first`, which the record reached, until the row is removed."""
         writes = self._writes(first, key)
         until = next((change.version for change in writes if change.after is None), None)
         place = first.stage, int(hash_keys(key, key.column_names)[0]), until
@@ -173,7 +173,7 @@ class ImpactWalk:
             row = writes[0].before, writes[0].after
             self.rows[place] = ReachedRow(first.stage, python_rows(key)[0], first.version, until, *row)
         if outputs := self.program.app.stages[first.stage].emits_to:
-            # A batch that leaves the row as it was may send rows all the same.
+            # A batch that does not change the row may send rows nevertheless.
             later = [change.version for change in writes if change.is_by_batch and change.version > first.version]
             for version in (first.version, *(later if is_written else ())):
                 self._emit(first.stage, version, [output.name for output in outputs], key, sides)
@@ -188,7 +188,7 @@ class ImpactWalk:
                 self._send(batch.replay.after, name, rows_sent_for(batch.for_output(name), key, sides))
 
     def _writes(self, first: Manifest, key: pa.Table) -> list[RowChange]:
-        """Return the writes of a key from the version `first` on, until its row is removed; ascending."""
+        """Return the writes of a key from the version `first` on, until its row is removed; oldest first."""
         newest_first = writes_of_key(self.program, self.heads[first.stage], key)
         writes = [*takewhile(lambda change: change.version >= first.version, newest_first)][::-1]
         removed = next((at for at, change in enumerate(writes) if change.after is None), len(writes))
@@ -246,7 +246,7 @@ class ImpactWalk:
 def rows_of_records(replay: StageReplay, numbers: RecordNumbers) -> pa.Table:
     """Return the rows that a stage's function makes of some records of a batch.
 
-    For a function that mixes records, returns the rows that it makes of all records, and not of all others.
+    If the function mixes records, these are the rows that disappear when the function runs on all other records.
     """
     every = replay.rows()
     if replay.knows_records:
@@ -257,7 +257,7 @@ def rows_of_records(replay: StageReplay, numbers: RecordNumbers) -> pa.Table:
 
 
 def rows_sent_for(replay: StageReplay, key: pa.Table, sides: list[pa.Table]) -> pa.Table:
-    """Return the rows that a stage emitted for a key; of a join, the pairs with one of the rows `sides`."""
+    """Return the rows that a stage emitted for a key; if `sides` has rows of a join, only pairs with one of them."""
     emitted = replay.sent_rows(filter_by_keys(replay.rows(), key), hash_range(key))
     if not sides:
         return emitted
@@ -266,7 +266,7 @@ def rows_sent_for(replay: StageReplay, key: pa.Table, sides: list[pa.Table]) -> 
 
 
 def _sides(replay: StageReplay, rows: pa.Table) -> list[pa.Table]:
-    """Return the rows of a join's sides, with the names that they have in its pairs; empty for other states."""
+    """Return the rows of each side of a join, with the column names of the joined rows; empty for other states."""
     bound = replay.shape.bound
     if not isinstance(bound, BoundJoin):
         return []

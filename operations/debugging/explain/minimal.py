@@ -17,17 +17,19 @@ from .fold import KeyFold
 from .walk import RowWalk
 
 _MAX_FOLDED, _MAX_REPLAYED = 20_000, 300
-"""Maximum number of batches to try sets on, by size and again by delta debugging: folded in memory, or replayed.
+"""Maximum number of replayed batches in the search for the smallest set: folded in memory, or by Spark.
 
-A set is tried on all batches that the walk has reached.
+The search by size and the search by delta debugging may each use this number. A test of one set replays all batches
+that the walk has reached.
 """
 
 
 def minimal_records(walk: RowWalk, newest: Manifest, key: pa.Table) -> MinimalRecords:
-    """Return the smallest set of source records that gives the row of a key, among those that a walk has reached.
+    """Return the smallest set of source records that gives the row of a key.
 
-    `newest` is the version whose batch wrote the row. Raises `UnprovedRecord` if the walk lacks records, or if a replay
-    of all does not give the row, and the errors of replays.
+    The records are chosen from the source records that the walk has reached. `newest` is the version whose batch wrote
+    the row. Raises `UnprovedRecord` if the walk lacks records, or if a replay of all records does not give the row;
+    also raises the errors of replays.
     """
     if walk.lacking:
         raise UnprovedRecord(f"not all records of the row are known: {walk.lacking}")

@@ -1,9 +1,9 @@
-"""Walk from a row to the records that made it: version by version, and through repartition topics to source records.
+"""Search for the records that made a row: version by version, and through repartition topics to source records.
 
-The provenance is Cui and Widom's ("Lineage tracing for general data warehouse transformations", 2003), by replays: the
-function is run over each batch, which tells the records of each of its rows; a stage with state sends rows of a key,
-into which all records went that the key's row was made from since it last had none. Each replay is compared with what
-was committed.
+The result is the provenance of Cui and Widom ("Lineage tracing for general data warehouse transformations", 2003),
+computed by replays. The function runs again over each batch, which shows the records of each of its rows. If a stage
+with state sends a row of a key, the row was made from all records of the key since the key last had no row. Each replay
+is compared with the committed rows.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ..replay.stage_replay import StageReplay, filter_by_keys
 from ..replay.what_if import PartRecord
 
 _MAX_EMITTING_KEYS = 1_000
-"""Maximum number of keys of one batch whose emitted rows are equal to the rows that are traced."""
+"""Maximum number of keys of one batch whose emitted rows equal the rows that are traced."""
 
 
 @dataclass
 class WalkedVersion:
-    """Version that the walk has reached, with the numbers of the records that it read for the traced rows."""
+    """Version that the walk has reached, with the numbers of those of its records that the traced rows depend on."""
 
     manifest: Manifest
     key: pa.Table | None
@@ -51,7 +51,7 @@ class WalkedVersion:
     batch: ReplayBatch | None = None
     numbers: RecordNumbers = field(default_factory=lambda: np.empty(0, np.int64))
     mixes: str = ""
-    """Reason why `numbers` has more records than went into the rows; empty if it has exactly these."""
+    """Reason why `numbers` may have records that did not go into the rows; empty if all of them did."""
     reasons: dict[str, None] = field(default_factory=dict)
     """Reasons why `numbers` may lack records."""
 
@@ -85,7 +85,7 @@ class WalkedVersion:
 
 @dataclass
 class RowWalk:
-    """Walk over the versions that made some rows. `versions` has them in the order in which they were reached.
+    """Search upstream for the versions that made some rows. `versions` has them in the order of the search.
 
     Args:
         max_batches: Maximum number of batches to replay; 0 for no limit.
@@ -111,19 +111,22 @@ class RowWalk:
 
     @property
     def lacking(self) -> str:
-        """Reason why the sources may lack records that went into the rows; empty if they have all."""
+        """Reason why `sources` may lack records that went into the rows; empty if `sources` is complete."""
         return next((reason for walked in self.versions.values() for reason in walked.reasons), "")
 
     def add_row(self, newest: Manifest, key: pa.Table) -> None:
-        """Walk to the records that made the row of a key as the version `newest` shows it.
+        """Walk to the records that made the row of a key, as the row is at the version `newest`.
 
-        If there is no row, walks to the records of the row that was removed last, and of its removal. Raises `NotFound`
-        if a version was collected meanwhile.
+        If the key has no row, walks to the records of its last row, and of the removal of that row. Raises `NotFound`
+        if garbage collection removes a version meanwhile.
         """
         self._add_changes(self.changes(newest, key), key)
 
     def _add_changes(self, changes: Iterable[RowChange], key: pa.Table, pairs: pa.Table | None = None) -> None:
-        """Walk to the records of changes of a key, newest first; with `pairs`, rows of a join, to those in a pair."""
+        """Walk to the records behind changes of a key, newest first.
+
+        `pairs` are joined rows: if given, walks only to records that are part of one of them.
+        """
         for change in changes:
             manifest = history.read(self.program.store, self.program.app.name, change.stage, change.version)
             place = _place(manifest, key)
@@ -136,12 +139,12 @@ class RowWalk:
                 self._add_records(walked, self._records_of_key(walked, batch, key, pairs))
 
     def _add_emitting_key(self, sender: ReplayBatch, key: pa.Table, pairs: pa.Table | None) -> None:
-        """Walk to the records that made the rows which a batch sent for a key of its table."""
+        """Walk to the records behind the rows that a batch sent for a key of its table."""
         manifest = sender.replay.after
         changes = self.changes(manifest, key)
         newest = next(changes, None)
         if newest is None or newest.version < manifest.version:
-            # The batch sent rows, and left the key's row as it was.
+            # The batch sent rows, but did not change the key's row.
             walked = self.versions.setdefault(_place(manifest, key), WalkedVersion(manifest, key, None, sender))
             self._add_records(walked, self._records_of_key(walked, sender, key, pairs))
             if newest is None or newest.after is None:
@@ -149,7 +152,7 @@ class RowWalk:
         self._add_changes(chain([newest], changes), key, pairs)
 
     def changes(self, newest: Manifest, key: pa.Table) -> Iterator[RowChange]:
-        """Yield the writes of a key up to `newest`, newest first, back to the one that added the row."""
+        """Yield the writes of a key up to `newest`, newest first. The last one added the row."""
         for change in writes_of_key(self.program, newest, key):
             yield change
             if change.before is None:
@@ -241,7 +244,7 @@ def _place(manifest: Manifest, key: pa.Table) -> tuple[str, int, int | None]:
 
 
 def writes_of_key(program: LoadedProgram, newest: Manifest, key: pa.Table) -> Iterator[RowChange]:
-    """Yield the writes of a key up to `newest`, newest first, without rewinds and the versions that they undid."""
+    """Yield the writes of a key up to `newest`, newest first, except rewinds and the versions that a rewind undid."""
     bases, rewinds = newest.base_versions(of_rows=True), {rewind.version for rewind in newest.rewinds}
     versions = VersionList(program.store, newest.app, newest.stage, newest.version)
     for change in key_changes(versions, KeyReader(program.store, program.cache, key), 0, rewrites=True):
@@ -251,7 +254,7 @@ def writes_of_key(program: LoadedProgram, newest: Manifest, key: pa.Table) -> It
 
 
 def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
-    """Yield why no batch made a change of a row, if that leaves the row's records unknown."""
+    """Yield the reasons why a change of a row was made without a batch, if the row's records are then unknown."""
     if change.gap:
         yield f"gc has removed the versions before v{change.version}, which may have changed the row"
     if change.inherited == "clone":
@@ -269,7 +272,10 @@ def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
 
 
 def difference_of_key(replay: StageReplay, key: pa.Table) -> str | None:
-    """Return why a replay of a batch gives another row of a key than was committed; None if it gives the same."""
+    """Return a sentence if a replay of a batch gives a different row of a key than was committed, else None.
+
+    The sentence gives the likely reason.
+    """
     written = filter_by_keys(replay.written_rows(), key)
     new = replay.merge(filter_by_keys(replay.rows(), key), hash_range(key)).new
     if not len(replay.differing_keys(written, filter_by_keys(new, key))):
@@ -287,9 +293,9 @@ def hash_range(keys: pa.Table) -> tuple[int, int]:
 
 
 def emitting_keys(replay: StageReplay, sent: pa.Table) -> pa.Table:
-    """Return the keys of a stage with state for which it sent rows that are equal to one of `sent`.
+    """Return the keys for which a stage with state sent at least one of the rows `sent`.
 
-    Groups of keys are merged, and split while they send such rows. Raises `TooManyFailing`.
+    The search is by groups of keys: a group that sends such rows is split further. Raises `TooManyFailing`.
     """
     names = arrow_schema(replay.table.key).names
     rows = replay.rows()

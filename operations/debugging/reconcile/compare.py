@@ -1,7 +1,8 @@
-"""Comparison of a table with somebody else's rows by key: one join of both sides, in DuckDB.
+"""Comparison of a table with external rows by key: one join of both sides, in DuckDB.
 
-Both sides are read once. The join gives the keys that are on one side alone or have an unequal value; only these become
-Arrow rows, batch by batch, and are judged by `snapshot.diff.equality`. DuckDB spills to disk what memory cannot hold.
+Both sides are read once. The join gives the keys that exist on one side only or have an unequal value. Only these
+become Arrow rows, batch by batch, and `snapshot.diff.equality` decides if they differ. DuckDB writes to disk if the
+data exceeds its memory limit.
 """
 
 from __future__ import annotations
@@ -41,21 +42,24 @@ NO_TIME = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """How the columns of both sides correspond."""
+    """Mapping between the columns of both sides."""
 
     key: Mapping[str, str] = field(default_factory=dict)
-    """By key column, their column; columns left out have the same name."""
+    """Name of the external column, by key column of the table. A missing entry means an equal name."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """By value column to compare, their column; empty for all that both sides have under one name."""
+    """Name of the external column, by value column of the table to compare.
+
+    If empty, all value columns that both sides have under the same name are compared.
+    """
     time: str = ""
-    """Their column with the time at which a row was right: a timestamp or a date; empty if there is none."""
+    """External column with the time for which a row is valid, a timestamp or a date; empty if there is none."""
     tolerance: float = 0.0
-    """Largest difference of two numbers that count as equal; 0 for the tolerance of floats alone."""
+    """Largest difference at which two numbers count as equal; 0 for the rounding tolerance of floats only."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """Numbers of keys that agree and differ, and the differing keys in order of the key."""
+    """Numbers of keys that agree and differ, and the differing keys in the order of the key."""
 
     table: str
     theirs: str
@@ -70,11 +74,14 @@ class TableComparison:
     near: Mapping[str, int]
     """By column, the number of rows that count as equal only because of the tolerance."""
     left_out: tuple[str, ...]
-    """Value columns of the table that were not compared."""
+    """Value columns of the app's table that were not compared."""
     changes: KeyChanges
-    """Differing keys, at most as many as requested: their row as `before`, ours as `after`."""
+    """Differing keys, at most the requested number. `before` has the external row, `after` the app's row."""
     times_ms: npt.NDArray[np.int64] | None
-    """For each of these keys, the time of their row, ms since 1970, or `NO_TIME`; None without such a column."""
+    """For each key in `changes`, the time of the external row, ms since 1970, or `NO_TIME`.
+
+    None if the external rows have no time column.
+    """
 
     @property
     def num_different(self) -> int:
@@ -91,7 +98,7 @@ def compare(
     *,
     max_keys: int | None = None,
 ) -> TableComparison:
-    """Compare a table at a cut with somebody else's rows. The result has at most `max_keys` differing keys.
+    """Compare a table at a cut with external rows. The result has at most `max_keys` differing keys.
 
     Raises `NotFound` (no such table or column), `Usage` (the columns do not fit) and `Refused` (the source cannot be
     read, or has several rows for one key).
@@ -177,7 +184,7 @@ class _Sides:
         return [_TIME] * self.has_time
 
     def load(self, con: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> None:
-        """Read their rows into a table of the connection. Raises the errors of `fit_columns` and of the source."""
+        """Read the external rows into a table of the database. Raises the errors of `fit_columns` and of the source."""
         empty = self._their_batch(reader.schema.empty_table())
         failed: list[Exception] = []
 
@@ -199,7 +206,7 @@ class _Sides:
     def check_unique(self, con: duckdb.DuckDBPyConnection, source: str) -> None:
         keys = ", ".join(self.key_names)
         several = f"SELECT {keys} FROM {_THEIRS} GROUP BY {keys} HAVING count(*) > 1"
-        # The count of groups takes less than listing them, and there are rarely any.
+        # Counting the groups is cheaper than listing them, and normally there are none.
         ((count,),) = con.sql(f"SELECT count(*) FROM ({several})").fetchall()
         if count:
             some = con.sql(f"{several} LIMIT {MAX_EXAMPLES}").to_arrow_table().rename_columns(self.key.names)
@@ -209,7 +216,7 @@ class _Sides:
             )
 
     def largest(self, con: duckdb.DuckDBPyConnection) -> dict[str, float]:
-        """Return the largest number of each column of floats, on both sides."""
+        """Return the largest absolute finite value of each float column, on both sides."""
         floats = [
             (column.name, name)
             for column, name in zip(self.values, self.value_names, strict=True)
@@ -226,7 +233,7 @@ class _Sides:
         return {ours: float(max(first or 0.0, second or 0.0)) for (ours, _), first, second in pairs}
 
     def unequal(self) -> str:
-        """Return the query of the keys that are on one side alone or have an unequal value, in order of the key."""
+        """Return an SQL query for the keys that are on one side only or have unequal values, in order of the key."""
         keys, values = self.key_names, self.value_names
         own = [f"{quote_identifier(ours)} AS {name}" for ours, name in zip(self.key.names, keys, strict=True)]
         own += [f"{quote_identifier(ours)} AS {name}" for ours, name in zip(self.values.names, values, strict=True)]
@@ -255,7 +262,7 @@ class _Sides:
 
 @dataclass
 class _Tally:
-    """Numbers of the differing keys so far, and the first ones."""
+    """Number of the differing keys so far, and the first differing keys."""
 
     sides: _Sides
     tolerance: Tolerance

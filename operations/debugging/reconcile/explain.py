@@ -1,4 +1,4 @@
-"""Comparison of a table with somebody else's rows, and explanation of the keys that differ; `why_not` explains one."""
+"""Comparison of a table with external rows, with a reason for each differing key; `why_not` examines a single key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ORDER = {kind: number for number, kind in enumerate(LABELS)}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A table at a cut, with what explanations of it read."""
+    """Table at a cut, and the sources that explanations read."""
 
     store: ObjectStore
     cache: SstCache
@@ -48,7 +48,7 @@ class Place:
     table: str
     now_ms: int
     topics: KafkaTopics | None = None
-    """Kafka; None if it is not configured: the archive alone is then searched for records."""
+    """Kafka; None if it is not configured. Without Kafka, only the archive is searched for records."""
     declared: DeclaredFields = NOTHING_DECLARED
     formats: MessageDecoder | None = None
 
@@ -61,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class KeyDifference:
-    """A key that differs, and why."""
+    """Key that differs, and the reasons."""
 
     key: Mapping[str, object]
     kind: DifferenceKind
@@ -69,14 +69,14 @@ class KeyDifference:
     theirs: Mapping[str, object] | None
     parting: Parting
     reasons: tuple[MissingReason, ...]
-    """Why records of the key, or its row, are not in the table; empty if nothing is known to be missing."""
+    """Reasons why records of the key, or its row, are missing in the table; empty if nothing is known to be missing."""
     counted: int
-    """Number of records of the key that were counted, as far as they can still be read."""
+    """Number of readable records of the key that were counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """A table compared with somebody else's rows."""
+    """Comparison of a table with external rows, and its explanation."""
 
     app: str
     ref: str
@@ -89,7 +89,7 @@ class Reconciliation:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why something is not in a table."""
+    """Reasons why records are not in a table."""
 
     app: str
     table: str
@@ -97,13 +97,13 @@ class Absence:
     row: Mapping[str, object] | None
     """The key's row; None if there is none."""
     reasons: tuple[MissingReason, ...]
-    """Records that are not in the row, and why; then why the row is gone."""
+    """Reasons why records are not in the row, followed by the reason why the row is gone."""
     counted: tuple[MissingReason, ...]
     gaps: tuple[str, ...]
 
 
 def reconcile(place: Place, theirs: Theirs, matching: Matching, *, max_keys: int | None = 50) -> Reconciliation:
-    """Compare a table with somebody else's rows, and explain the first `max_keys` differing keys (None for all).
+    """Compare a table with external rows, and explain the first `max_keys` differing keys (None for all).
 
     Raises the errors of `compare`.
     """
@@ -119,14 +119,14 @@ def reconcile(place: Place, theirs: Theirs, matching: Matching, *, max_keys: int
 def why_not(
     place: Place, key_values: Sequence[object], *, record: RecordLocation | None = None, where: str = ""
 ) -> Absence:
-    """Explain why a record, records, or all records of a key are not in the row of the key.
+    """Explain why one record, several records, or all records of a key are not in the row of the key.
 
     Args:
-        place: the table.
-        key_values: the values of the key columns, in their order.
-        record: the record to look for.
-        where: a condition over the columns of an archive for the records to look for; without `record` and `where`,
-            they are found by the table's lineage.
+        place: Table.
+        key_values: Values of the key columns, in their order.
+        record: Record to search.
+        where: Condition for the records to search, over the columns of an archive. Without `record` and `where`, the
+            records are found by the table's lineage.
 
     Raises `NotFound` (no such table, topic or column) and `Usage` (a value or the condition is malformed).
     """
@@ -163,7 +163,7 @@ class _Explanation:
     found: KeyRecords
     was_given: bool
     _fates: dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]] = field(default_factory=dict)
-    """Fates of the records of keys that were asked for, by the key's number: see `fates_of`."""
+    """Cached results of `fates_of`, by the key's number."""
 
     @classmethod
     def of(cls, place: Place, keys: pa.Table, records: Sequence[RecordLocation] | None = None) -> _Explanation:
@@ -179,7 +179,7 @@ class _Explanation:
         return cls(place, keys, RecordFates(place.store, place.cache, heads, finder), found, records is not None)
 
     def fates_of(self, number: int) -> tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]:
-        """Return the fates of a key's records: of those that are not counted, and of those that are."""
+        """Return two values: the fates of a key's records that are not counted, and the fates of those that are."""
         if number not in self._fates:
             exists = not self.was_given
             fates = [
@@ -238,7 +238,7 @@ class _Explanation:
         return MissingReason("absent", f"no record of it is in {where}")
 
     def _not_searched(self) -> MissingReason:
-        """Return why a key may have no record, if some of the records that it may have had are nowhere any more."""
+        """Return `lost`, `skipped` or `forgotten` if that explains all unreadable records of a key, else `unknown`."""
         found, fates = self.found, list[MissingReason]()
         unknown = MissingReason("unknown", f"no record found, but not all were searched: {found.gaps[0]}", proved=False)
         unreadable = [(topic, extent) for topic, extents in found.unreadable.items() for extent in extents]
@@ -257,7 +257,7 @@ class _Explanation:
         return unknown
 
     def _why_gone(self, change: RowChange) -> MissingReason | None:
-        """Return why a version changed or removed a row, if no record did it."""
+        """Return the reason why a version changed or removed a row, if the reason is not a record; else None."""
         version, at = f"{change.stage}@v{change.version}", format_iso(change.time_ms)
         if change.expired:
             return MissingReason("expired", f"the row expired at {at} ({version})")

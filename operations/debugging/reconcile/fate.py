@@ -1,7 +1,7 @@
-"""Fate of one record: followed from its topic through the stages to a table, by manifests and stored rows alone.
+"""Search for the fate of one record, from its topic through the stages to a table, by manifests and stored rows.
 
-At each stage the record was read by a version, or not, for a reason that the manifests tell. At the table's stage, that
-version wrote the record's key, or not. What only a replay of the program could tell is said to be not known.
+At each stage, either a version read the record, or the manifests show why none did. At the table's stage, that version
+either wrote the record's key or did not. Facts that only a replay of the program could show are reported as not known.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from .reasons import MissingReason
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Versions of a stage that processed a record; ascending."""
+    """Versions of a stage that processed a record, ascending."""
 
     stage: str
     versions: tuple[Manifest, ...]
     path: tuple[tuple[str, Manifest], ...] = ()
-    """Stages before, with the version that read the record."""
+    """Upstream stages on the record's path, each with the version that read the record."""
 
 
 _SHOWN = ("error", "message", "version", "retried")
@@ -57,7 +57,7 @@ _Place = tuple[str, int, int]
 
 @dataclass
 class RecordFates:
-    """Fates of records on their way to the table of a stage."""
+    """Fates of records between their topics and the table of a stage."""
 
     store: ObjectStore
     cache: SstCache
@@ -86,9 +86,10 @@ class RecordFates:
         ]
 
     def of_record(self, record: RecordLocation, number: int, *, exists: bool = False) -> MissingReason:
-        """Return why a record is not in the row of the key with this number; `counted` if its batch wrote the row.
+        """Return the reason why a record is not in the row of a key; `counted` if the record's batch wrote the row.
 
-        `exists` is True for a record that was read from its topic or archive just now.
+        `number` is the number of the key. `exists` is True if the caller has just read the record from its topic or
+        archive.
         """
         missing = None if exists else self._missing(find_topic(self.finder.sources, record.topic), record)
         reached = missing or self._reach(self.stage, record)
@@ -96,13 +97,13 @@ class RecordFates:
         return reason.of_record(record)
 
     def line(self, stage: str) -> VersionLine:
-        """Return the versions whose input is still in effect."""
+        """Return the versions of a stage whose input is still in effect: no rewind or reset has undone it."""
         if stage not in self._lines:
             self._lines[stage] = VersionLine.up_to(self.store, self.heads[stage])
         return self._lines[stage]
 
     def _reach(self, stage: str, record: RecordLocation) -> Reached | MissingReason:
-        """Return the versions of a stage that processed the record, or why there are none."""
+        """Return the versions of a stage that processed the record, or the reason why there are none."""
         reasons: list[MissingReason] = []
         for name, source in self.heads[stage].inputs.items():
             if source.upstream in self.heads:
@@ -244,7 +245,7 @@ class RecordFates:
         return MissingReason("filtered", why)
 
     def _written_later(self, reached: Reached, read: Manifest, number: int) -> MissingReason | None:
-        """Return that the record may be counted, if a stage before keeps rows, and the key was written later."""
+        """Return `counted`, not proved, if the key was written later and an upstream stage keeps rows; else None."""
         if all(version.table is None for _, version in reached.path):
             return None
         row = self.readers[number].read_newest(self.heads[self.stage])
@@ -272,7 +273,7 @@ class RecordFates:
         return self._rejected[stage]
 
     def _rejected_on_way(self, reached: Reached, number: int) -> MissingReason | None:
-        """Return the rejection of a row that was made of the record, at a stage that reads from a channel."""
+        """Return the rejection of a row that was made from the record, at a stage that reads a channel; else None."""
         versions = {**{stage: (version,) for stage, version in reached.path}, self.stage: reached.versions}
         for stage, read in versions.items():
             for row, numbers in self.rejected_with_keys(stage):
@@ -281,7 +282,7 @@ class RecordFates:
         return None
 
     def rejected_with_keys(self, stage: str) -> Sequence[tuple[dict[str, object], set[int]]]:
-        """Return the records that a stage rejected and that wait, with the numbers of the keys that they hold."""
+        """Return the records that a stage rejected and that wait for a retry, each with the numbers of its keys."""
         if stage not in self._held:
             has_any = REJECTED in self.heads[stage].side_tables
             self._held[stage] = [*self._find_rejected_with_keys(stage)] if has_any else []
@@ -310,7 +311,7 @@ class RecordFates:
         return None
 
     def _replaced_ssts(self, version: Manifest) -> tuple[Sst, ...]:
-        """Return the SSTs of a version's own rows from which keys were forgotten since."""
+        """Return the SSTs with a version's own rows from which keys were forgotten since."""
         index = forgotten.cached_index(self.store, version.app, at_least=None)
         place = (version.stage, version.version)
         if index.number and place not in self._replaced:

@@ -25,13 +25,13 @@ from ...key_search.key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
 from ...key_search.matching import KeyRows, MessageDecoder, Rule, filter_candidates, match_records, message_rows
 
 MAX_RECORDS = 1_000
-"""Maximum number of records of one key that are followed: the newest by offset."""
+"""Maximum number of records of one key that are followed. If there are more, the newest by offset are followed."""
 _MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A user's topic that reaches a stage, with its records that can still be read."""
+    """Topic of a user from which records reach a stage, with the offsets that can still be read."""
 
     name: str
     source: Input
@@ -40,19 +40,19 @@ class SourceTopic:
     ends: tuple[int, ...] | None
     """End offsets in Kafka; None if Kafka is not configured, does not answer, or has no such topic."""
     silent: str = ""
-    """Error of a Kafka that does not answer; empty if it does, or is not configured."""
+    """Error if Kafka does not answer; empty if Kafka answers or is not configured."""
 
     def readable(self) -> Extents:
         archived = (extent for archive in self.archives.archives for extent in archive.index.covered)
         return union(archived, self.in_kafka)
 
     def erased(self) -> Extents:
-        """Return the offsets from whose archive keys were forgotten."""
+        """Return the offsets of archived records in which keys were forgotten."""
         return union(extent for archive in self.archives.archives for extent in archive.index.forgotten)
 
     @property
     def end_offsets(self) -> tuple[int, ...]:
-        """End offsets of what is known of the topic."""
+        """End offset of each partition: the larger of Kafka's end and the app's position."""
         known = self.ends or ()
         return tuple(
             max(offset, known[partition] if partition < len(known) else 0)
@@ -62,22 +62,22 @@ class SourceTopic:
 
 @dataclass
 class KeyRecords:
-    """Records that hold some keys, and what could not be searched."""
+    """Records that hold some keys, and the records that could not be searched."""
 
     records: dict[int, list[RecordLocation]] = field(default_factory=dict)
-    """By number of the key, in the order of the keys."""
+    """Records by number of the key, in the order of the keys."""
     unreadable: dict[str, Extents] = field(default_factory=dict)
     """Offsets of the records that neither Kafka nor the archive has, by topic."""
     erased: list[str] = field(default_factory=list)
-    """Topics from whose archive keys were forgotten, and whose records Kafka no longer has."""
+    """Topics in whose archive keys were forgotten, and whose records Kafka no longer has."""
     other_gaps: list[str] = field(default_factory=list)
     """Sentences on records that could not be searched for other reasons."""
     is_cut_off: bool = False
-    """True if only the newest records of a key are here."""
+    """True if `records` has only the newest records of a key."""
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """Sentences on records that could not be searched; empty if all that the stage may have read was searched."""
+        """Sentences on records that could not be searched; empty if the search covered all records of the stage."""
         return (*self.other_gaps, *self._lost_records(), *self._cut_off())
 
     def _lost_records(self) -> Iterator[str]:
@@ -129,9 +129,9 @@ def _open_topic(archives: Archives, name: str, source: Input, topics: KafkaTopic
 
 
 def read_records(topic: SourceTopic, topics: KafkaTopics | None, extents: Extents) -> Iterator[pa.Table]:
-    """Yield the records in these offsets that the archive or Kafka still has.
+    """Yield the records at these offsets that the archive or Kafka still has.
 
-    From offsets from whose archive keys were forgotten, Kafka is read, if it still has them.
+    Offsets at which keys were forgotten in the archive are read from Kafka instead, if Kafka still has them.
     """
     erased = intersect(topic.erased(), topic.in_kafka)
     for extent in extents:
@@ -206,9 +206,10 @@ class KeyFinder:
         ]
 
     def holding(self, place: str, values: Sequence[bytes | None], rows: pa.Table) -> dict[int, set[int]]:
-        """Return the numbers of the keys that rejected records of an input hold, by row.
+        """Return the numbers of the keys in rejected records of an input, by row index.
 
-        `rows` are the records as an archive has them; for a channel, the messages are in `values`.
+        `place` is the topic or channel. `rows` has the records in the format of an archive; for a channel, `values` has
+        the messages.
         """
         rules, keys, found = self.fields.rules_for(place), self._key_rows, dict[int, set[int]]()
         if place in self.fields.channels:
@@ -223,7 +224,7 @@ class KeyFinder:
 
 
 def find_topic(sources: Sequence[SourceTopic], topic: str) -> SourceTopic:
-    """Return the source by its Kafka topic or declared name. Raises `NotFound`."""
+    """Return the source with this Kafka topic or declared name. Raises `NotFound`."""
     for source in sources:
         if topic in (source.source.topic, source.name):
             return source
@@ -245,7 +246,10 @@ def matching_records(
 
 
 def take_record(topic: SourceTopic, topics: KafkaTopics | None, record: RecordLocation) -> pa.Table | None:
-    """Return a record as an archive has it, without rows if there is none; None if its offset is not readable."""
+    """Return a record in the format of an archive.
+
+    The table is empty if its offset has no record. Returns None if the offset cannot be read.
+    """
     extent = Extent(record.partition, record.offset, record.offset + 1)
     if subtract((extent,), topic.readable()):
         return None

@@ -1,7 +1,7 @@
-"""When our row of a key stopped being theirs: the histories of many keys, read side by side.
+"""Search for the change since which a key's row in the app differs from the external row, for many keys at once.
 
-A few changes of each key are read at a time, newest first, and compared in one go, until a version is found that had
-their row. So keys that differ since yesterday do not cost the changes of a year.
+A few changes of each key are read at a time, newest first, and compared together, until a version has the external row.
+So the search costs little for keys that differ only since yesterday.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _CHANGES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The change since which our row of a key is not theirs."""
+    """Change since which the app's row of a key differs from the external row."""
 
     change: RowChange | None
-    """None if the table never had a row of the key, or never had another one than theirs."""
+    """None if the table never had a row of the key, or only ever the external row."""
     had_theirs: bool
-    """True if the version before the change had their row."""
+    """True if the version before the change had the external row."""
     changes: tuple[RowChange, ...]
-    """Changes that were read, newest first: at least those since the parting."""
+    """Changes that were read, newest first; includes at least all changes since the parting."""
 
 
 @dataclass
 class _KeyLine:
-    """One key's changes so far, newest first; for each, True if the row after it is theirs."""
+    """Changes of one key so far, newest first. `equal` is True for changes that left the external row."""
 
     source: Iterator[RowChange]
     their_row: Mapping[str, object] | None
@@ -56,9 +56,9 @@ class _KeyLine:
         return some
 
     def parting(self) -> Parting | None:
-        """Return the parting; None if older changes are needed."""
+        """Return the parting; None if the search needs older changes."""
         since = self.time_ms
-        # The row at their time, or the newest one.
+        # The row at the external row's time, or the newest row.
         numbers = range(len(self.changes))
         at = next((n for n in numbers if since is None or self.changes[n].time_ms <= since), len(self.changes))
         if at == len(self.changes) and not self.is_whole:
@@ -131,7 +131,7 @@ def open_histories(
 def _flag_theirs(
     comparison: TableComparison, numbers: npt.NDArray[np.int64], rows: Sequence[Mapping[str, object] | None]
 ) -> list[bool]:
-    """Return, for rows of the differing keys with these numbers, if each is their row of the key."""
+    """Return, for rows of the differing keys `numbers`, True where the row equals the key's external row."""
     if not rows:
         return []
     theirs = comparison.changes.before.take(pa.array(numbers))

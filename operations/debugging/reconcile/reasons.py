@@ -1,4 +1,4 @@
-"""Reasons why a record is not in a table: their kinds, and how sure each is."""
+"""Kinds of reasons why a record is not in a table, and their certainty."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ LABELS: Mapping[ReasonKind, str] = {
     "counted": "counted",
     "unknown": "not known",
 }
-"""Words of each kind, in the order in which the kinds are preferred for a key with several reasons."""
+"""Text for each kind. If a key has several reasons, the earlier kind is preferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingReason:
-    """Why a record, or all records of a key, are not in a row of a table.
+    """Reason why a record, or all records of a key, are not in a row of a table.
 
-    `proved` is True if stored objects leave no other reason; the sentence says what else may be the case.
+    `proved` is True if the stored objects exclude every other reason. Otherwise the sentence names the other possible
+    reasons.
     """
 
     kind: ReasonKind

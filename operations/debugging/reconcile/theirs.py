@@ -1,4 +1,4 @@
-"""Somebody else's rows: a file, a query, a URL, rows in memory, or a table of an app."""
+"""External rows: a file, a query, a URL, rows in memory, or a table of an app."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BATCH_ROWS = 1 << 17
 
 
 def names_table(text: str) -> bool:
-    """Return True if a text names a table of an app, as `APP/TABLE` or `APP/TABLE@MOMENT`, and no file or query."""
+    """Return True if a text names a table of an app: `APP/TABLE` or `APP/TABLE@MOMENT`, and no existing file."""
     return bool(_TABLE.fullmatch(text)) and not Path(text).exists()
 
 
@@ -58,7 +58,7 @@ Theirs: TypeAlias = pa.Table | RowSource | AppTable
 
 @contextmanager
 def open_theirs(theirs: Theirs) -> Iterator[pa.RecordBatchReader]:
-    """Open the rows as a reader of batches, which can be read once.
+    """Open the external rows as a reader of batches. The reader can be consumed once.
 
     A query runs in a DuckDB that cannot write, and that installs no extension. Raises `NotFound` (no such table),
     `Usage` (the query does more than read) and `Refused` (the source cannot be read).
@@ -78,7 +78,7 @@ def open_theirs(theirs: Theirs) -> Iterator[pa.RecordBatchReader]:
 
 
 def describe_theirs(theirs: Theirs) -> str:
-    """Return the name of the rows in messages. Of a URL, it has no password and no signature."""
+    """Return the name of the external rows for messages. A URL is shown without its password and signature."""
     if isinstance(theirs, pa.Table):
         return "the given rows"
     text = str(theirs)

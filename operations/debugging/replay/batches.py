@@ -1,6 +1,6 @@
-"""Replays of a bad batch, and of the batches upstream that sent rows to it, with a subset of their records.
+"""Replays of a bad batch, and of the upstream batches that sent rows to it, with a subset of their records.
 
-The records that a batch received are divided into parts: each part is from a user's topic, or from one version of an
+The records that a batch received are divided into parts. Each part is from a user's topic, or from one version of an
 upstream stage, whose batch can also be replayed. A `SubsetReplay` states which records are present. Downstream batches
 receive the rows that the upstream replays send. Each batch keeps the clock and the watermark of its manifest.
 """
@@ -67,9 +67,9 @@ class InputPart:
 
 
 class ReplayBatch:
-    """A batch whose stage can be replayed with any subset of its records.
+    """Batch whose stage can be replayed with any subset of its records.
 
-    Processed records have the numbers of `StageReplay`. Rejected records have the numbers after those.
+    Processed records have the numbers of `StageReplay`. Rejected records have the next higher numbers.
     """
 
     def __init__(self, replay: StageReplay) -> None:
@@ -120,14 +120,14 @@ class ReplayBatch:
         return int(self.column(ORIGIN_SCHEMA.names[3])[number])
 
     def for_output(self, name: str) -> StageReplay:
-        """Return the replay for a channel that the stage writes, or for the stage's tables if `name` is empty."""
+        """Return the replay for a channel that the stage writes; if `name` is empty, for the stage's tables."""
         if name not in self._replays:
             self._replays[name] = self.replay.for_output(name)
         return self._replays[name]
 
     @cached_property
     def side_rows(self) -> dict[str, tuple[pa.Table, RecordNumbers]]:
-        """Rows that the batch wrote to each side table, and the record number of each row; -1 for no record."""
+        """Rows that the batch wrote to each side table, with the record number of each row; -1 for no record."""
         program, after, result = self.replay.program, self.replay.after, {}
         for name, side in after.side_tables.items():
             if name != REJECTED:
@@ -171,7 +171,7 @@ class OpenBatches:
 
     program: LoadedProgram
     max_batches: int = 0
-    """Number of batches from which `is_full` is True; 0 for no limit."""
+    """Number of open batches at which `is_full` returns True; 0 for no limit."""
     opened: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
     _commits_by_version: dict[tuple[str, int], frozenset[LinePosition]] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class OpenBatches:
         return self.opened[place]
 
     def is_full(self, stage: str, version: int) -> bool:
-        """Return True if this batch is not open, and as many are open as should be."""
+        """Return True if this batch is not open, and the maximum number of batches is open."""
         return (stage, version) not in self.opened and 0 < self.max_batches <= len(self.opened)
 
     def previous(self, batch: ReplayBatch) -> ReplayBatch | None:
@@ -230,8 +230,8 @@ class OpenBatches:
     def cluster_parts(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
         """Group parts into clusters, sorted by the commits that read the parts' source records.
 
-        Source records are records of users' topics. Parts form one cluster if the commits that read their source
-        records are the same or interleave.
+        Source records are records of users' topics. Two parts belong to the same cluster if their source records were
+        read by the same commits, or by commits that interleave.
         """
         if len(parts) == 1:
             return [list(parts)]
@@ -291,7 +291,7 @@ def compute_sent_rows(replay: StageReplay, rows: pa.Table, received: pa.Table) -
 def explain_difference(program: LoadedProgram, after: Manifest) -> str:
     """Return a sentence on why a replay may differ from the committed result.
 
-    The sentence depends on whether the program file is the one that ran the batch.
+    The sentence depends on whether the current program file is the file that ran the batch.
     """
     now, then = program_of(program.app), after.program
     if now is None or then is None:
@@ -305,11 +305,11 @@ def explain_difference(program: LoadedProgram, after: Manifest) -> str:
 
 
 class SubsetReplay:
-    """Replays of batches in which only a subset of the records is present.
+    """Replays of batches with only a subset of the records.
 
-    `chosen` has the numbers of the present records, by part, and `extra_rows` has additional rows, by part. A part that
-    is not in `chosen` has the records that its sender sends in the replay, or no records if its sender is not replayed.
-    `only` limits the records of the batch `root`.
+    `chosen` has the numbers of the present records, by part. `extra_rows` has additional rows, by part. A part that is
+    not in `chosen` has the records that its sender sends in the replay; if its sender is not replayed, it has no
+    records. `only` limits the records of the batch `root`.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from .inputs import ORIGIN_SCHEMA, InputRecords
 FORMAT = 1
 """Format version of bundles that are written, and the newest version that can be read."""
 MAX_BYTES = 1 << 30
-"""Maximum uncompressed size of all members of a bundle together, in bytes."""
+"""Maximum uncompressed size of a bundle, in bytes: the sum over all members."""
 EXISTED = "_there"
 """Boolean column of `Bundle.before`: True if the key had a row before the batch."""
 FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.py\Z"
@@ -80,7 +80,7 @@ class Index(Struct, frozen=True, kw_only=True):
     seq: limits.Version
     before_clock_ms: limits.AnyTimeMs
     clock_ms: limits.AnyTimeMs
-    """Clock by which rows expire at this version, milliseconds; `before_clock_ms` at the previous version."""
+    """Clock at this version by which rows expire, milliseconds. `before_clock_ms` is that of the previous version."""
     before_watermark_ms: limits.EventMs | None
     bound_ms: limits.EventMs | None
     """Upper limit of event times that may advance the watermark, milliseconds since 1970 UTC.
@@ -92,7 +92,7 @@ class Index(Struct, frozen=True, kw_only=True):
     due_ms: limits.AnyTimeMs | None
     """Time up to which rows had fallen due at this version, in milliseconds.
 
-    `before_due_ms` and `next_due_ms` are values of the previous version.
+    `before_due_ms` and `next_due_ms` are the values of the previous version.
     """
     wall_ms: limits.EventMs | None = None
     """Wall clock at the start of the batch, if the wall clock decides which rows fall due; else None."""
@@ -208,7 +208,7 @@ def read(path: Path) -> Bundle:
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
-        # An encrypted member is a RuntimeError, a damaged entry may be any of these.
+        # An encrypted member raises RuntimeError; a damaged entry may raise any of these errors.
         raise Refused(
             f"{path} is not a valid bundle: {error}",
             hint="write it again: slackwater replay APP/STAGE@VERSION --bundle FILE.zip",
@@ -315,7 +315,7 @@ def _read_table(archive: zipfile.ZipFile, name: str, schema: pa.Schema | None = 
             table = stream.read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, MemoryError) as error:
-        # Arrow reports a stream that was cut short as an error of I/O, also where there is no file.
+        # Arrow reports a truncated stream as an I/O error, even if the stream is in memory.
         raise ValueError(f"{name!r} is not an Arrow stream: {error}") from error
     if schema is not None and table.schema != schema:
         raise ValueError(

@@ -63,8 +63,8 @@ def capture_bundle(
     """Return the bundle of a replayed batch.
 
     `comparison` is the result of `compare`, called with `sent` and `only`. If `only` is given, it is a table of keys:
-    the bundle has only these keys, and omits records that are known not to affect them. Raises `Refused` if the program
-    has no file, and the errors of look-ups in the state.
+    the bundle then has only these keys, without records that are known not to affect them. Raises `Refused` if the
+    program has no file, and the errors of look-ups in the state.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:

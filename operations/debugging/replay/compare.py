@@ -42,7 +42,7 @@ class SentRows:
 
 @dataclass(frozen=True, slots=True)
 class RowDifferences:
-    """Rows of one output that one run sends more often than another run."""
+    """Rows of one output that the first or the second of two runs sends more often."""
 
     missing: pa.Table
     """Rows that the first run sends more often."""
@@ -64,7 +64,7 @@ class RowDifferences:
 
 @dataclass(frozen=True, slots=True)
 class ChannelComparison:
-    """Comparison of the rows that a version sent on one channel, or wrote to a table of parts, with the replay's."""
+    """Comparison of the rows that a version sent on one channel, or wrote to a table of parts, with the replay."""
 
     name: str
     committed: SentRows
@@ -90,12 +90,12 @@ class Comparison:
     """Rows that the version wrote, with the columns of SSTs; None for a stage without a table."""
     num_replayed: int
     keys: KeyChanges | None
-    """Keys that the version or the replay writes, with their rows as committed and as replayed.
+    """Keys that the version or the replay writes, with the committed row as `before` and the replayed row as `after`.
 
-    Visible rows only: `before` has the committed rows, `after` the replayed ones. None for a stage without a table.
+    Contains visible rows only. None for a stage without a table.
     """
     hidden: int
-    """Number of keys that differ only in internal columns, or that one side writes without a visible change."""
+    """Number of keys whose visible rows are equal, although internal columns differ or only one side wrote the key."""
     channels: tuple[ChannelComparison, ...]
     """Comparison of each channel; empty if the comparison is limited to some keys."""
     parts: tuple[ChannelComparison, ...] = ()
@@ -115,7 +115,7 @@ class Comparison:
 
 
 def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
-    """Replay a batch and compare the result: one Spark job, or one job per output of a stage without state.
+    """Replay a batch and compare the result. Runs one Spark job; for a stage without state, one job per output.
 
     `sent` is the result of `read_sent_rows`. If `only` is given, it is a table of keys: only rows of these keys are
     merged and compared, and channels are not compared. Raises `Refused` if the user's code fails, and the errors of
@@ -165,7 +165,7 @@ def _read_sent(replay: StageReplay, name: str) -> SentRows:
         return SentRows(None, "is a sink, whose rows are not kept for comparison")
     if (output := after.outputs.get(name)) is None:
         return SentRows(None, f"{after.stage}@v{after.version} wrote no such channel")
-    # Read like a consumer that has consumed all earlier versions and now consumes this one.
+    # Read like a consumer that has consumed all earlier versions and now consumes this version.
     zeros = (0,) * len(output.ends)
     start = fully_read_input(
         previous.outputs.get(name) or Output(output.topic, zeros, zeros), after.stage, previous.version
@@ -202,7 +202,7 @@ def _compare_parts(
 def keys_with_other_parts(replay: StageReplay, keys: pa.Table) -> pa.Table:
     """Return those of `keys` whose lists or maps have different elements after the replay than in the version.
 
-    Compares what user code sees: the order of a list's elements, not their positions.
+    Lists are compared by the order of their elements, which user code sees, and not by the elements' positions.
     """
     merged = replay.manifest(replay.merge(replay.rows()))
     different = np.zeros(keys.num_rows, np.bool_)

@@ -71,7 +71,7 @@ def {name}() -> None:
 def with_canonical_nan(value: Any) -> Any:
     """Return a value with each NaN replaced by the object `math.nan`, so that rows with NaN compare equal.
 
-    Python's containers compare elements by identity first, so two rows with the object `math.nan` are equal.
+    Python's containers compare elements by identity before equality, so two rows with the object `math.nan` are equal.
     """
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value

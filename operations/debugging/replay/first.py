@@ -1,8 +1,8 @@
-"""Search for the first bad record of a batch, which is the last record of the shortest bad prefix of its records.
+"""Search for the first bad record of a batch: the last record of the shortest prefix of records that is bad.
 
-Records are in the order in which the app read them from users' topics: by commit, and within a batch by
-`sort_records`. Each test replays all stages from the users' topics to the bad moment with only some of these records,
-and evaluates the moment. Whole batches are tried first, stage by stage upstream, then single records.
+Records are in the order in which the app read them from users' topics: by commit, and within a batch by `sort_records`.
+Each test replays all stages from the users' topics to the bad moment with only some of these records, and evaluates the
+moment. Whole batches are tried first, stage by stage upstream, then single records.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .what_if import (
 _MAX_NEEDS_REPLAYS = 20
 """Maximum number of replays that search for `FirstRecord.needs`."""
 _MAX_SCANNED_ITEMS = 8
-"""Up to this number of items, every prefix is tried instead of a binary search.
+"""Number of items up to which every prefix is tried instead of a binary search.
 
-Unlike binary search, this finds the first bad item even if a longer prefix is good again.
+Unlike a binary search, this finds the first bad item even if a longer prefix is good again.
 """
 _LANES = 16
-"""Maximum number of partitions for which another order of records with equal times is tried."""
+"""Maximum number of partitions for which other orders of records with equal times are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RecordQueue:
 
     @classmethod
     def from_parts(cls, parts: Sequence[InputPart]) -> RecordQueue:
-        """Return all records of `parts`. Their batches must be in the order in which the app read records."""
+        """Return all records of `parts`. The parts' batches must be in the order in which the app read records."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
             indexes = [at for at, part in enumerate(parts) if part.batch is batch]
@@ -106,7 +106,7 @@ class FirstRecord:
     earlier: list[PartRecord]
     candidates: ChosenRecords
     proved: bool
-    """True if replays show that the moment is bad with this record and good without it.
+    """True if replays show that the moment is bad with this record and good without this record.
 
     Both replays include all earlier records.
     """
@@ -124,13 +124,13 @@ class RecordSearch(BadBatch):
     """Search for the record that caused one bad commit."""
 
     find_last: bool = False
-    """True to find the last record that changed the committed rows, False to find the first bad record."""
+    """True to find the last record that changed the committed rows; False to find the first bad record."""
     levels: list[Level] = field(default_factory=list)
     reason: str = ""
     no_record_finding: RecordlessBatch | None = None
     """Expired or due rows that make the moment bad even without any record; else None."""
     fixed: dict[InputPart, RecordNumbers] = field(default_factory=dict)
-    """Parts before the suspected ones. Every replay of the search includes all their records."""
+    """Parts that the app read before the suspected parts. Every replay of the search includes all their records."""
 
     def run(self) -> FirstRecord | None:
         """Return the first bad record; None if the moment is bad even without any record (`no_record_finding`).
@@ -272,7 +272,7 @@ class RecordOrder:
     """
 
     def tied_positions(self, at: int) -> dict[int, RecordNumbers]:
-        """Return the positions of all records with the sort time of the record at `at`, by lane."""
+        """Return the positions of all records with the same sort time as the record at `at`, by lane."""
         same = np.flatnonzero(self.times_ms == self.times_ms[at])
         return {int(lane): same[self.lanes[same] == lane] for lane in np.unique(self.lanes[same])}
 

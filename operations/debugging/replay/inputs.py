@@ -1,7 +1,7 @@
 """Reader of the records that one version read from Kafka, with their positions, times and rejections.
 
-In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processes the records
-that it reads except those that it rejects, and also the rejected records that it retries.
+In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processes all records
+that it reads and does not reject, and also the rejected records that it retries.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _read_channel(
 def split_rejected(
     program: LoadedProgram, previous: Manifest, after: Manifest, stage: Stage, read: dict[str, InputRecords]
 ) -> tuple[dict[str, InputRecords], dict[str, InputRecords]]:
-    """Return two values: the records that a version processed, with retried ones, and the records that it rejected.
+    """Return two values: the records that a version processed, including retried records, and the records it rejected.
 
     Reads no SST if the version neither rejected nor retried a record.
     """

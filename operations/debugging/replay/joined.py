@@ -1,9 +1,9 @@
 """Search for the record that supplied the bad values of a joined row.
 
-The first bad record (`first.py`) triggered the join, but the bad values may come from its match. A joined row is bad
-because of some of its columns. To find them, each column is set to null in turn, and the row is replayed through the
-downstream stages. A column is at fault if the moment is then good and the row still has the same keys downstream. The
-faulty record is the one that supplied this column to the join.
+The first bad record (`first.py`) triggered the join, but the bad values may come from the record that it was joined
+with. To find the bad columns, each column is set to null in turn, and the row is replayed through the downstream
+stages. A column is at fault if the moment is then good and the row still has the same keys downstream. The faulty
+record is the record that supplied this column to the join.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .what_if import PartRecord
 
 @dataclass(frozen=True, slots=True)
 class JoinPartner:
-    """Record that a join matched with the found record, and that supplied the bad values of the joined row."""
+    """Record that a join matched with the first bad record, and that supplied the bad values of the joined row."""
 
     path_index: int
     key: pa.Table
@@ -44,10 +44,10 @@ class JoinPartner:
 
 
 def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[PartRecord]) -> JoinPartner | None:
-    """Return the record that supplied the bad values of a joined row, unless it is the found record.
+    """Return the record that supplied the bad values of a joined row, if it is not the first bad record.
 
-    Returns None if the found record supplied them, or if that is not known. `path` has the records from the bad batch
-    upstream to the found record.
+    Returns None if the first bad record supplied the values, or if their origin is not known. `path` has the records
+    from the bad batch upstream to the first bad record, `record`.
     """
     for at, (part, number) in enumerate(path[:-1]):
         batch = part.sender

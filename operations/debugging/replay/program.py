@@ -65,7 +65,7 @@ class LoadedProgram:
 def open_program(
     app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
 ) -> Iterator[LoadedProgram]:
-    """Start Spark for a program, and stop Spark on exit. A session that already runs is used and kept.
+    """Start Spark for a program, and stop Spark on exit. A session that already runs is used, and not stopped.
 
     `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` if a stage's
     function fails, or Spark does not start, and the errors of `shapes`.
@@ -133,10 +133,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def open_programs(
     store: ObjectStore, cache: SstCache, kafka: Kafka, verdict: Verdict, files: Sequence[str | Path]
 ) -> Iterator[list[LoadedProgram]]:
-    """Load program files for replays of the app whose bad commit a bisect found.
+    """Load program files for replays of the app in which a bisect found a bad commit.
 
-    The program that ran the bad batch comes first. The checksum in the bad commit identifies it; if no file has that
-    checksum, the first file comes first. Raises the errors of `load_app`, `open_program` and `shapes`.
+    The program that ran the bad batch comes first: the file whose checksum is recorded in the bad commit. If no file
+    has that checksum, the first file comes first. Raises the errors of `load_app`, `open_program` and `shapes`.
     """
     ran = verdict.bad.stages[verdict.stage].program
     apps = [load_app(str(file), name=verdict.app) for file in files]

@@ -52,7 +52,7 @@ from .what_if import PartRecord, group_by_part
 _MAX_ALONE = 1_000
 """Maximum number of bad records that are found by trying groups of records."""
 _MAX_GROUPS = 60
-"""Maximum number of groups of records to try; a fifth of that if each try needs a Spark job or a user's program."""
+"""Maximum number of groups of records to try; a fifth of it if each try needs a Spark job or runs a user's program."""
 
 
 def find_record(
@@ -60,8 +60,8 @@ def find_record(
 ) -> RecordPath:
     """Return the record that caused the bad commit found by a bisect, as far as replays prove it.
 
-    `predicate` is the predicate of the bisect. `on_hop` receives each record on the path upstream, after all are found.
-    An error in a replay ends the path; the result has the error's message as `reason`.
+    `predicate` is the predicate of the bisect. `on_hop` receives each hop of the path upstream, once the whole path is
+    known. An error in a replay ends the path; the result then has the error's message as `reason`.
     """
     return find_record_of_commit(
         program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop
@@ -81,8 +81,8 @@ def find_record_of_commit(
 ) -> RecordPath:
     """Return the record that caused the last commit of the moment `bad`.
 
-    This commit changed the keys `changed` of `stage`, and read the offsets `windows`. The result is the first bad
-    record, or, with `last`, the last record that changed the committed rows. Errors are reported in the result's
+    This commit changed the keys `changed` of `stage`, and read the offsets `windows`. With `last`, the result is the
+    last record that changed the committed rows, otherwise the first bad record. Errors are reported in the result's
     `reason`.
     """
     hops, reason = list[Hop](), ""
@@ -110,7 +110,7 @@ def find_record_of_commit(
     guilty = dataclasses.replace(guilty, hops=tuple(hops), proved=first.proved, tied=tied)
     guilty = _with_source_message(program, guilty, *way[-1], reason)
     with suppress(Exception):
-        # The record's changes and other bad records are optional findings.
+        # Failure to find the record's changes and other bad records must not hide the result.
         guilty = dataclasses.replace(
             guilty,
             keys=search.changed_keys_between(
@@ -155,7 +155,7 @@ def _follow_join(
     nothing = dataclasses.replace(guilty, hops=hops, source_record=None, proved=False, tied=())
     if len(other.records) == 1:
         up = trace_upstream(search, other.batch, int(other.records[0]))
-        # The partner record is bad only together with the found one, which came later.
+        # The partner record is bad only together with the first bad record, which was read later.
         part, number = up[-1]
         partner = dataclasses.replace(
             first, part=part, number=number, alone=False, needs=[way[-1]], candidates={part: np.array([number])}
@@ -247,7 +247,7 @@ def _received_record(search: RecordSearch, part: InputPart, with_: SubsetReplay,
         gained = involved
     base = without.numbers_of_part(part)
     if not len(gained):
-        # A state sent different rows, so search the originally received ones for the one that turns it bad.
+        # The state sent different rows, so the received rows are searched for the row that turns the state bad.
         gained, base = part.numbers, part.numbers[:0]
     try:
         if len(gained) == 1:
@@ -303,7 +303,7 @@ def _trace_sources(
         try:
             sender = search.batches.replay_sender(part)
         except Exception:
-            # The sender cannot be replayed, so its sent rows are the last known source.
+            # The sender cannot be replayed, so the rows that it sent are the last known source.
             items += [(part, number) for number in numbers.tolist()]
             is_complete = False
             continue
@@ -381,8 +381,8 @@ def read_message(kafka: Kafka, address: RecordLocation, topic_id: str, patience_
 def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> RecordPath:
     """Return the record that caused a key's row, or its deletion, as far as replays prove it.
 
-    `version` wrote or deleted the row. `key` is one row of key columns, as `parse_key` returns it. If several records
-    of the batch lead to the key (`RecordPath.of_key`), the result is the last of them that changed the row. Raises
+    `version` wrote or deleted the row. `key` is one row of key columns, as returned by `parse_key`. If several records
+    of the batch lead to the key (`RecordPath.of_key`), the result is the last record that changed the row. Raises
     `NotFound` if a version was collected.
     """
     store, cache, app = program.store, program.cache, program.app.name
@@ -395,7 +395,7 @@ def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa
 
 @dataclass(frozen=True, slots=True)
 class IsAsCommitted(AnyTablePredicate):
-    """Predicate that selects a key if its row is equal to the committed row, or if both are missing."""
+    """Predicate that selects a key if its row equals the committed row, or if both rows are missing."""
 
     stage: str
     key: pa.Table

@@ -179,14 +179,14 @@ class StageReplay:
 
     @property
     def knows_records(self) -> bool:
-        """True if it is known from which record each of the function's rows was made."""
+        """True if it is known from which record the function made each of its rows."""
         return self._all[1]
 
     def record_of(self, rows: pa.Table) -> RecordNumbers:
         return np.asarray(rows[RECORD].to_numpy(), np.int64)
 
     def rows(self, chosen: RecordNumbers | None = None) -> pa.Table:
-        """Return the rows that the stage's function makes of the chosen records, by default of all records.
+        """Return the rows that the stage's function makes from the chosen records, by default from all records.
 
         Runs a Spark job unless `knows_records`.
         """
@@ -229,9 +229,9 @@ class StageReplay:
         return [replace(written, root=scratch.url) for written in ssts]
 
     def merge(self, rows: pa.Table, hashes: tuple[int, int] = EVERY_HASH) -> StepResult:
-        """Merge the function's rows into the table. The result has all columns of the table, also without rows.
+        """Merge the function's rows into the table. The result always has all columns of the table.
 
-        `hashes` is the lowest and the highest hash of rows that may fall due.
+        `hashes` is the range (lowest, highest) of key hashes whose rows may fall due.
         """
         step = self.step
         result = step.apply(step.split_late(rows)[0], self.stored, hashes, self.look_ups)
@@ -256,7 +256,7 @@ class StageReplay:
 
     @property
     def look_ups(self) -> dict[str, TableLookUps]:
-        """Look-ups in the side tables that the state has."""
+        """Look-ups in the side tables of the state."""
         bound, sides = self.shape.bound, self.before.side_tables
         return {
             name: TableLookUps(self.program.store, self.program.cache, sides[name].table, sides[name].ssts, 0)
@@ -292,7 +292,7 @@ class StageReplay:
         return np.unique(hash_keys(different.cast(key), key.names))
 
     def sent_rows(self, rows: pa.Table, hashes: tuple[int, int] = EVERY_HASH) -> pa.Table:
-        """Return the rows that the stage sends for the function's rows. For `hashes`, see `merge`."""
+        """Return the rows that the stage sends for the function's rows. `hashes` has the meaning as in `merge`."""
         if self.shape.bound is None:
             return rows
         if self.is_late_output:
@@ -302,7 +302,7 @@ class StageReplay:
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     def sent_records(self, rows: pa.Table) -> RecordNumbers | None:
-        """Return the record number of each row of `sent_rows`; None if not known, or if the state made the rows."""
+        """Return the record number of each row of `sent_rows`; None if unknown, or if the state made the rows."""
         if not self.knows_records:
             return None
         if self.shape.bound is None:
@@ -316,7 +316,7 @@ class StageReplay:
         return self.stage.late_output is not None and self.output == self.stage.late_output.name
 
     def records_of_keys(self, keys: pa.Table) -> RecordNumbers:
-        """Return the numbers of the records of which the function made rows of these keys that were not late.
+        """Return the numbers of the records from which the function made rows of these keys that were not late.
 
         Requires `knows_records`.
         """

@@ -1,7 +1,7 @@
 """Evaluation of one bad batch with other records, with no records, or with another program.
 
-The predicate is evaluated at a hypothetical moment: the moment that ends with the bad commit, in which the stage's
-tables are those after the replayed batch. Tables of the other stages are unchanged.
+The predicate is evaluated at a hypothetical moment: the moment that ends with the bad commit, but with the stage's
+tables as they are after the replayed batch. Tables of the other stages are unchanged.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BadBatch:
         return dataclasses.replace(self.bad, stages={**self.bad.stages, self.root.replay.after.stage: manifest})
 
     def is_bad_at(self, cut: Cut) -> bool:
-        """Return True if the predicate finds a moment bad.
+        """Return True if the predicate evaluates a moment as bad.
 
         Raises the errors of `Predicate.rows`, and `UnprovedRecord` if the predicate skips the moment or asks a person.
         """
@@ -91,7 +91,7 @@ class BadBatch:
         return self.is_bad_at(self.cut_with_records(chosen, only))
 
     def find_effects_without_records(self) -> RecordlessBatch | None:
-        """Return the rows that expire or fall due in the batch even without any record.
+        """Return the rows that expire or fall due in the batch without any record, if they make the moment bad.
 
         None if the moment is good without the records.
         """
@@ -115,10 +115,7 @@ class BadBatch:
         raise NotFound("record of the bad batch", str(address))
 
     def source_records(self) -> ChosenRecords:
-        """Return the records of users' topics from which the bad batch was made, by replays of upstream batches.
-
-        Raises the errors of replays.
-        """
+        """Return the records of users' topics from which the bad batch was made; upstream batches are replayed."""
         waiting, records = [*self.root.parts], dict[InputPart, RecordNumbers]()
         while waiting:
             part = waiting.pop()
@@ -146,7 +143,7 @@ class BadBatch:
 
     @property
     def table(self) -> str:
-        """Table that the predicate reads: the stage's own table, or a side table if the predicate names only that."""
+        """Table that the predicate reads: a side table if the predicate names no other, else the stage's own table."""
         after = self.root.replay.after
         return next(filter(self.predicate.names_table, (after.stage, *tables_of(after))), after.stage)
 

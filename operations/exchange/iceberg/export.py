@@ -2,8 +2,8 @@
 
 The order makes the export resumable: the cut is pinned before metadata names its SSTs, and a pin is removed when no
 table names it any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
-Iceberg snapshot. When the pin of its newest snapshot has become old, a newer pin replaces it, so that old versions can
-be collected.
+Iceberg snapshot. Once the pin of its newest snapshot is old, a newer pin replaces it, so that old versions can be
+collected.
 """
 
 import zlib
@@ -55,7 +55,7 @@ class WrittenTable:
     files: int
     bytes: int
     hidden: int
-    """Number of rows that are in the data files and that position deletes hide."""
+    """Number of rows in the data files that position deletes hide."""
     snapshot: int
     moved: bool
     """True if the export gave the table a new snapshot."""
@@ -71,7 +71,7 @@ class _Plan:
     head: Head | None
     snapshot: NewSnapshot
     copies: Mapping[str, tuple[Sst, ColumnConversion | None]]
-    """SSTs to copy, by the address of the copy, each with the conversion of its columns."""
+    """SSTs to copy, by the address of the copy, with the conversion of each SST's columns."""
     rows: int
     needs_snapshot: bool
 
@@ -100,11 +100,11 @@ class IcebergExport:
         self._prefix = f"iceberg-{zlib.crc32(self.target.url.encode()):08x}-"
 
     def write(self, cut: Cut, now_ms: int, *, only: Collection[str] = ()) -> tuple[WrittenTable, ...]:
-        """Export the tables of a cut, or only the tables in `only`, for Iceberg readers. SSTs are not moved.
+        """Export the tables of a cut, or only the tables in `only`, for Iceberg readers.
 
-        SSTs are not copied either, except those whose columns Iceberg cannot read. Raises `NotFound` (no such table, or
-        the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express a table, or its folder belongs to
-        another app) and `Unavailable`: repeating the call completes the export.
+        SSTs are neither moved nor copied, except that SSTs are copied if Iceberg cannot read their columns. Raises
+        `NotFound` (no such table, or the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express a
+        table, or its folder belongs to another app) and `Unavailable`: repeating the call completes the export.
         """
         named = require_tables(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
@@ -253,7 +253,7 @@ class IcebergExport:
 
 
 class _Pins:
-    """Snapshots in the app that keep the SSTs of exported tables, while one cut is exported."""
+    """Snapshots in the app that keep the SSTs of exported tables, for the export of one cut."""
 
     def __init__(self, export: IcebergExport, cut: Cut, now_ms: int) -> None:
         self.now_ms = now_ms

@@ -5,8 +5,8 @@ files have the retries, credentials and tests of all stored objects.
 
 This module also maps a table's columns to an Iceberg schema. Iceberg and `sst.schema` both find a column by its field
 id, so most migrations need no copy: renamed and removed columns, columns added without a default, and types that
-Iceberg widens. An SST that lacks a column with a default, or has a decimal of a different scale, is copied, because
-format v2 cannot express this conversion.
+Iceberg widens. An SST is copied if it lacks a column that has a default, or has a decimal of a different scale: format
+v2 cannot express these conversions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,7 +48,7 @@ def iceberg_schema(name: str, table: Table) -> Schema:
     """Return the columns that users see as an Iceberg schema.
 
     int8 and int16 become int; a timestamp with a time zone becomes timestamptz. Raises `Refused` if two columns get one
-    name, because Iceberg names the field of a struct `struct.field`.
+    name, which is possible because Iceberg names the field of a struct `struct.field`.
     """
     fields = data_schema(table)
     field_ids = list(_field_ids(pa.struct(fields)))
@@ -116,7 +116,7 @@ def address(root: str, key: str) -> str:
 
 
 class MemoryFile(InputFile, OutputFile):
-    """A pyiceberg file in memory, with the part of pyiceberg's FileIO that reads it."""
+    """In-memory file with the part of pyiceberg's FileIO interface that reads it."""
 
     def __init__(self, location: str, data: bytes = b"") -> None:
         super().__init__(location)

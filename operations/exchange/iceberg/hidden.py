@@ -2,7 +2,7 @@
 
 A delete file lists hidden rows of any number of data files. Readers apply all delete files together, so an export
 writes only new positions. To limit the number of files, a new file takes over the contents of existing files that are
-not larger than itself. As in an LSM tree, each position is rewritten O(log n) times.
+not larger than the new file. As in an LSM tree, each position is rewritten O(log n) times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,8 +96,8 @@ class DeletePlan:
 def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     """Plan which delete files a snapshot keeps and which deletes it adds, so that exactly `expected` is deleted.
 
-    `expected` has all data files of the snapshot with hidden rows. A delete file is dropped if one of its deletes is
-    not in `expected`, or if at least half of its deletes are for dropped data files.
+    `expected` has all data files of the snapshot with hidden rows. An existing delete file is dropped if a delete in it
+    is not in `expected`, or if at least half of its deletes are for dropped data files.
     """
     kept_files: list[tuple[int, str, dict[str, Positions]]] = []
     for file in files:

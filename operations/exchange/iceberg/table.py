@@ -2,10 +2,10 @@
 
 The layout is that of Iceberg's Hadoop catalog: `metadata/v<n>.metadata.json` is the table's metadata, and
 `metadata/version-hint.text` has the newest number. A metadata file is created only if its number is unused, so one of
-two writers succeeds and the other plans again. A snapshot is invisible until its metadata file exists.
+two concurrent writers succeeds and the other plans again. A snapshot is invisible until its metadata file exists.
 
 Files that no snapshot names are deleted an hour after they were written, by the storage's clock: younger files may
-belong to a running commit.
+belong to a commit in progress.
 """
 
 import re
@@ -123,7 +123,7 @@ class IcebergTable:
             try:
                 data = self._store.get(self._metadata_key(number))
             except ObjectNotFound:
-                continue  # a newer one was committed meanwhile, and this one was deleted
+                continue  # another process committed newer metadata meanwhile and deleted this file
             try:
                 metadata = TableMetadataUtil.parse_raw(data.decode())
             except (ValidationError, ValueError) as error:
@@ -296,7 +296,7 @@ class IcebergTable:
     def update_version_hint(self, head: Head) -> None:
         """Update the hint that names the newest metadata, if the hint is outdated.
 
-        Makes a read, and a put if the hint is outdated, which happens if a process dies between a commit and its update
+        Makes a read, and a put if the hint is outdated. That happens if a process dies between a commit and its update
         of the hint. Readers of an outdated hint see an older, complete table.
         """
         number = str(head.number).encode()

@@ -81,13 +81,13 @@ class Adoption:
     new_mapping: Callable[[], StateMapping]
     _: KW_ONLY
     batches: range
-    """Batches to adopt, from the oldest with complete state files to the last."""
+    """Batches to adopt, from the oldest batch with complete state files to the last batch."""
     time_rules: TimeRules
     info: AppInfo
     create_channels: Callable[[], Mapping[str, Output]] = dict
-    """Function that creates missing channels that the stage writes. Returns the end offsets of all of them."""
+    """Function that creates missing channels of the stage, and returns the end offsets of all channels."""
     constant_offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Offsets given by the user, by topic. All versions have them instead of the query's offsets."""
+    """Offsets given by the user, by topic. All versions get these offsets instead of the query's offsets."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _mapping: StateMapping | None = field(default=None, init=False)
 
@@ -247,7 +247,7 @@ class Adoption:
         )
 
     def _input(self, name: str, previous: Input, batch: ReadableBatch) -> Input:
-        # The first batches have no offsets of a topic that the query reads only later.
+        # The first batches have no offsets of a topic that the query began to read later.
         offsets = self.constant_offsets.get(name) or batch.offsets.get(name, previous.offsets)
         previous_sum = sum(previous.offsets) if len(previous.offsets) <= len(offsets) else sum(offsets)
         watermark_ms = batch.next_watermark_ms if name in self.time_rules.timed else None
@@ -280,7 +280,7 @@ class Adoption:
         self.store.delete(keys.clone_journal(self.info.name))
 
     def _undo_versions(self) -> None:
-        """Delete the stage's versions, newest first, so that a crash leaves no gaps. Then delete its SSTs."""
+        """Delete the stage's versions, newest first, so that a crash leaves no gaps; then delete the stage's SSTs."""
         app, stage = self.info.name, self.first.stage
         for version, _ in reversed(list(history.list_manifests(self.store, app, stage))):
             self.store.delete(keys.manifest(app, stage, version))

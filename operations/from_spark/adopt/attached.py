@@ -1,4 +1,4 @@
-"""Reader of a query's batches from two sources: early batches from an attached app, later ones from the checkpoint.
+"""Reader of a query's batches from two sources: early batches from an attached app, later batches from the checkpoint.
 
 An attached app has a version for each batch that it followed. Versions before its last gap are not used.
 """
@@ -69,8 +69,8 @@ class AttachedHistory:
     def readable_batches(self, up_to: int | None = None, /) -> range:
         """Return the batches that app or checkpoint have, up to `up_to`, by default the newest.
 
-        If batches are missing between the last one of the app and the first one of the checkpoint, only the
-        checkpoint's batches are returned.
+        If batches are missing between the app's last batch and the checkpoint's first batch, only the checkpoint's
+        batches are returned.
         """
         own, in_checkpoint = sorted(self._versions), self.checkpoint.readable_batches(up_to)
         last = up_to if up_to is not None else max(self.committed_batches(), default=-1)

@@ -1,8 +1,8 @@
 """Mapping of Spark's aggregation buffers to the columns of declared aggregates, by position.
 
 A buffer has the fields of each aggregate in the order of `agg(...)`, and field names may repeat. The fields `sum,
-count` may belong to a sum and a count, or to an average. Only the declaration shows which, so its aggregates are
-matched with the fields in order.
+count` may belong to a sum and a count, or to an average. The declaration decides: its aggregates are matched with the
+fields in order.
 """
 
 import re
@@ -24,7 +24,7 @@ from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import DELETED
 
-Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
+Array = Any  # pyarrow's compute functions accept and return both Array and ChunkedArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def _by_arrival(*, first: bool) -> _Make:
     def make(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
         value, is_set = fields
         by = f"_{name}_by"
-        # Every new row is later than null, and no new row is earlier than the smallest value.
+        # Any new row is later than null, and no new row is earlier than the smallest value.
         edge = _smallest_value(types[by]) if first else None
         how = "the smallest value: no later row is earlier" if first else "null: every later row replaces it"
         return [
@@ -316,8 +316,8 @@ def map_aggregates(
 def guess_aggregates(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
     """Guess which aggregates produced a buffer. Returns the aggregates, and descriptions of unknown fields.
 
-    Each aggregate has its function, and the name and type of its first field. If several aggregates match, the one with
-    the most fields is chosen: `sum, count` is a mean.
+    An aggregate is a tuple of its function, and the name and type of its first field. If several aggregates match, the
+    aggregate with the most fields is chosen: `sum, count` is a mean.
     """
     fields, declarations, unknown, at = list(state), [], [], 0
     all_buffers = sorted(

@@ -37,7 +37,7 @@ class KeyPart:
     columns: tuple[MappedColumn, ...]
     """Columns of the DuckDB table: the key, the columns in `ids`, and the values."""
     ids: tuple[str, ...]
-    """Columns that distinguish several rows of one key."""
+    """Columns that distinguish several rows of the same key."""
     per_key: tuple[tuple[str, str], ...]
     """Name and DuckDB expression of each aggregate over the rows of a key."""
     side: str = ""
@@ -74,7 +74,7 @@ class GroupedMapping:
         return tuple(part.state for part in self.parts)
 
     def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
-        """Yield all rows of the stage's table, given all rows of the query's tables at the end of a batch.
+        """Yield all rows of the stage's table, computed from all rows of the query's tables at the end of a batch.
 
         Raises `Refused` for a value that does not fit.
         """
@@ -82,7 +82,7 @@ class GroupedMapping:
         yield from self._rows("")
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Load all rows of the query's tables at the end of a batch. Required before `map_changes`."""
+        """Load all rows of the query's tables at the end of a batch. Must be called before `map_changes`."""
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
@@ -103,7 +103,7 @@ class GroupedMapping:
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
         """Convert a batch's changes of the query's tables to changes of the stage's table, with `DELETED`.
 
-        To be called in the order of batches.
+        Must be called in the order of batches.
         """
         con = self._con
         assert con is not None  # noqa: S101  `load_state` was called
@@ -129,7 +129,7 @@ class GroupedMapping:
         return concat_changes(current, cast_to_columns(deleted, self.table.key), self.table)
 
     def part_rows(self, side: str, *, all_keys: bool) -> Iterator[pa.Table]:
-        """Yield the current rows of a table of parts, of all keys or of the keys that `map_changes` returned last."""
+        """Yield the current rows of a table of parts, of all keys or of the keys that `map_changes` last returned."""
         con = self._con
         assert con is not None  # noqa: S101  `load_state` was called
         table = self.side_tables[side]

@@ -1,6 +1,7 @@
-"""Mapping of a query's state to a stage's table: from which state columns each table column is computed. Pure.
+"""Mapping of a query's state to a stage's table: the state columns from which each table column is computed. Pure.
 
-Each built-in kind of state has a rule. For other kinds, such as a program's own, columns are matched by name.
+Each built-in kind of state has a rule. Other kinds, such as a kind that the program defines, are matched by column
+names.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from .variables import map_processor
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
 _SINGLE_ROW_KINDS = ("total", "limit")
-"""Kinds of operators whose table has a single row and no key."""
+"""Kinds of operators whose table has a single row without a key."""
 _EXPIRES = "expires_at"
 
 
@@ -51,7 +52,7 @@ class RowMapping:
         return (self.rows(pa.Table.from_batches([batch])) for batch in rows)
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Do nothing: each changed row is mapped without the other rows."""
+        """Do nothing: a changed row is mapped without the other rows."""
 
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
         (state,) = states

@@ -1,8 +1,8 @@
-"""Comparison of a stage with the live Spark query that it is to replace, batch by batch.
+"""Comparison of a stage with the live Spark query that the stage is to replace, batch by batch.
 
 The query's batches become versions in a temporary local store, as in an adoption. The program replays each batch on the
 previous version, with the same offsets, and the rows are compared. So a reported difference was caused by that batch,
-and not by an earlier one.
+and not by an earlier batch.
 """
 
 import tempfile
@@ -80,7 +80,7 @@ class ShadowRun:
         replay = StageReplay.for_version(self.program, version)
         comparison = compare(replay, {})
         different = _without_evicted(comparison.different, version) if comparison.different else None
-        # The adoption writes only parts that differ from the stored ones, so the rows written are not compared.
+        # The adoption writes only parts that differ from the stored parts, so the written rows are not compared.
         parts = keys_with_other_parts(replay, comparison.keys.keys) if comparison.keys else None
         parts = parts if parts is not None and parts.num_rows else None
         self.equal_batches = 0 if different or parts is not None else self.equal_batches + 1

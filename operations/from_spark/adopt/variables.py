@@ -27,7 +27,7 @@ _NEXT_EXPIRY = "_at"
 def map_processor(
     kind: Kind, states: Sequence[ReadableTable], table: Table, bound: BoundState | None, search: ColumnMapper
 ) -> GroupedMapping | None:
-    """Map the state variables and timers of a `transformWithState` class. Spark has a table for each of them."""
+    """Map the state variables and timers of a `transformWithState` class. In Spark, each has a table of its own."""
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
     assert isinstance(bound, BoundProcessor)  # noqa: S101  the state of that kind
     if {state.kind for state in states} != {"transform"}:
@@ -84,7 +84,7 @@ def _reported(parts: Sequence[KeyPart], table: Table) -> tuple[MappedColumn, ...
 def _variable(column: StateColumn, state: ReadableTable, table: Table, search: ColumnMapper) -> KeyPart:
     key, remaining_key = _key(state, table, search)
     name, form, timed = column.name, column.variable.form, bool(column.variable.ttl_ms)
-    # The expiry is the last column, except in a list, whose elements have it.
+    # The expiry is the last column, except in a list, whose elements contain it.
     value_fields = pa.schema(list(state.values)[: -1 if timed and form != "list" else None])
     if form == "list":
         return _list(column, key, state)

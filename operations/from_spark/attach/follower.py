@@ -59,7 +59,7 @@ class Follower:
     def run(self, stop: StopEvent, every_s: float, on_trouble: Callable[[Unavailable], None]) -> None:
         """Read new batches every `every_s` seconds until `stop` is set. Retries after `Unavailable`.
 
-        Raises the other errors of `Tail`.
+        Raises all other errors of `Tail`.
         """
         self.tail.claim()
         with ExitStack() as background:

@@ -73,7 +73,7 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables, with the stored declarations of tables that are already stored.
+    """Return the query's current tables; a table that is already stored keeps its stored declaration.
 
     Raises `Refused` if a stored table is missing in `current`, or has different columns there.
     """
@@ -142,7 +142,7 @@ class RowWriter:
     clock_ms: int = 0
 
     def write_changes(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
-        """Write a batch's changes (key, values, `DELETED`) as one SST for each changed hash range, or for several.
+        """Write a batch's changes (key, values, `DELETED`) as SSTs, each for one or several changed hash ranges.
 
         A row with `APPENDED` has only new elements of a list. The earlier elements are read from `ssts`, the table's
         SSTs.
@@ -176,7 +176,7 @@ class RowWriter:
         return changed.set_column(index, changed.schema.field(index), lists)
 
     def write_parts(self, version: Manifest, keys: pa.Table, parts: Iterable[pa.Table], seq: int) -> tuple[Sst, ...]:
-        """Write the differences between all parts of some keys and the parts that a version's table stores for them."""
+        """Write the differences between the current parts of some keys and the parts stored in a version's table."""
         table = version.table
         assert table is not None  # noqa: S101  it is a version of a table of parts
         key, columns = [column.name for column in table.key], arrow_schema(table.columns)
@@ -233,7 +233,7 @@ class RowWriter:
             yield slot * table.partitions // slots, changed
 
     def _write(self, table: Table, parts: Iterable[tuple[int, pa.Table]], seq: int, *, level: int) -> tuple[Sst, ...]:
-        # SSTs of level 1 may be all of a large state, which may exceed the cache.
+        # SSTs of level 1 may be the whole of a large state, which may not fit into the cache.
         cache = None if level else self.cache
         put = partial(writer.write_sst, self.store, cache, app=self.app, stage=self.stage, table=table, level=level)
 
@@ -246,7 +246,10 @@ class RowWriter:
 
 
 def diff_rows(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
-    """Return the puts and deletes (column `_op`) that turn `old` into `new`. Both have `_hash`, and each key once."""
+    """Return the puts and deletes (column `_op`) that turn `old` into `new`.
+
+    Both tables have the column `_hash`, and at most one row per key.
+    """
     both = pa.concat_tables([old, new]).combine_chunks()
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(key))
     # The sort is stable: the stored row of a key comes right before the new row.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from ....errors import Refused
 
 MAX_BATCHES = 16
-"""Maximum number of batches in one read: so few that the query removes none of them during the read."""
+"""Maximum number of batches in one read. It is small, so that the query removes none of them during the read."""
 SMALL_BACKLOG = 2
-"""Maximum number of waiting batches at which the number of batches per version is halved."""
+"""Number of waiting batches up to which the number of batches per version is halved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ReadChanges:
 
 @dataclass(frozen=True, slots=True)
 class ReadWholeState:
-    """Step that reads a batch's whole state, and commits its differences from the stored rows as one version."""
+    """Step that reads the whole state of a batch, and commits the differences from the stored rows as one version."""
 
     batch: int
 
@@ -37,11 +37,11 @@ Step = ReadChanges | ReadWholeState
 
 
 def adapt_batches_per_version(waiting: int, last_read: int, arrived: int, current: int) -> int:
-    """Return the number of batches for each of the next versions. `current` is the number for the previous versions.
+    """Return the number of batches per version for the next versions. `current` is the number until now.
 
     The number is halved if at most `SMALL_BACKLOG` batches are `waiting`. It is doubled if the backlog does not shrink:
-    the last read had `last_read` batches (0 for none), and at least as many `arrived` since. Reading several batches
-    costs little more than reading one. Otherwise the number does not change.
+    the last read had `last_read` batches (0 for none), and at least as many batches `arrived` since. Otherwise the
+    number does not change. Reading several batches at once costs little more than reading one.
     """
     if waiting <= SMALL_BACKLOG:
         return max(1, current // 2)
@@ -60,9 +60,10 @@ def next_step(
     """Return the next step; None if no batch is new.
 
     `next_batch` is the first batch without a version. `committed` are the batches that the checkpoint has. `available`
-    returns the batches with a whole state; it lists all files, so it is only called if changes cannot be read. `misses`
-    is the number of consecutive reads that failed because files were deleted: after each such failure, a later state is
-    chosen, and finally the newest. A whole state is required for the first version, and for a new table.
+    is a function that returns the batches with a whole state; it lists all files, so it is called only if changes
+    cannot be read. `misses` is the number of consecutive reads that failed because files were deleted: after each such
+    failure, a later state is chosen, and finally the newest. A whole state is required for the first version, and for a
+    new table.
 
     Raises `Refused` if versions have batches that the checkpoint lacks, because the query was rolled back.
     """
@@ -77,10 +78,11 @@ def next_step(
     if has_changes and not misses:
         return ReadChanges(range(next_batch, min(newest + 1, next_batch + MAX_BATCHES)), batches_per_version)
     if not (readable := available()):
-        # Spark keeps the files of its newest state, so a file was lost: reading it raises an error with its name.
+        # Spark keeps the files of its newest state, so a file was lost. Reading that state raises an error with the
+        # file's name.
         return ReadWholeState(newest)
     newest, first = readable[-1], min(max(next_batch, readable[0]), readable[-1])
-    # The oldest state preserves most of the history, so it is tried first; each miss halves the remaining range.
+    # The oldest state preserves most of the history, so it is tried first. Each miss halves the range that remains.
     return ReadWholeState(newest - ((newest - first) >> (misses - has_changes)))
 
 

@@ -161,9 +161,9 @@ class Tail:
         return self.head
 
     def commit_next(self) -> tuple[FollowedVersion, ...]:
-        """Read and commit the next batches. Returns the new versions, none if no batch is new. To be called in a loop.
+        """Read and commit the next batches. Returns the new versions; none if no batch is new.
 
-        The first version has the whole state at the oldest available batch.
+        Must be called in a loop. The first version has the whole state at the oldest available batch.
         """
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
@@ -261,7 +261,7 @@ class Tail:
             }
             return replace(
                 draft,
-                # The rows' `_seq` differs from the version if a compaction committed meanwhile.
+                # If a compaction committed meanwhile, the rows' `_seq` differs from the version's number.
                 seq=0 if draft.version == seq else seq,
                 ssts=draft.ssts.plus(new[""]),
                 side_tables=sides,

@@ -58,7 +58,7 @@ class Changelog:
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
-        """Return an integer for each record. Records with equal keys have equal integers."""
+        """Return an integer for each record. Two records have equal integers if they have equal keys."""
         ends = np.concatenate([[0], np.cumsum(self.key_sizes)])
         key_bytes = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
         keys = pa.Array.from_buffers(

@@ -141,10 +141,10 @@ class Checkpoint:
     ) -> Iterator[pa.Table]:
         """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
 
-        A table has one row for each changed key, and the column `DELETED`. If possible, changelogs of state variables
-        are parsed without Spark. Changelogs of lists contain only the appended elements, so they are parsed only if
-        `appended` is set, by which the caller accepts this. Spark reads all remaining changes. If the checkpoint has
-        only whole states, two of them are compared. Raises `Gone` if files were removed.
+        A table has one row for each changed key, and the column `DELETED`. Changelogs of state variables are parsed
+        without Spark where possible; Spark reads all other changes. Changelogs of lists contain only the appended
+        elements, so they are parsed only if the caller accepts such rows by `appended`. If the checkpoint has only
+        whole states, two of them are compared. Raises `Gone` if files were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         is_parsed_here = is_parsable(table) and (appended or not is_list_state(table))
@@ -199,7 +199,7 @@ class Checkpoint:
         codecs = getattr(getattr(jvm.org.apache.spark.io, "CompressionCodec$"), "MODULE$")
         codec = codecs.createCodec(self._spark.sparkContext._jsc.sc().conf(), codec_of(self.files.conf_of(batch)))
         packed, unpacked = jvm.java.io.FileInputStream(str(changelog)), changelog.with_suffix(".unpacked")
-        # Through a file: passing the bytes over py4j would cost more than parsing them.
+        # Passed through a file: passing the bytes over py4j would cost more than parsing them.
         out = jvm.java.io.FileOutputStream(str(unpacked))
         try:
             codec.compressedInputStream(packed).transferTo(out)

@@ -1,6 +1,6 @@
 """Reader of a checkpoint's files: parses logs, finds complete batches, and copies the files that a batch needs.
 
-A query may remove old files of its checkpoint at any time, so files are copied to a folder first, and Spark reads the
+A query may remove old files of its checkpoint at any time. So files are copied to a folder first, and Spark reads the
 copies. Spark fails if a copy is missing, so a read returns the complete state or raises.
 """
 
@@ -101,10 +101,10 @@ class CheckpointFiles:
             )
 
     def committed_batches(self) -> range:
-        """Return the committed batches up to the newest. Older batches before a gap are left out.
+        """Return the committed batches up to the newest. Batches before the last gap are left out.
 
-        Raises `NotFound` if there is none, and `Refused` if the query was rolled back since the previous call, because
-        earlier results are outdated.
+        Raises `NotFound` if there is none, and `Refused` if the query was rolled back since the previous call, which
+        makes earlier results outdated.
         """
         previous, self._commits = self._commits, self.commit_times()
         if not self._commits:
@@ -208,7 +208,7 @@ class CheckpointFiles:
         return previous is None or self.format_of(batch) == self.format_of(batch - 1)
 
     def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
-        """Return the stores of all state partitions, optionally only of one operator or with one name."""
+        """Return the stores of all state partitions, or only those of an operator, or those with a name."""
         return [
             StoreFolder(operator_with_stores.id, partition, name)
             for operator_with_stores in self.operators

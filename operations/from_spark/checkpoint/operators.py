@@ -36,7 +36,7 @@ _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class OperatorTable:
-    """One table of an operator's state, with the options by which Spark's state reader reads it."""
+    """Table of an operator's state, with the options by which Spark's state reader reads the table."""
 
     name: str
     store: str
@@ -118,7 +118,7 @@ def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str
     elif name == "symmetricHashJoin":
         for side in ("left", "right"):
             rows = f"{side}{_ROWS_OF_A_SIDE}"
-            # Since format 3 all tables are column families of one store, named like the earlier stores.
+            # Since format 3 all tables are column families of one store; each has the name of the former store.
             yield (
                 OperatorTable(side, rows) if rows in stores else OperatorTable(side, stores[0], (("storeName", rows),))
             )
@@ -130,7 +130,7 @@ _SCHEMA = "/_metadata/schema"
 _OPERATOR_BY_VALUE_FIELD = {
     "__dummy__": "dedupe",
     "expiresAtMicros": "dedupeWithinWatermark",
-    # The schema does not tell if the function was in Python or in Java.
+    # The schema does not show if the function was in Python or in Java.
     "groupState": "flatMapGroupsWithState",
 }
 """Spark's short names of operators, by the first field of the values that they store."""
@@ -182,7 +182,7 @@ def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
 
     def names(version: str) -> list[str]:
         json_text = ""
-        # From version 2 on the text may exceed the maximum of one Java write, so it comes in pieces.
+        # From version 2 on the text is split into pieces, because one Java write has a maximum size.
         length = number(4) if version != "v1" else 0
         while len(json_text) < max(length, 1):
             if not (piece := text()):

@@ -73,11 +73,11 @@ def damaged_file_error(key: str, why: str) -> Corruption:
 def find_needed_files(
     version: int, files: Iterable[StateFile], ids: Mapping[int, str]
 ) -> tuple[Sequence[StateFile], int]:
-    """Return the files from which a version of a store is read, and 0 if they are complete.
+    """Return two values: the files from which a version of a store is read, and 0 if they are complete.
 
-    If the files of an earlier version are missing, returns an incomplete list and the number of that version. `ids`
-    has, by version, the id in the names of valid files, if known. For versions without a known id, the files of all
-    tasks are returned: each file names its predecessor, and Spark follows these names.
+    If the files of an earlier version are missing, the list is incomplete, and the second value is that version's
+    number. `ids` has, by version, the id in the names of valid files, if known. For versions without a known id, the
+    files of all tasks are returned: each file names its predecessor, and Spark follows these names.
     """
     by_version = _by_version(files, ids)
     needed: list[StateFile] = []
@@ -181,7 +181,7 @@ def check_state_files(folder: Path, unpack: Callable[[Path, int], object]) -> No
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the message of the error that caused a Python or Java error, in one line."""
+    """Return the message of the root cause of a Python or Java error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)

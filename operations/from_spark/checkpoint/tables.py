@@ -67,7 +67,7 @@ class ReaderColumn:
     name: str
     reader_column: str
     field_indices: tuple[int, ...]
-    """Field index at each level, outermost first. Field names would be ambiguous, because a buffer may repeat them."""
+    """Path of field indexes, outermost level first. Field names are ambiguous, because a buffer may repeat them."""
     type: pa.DataType
     path: tuple[str, ...]
     """Names of the fields, beginning with the column of Spark's state reader.
@@ -261,7 +261,7 @@ def _stored_type(kind: DataType) -> DataType:
 
 
 def map_nested(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """Apply `leaf` to a column, or, where `leaf` returns None, to the values nested in the column."""
+    """Apply `leaf` to a column. If `leaf` returns None, apply it to the values nested in the column."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
     inner = partial(map_nested, leaf=leaf)

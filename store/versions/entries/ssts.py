@@ -32,7 +32,7 @@ class Sst(Struct, frozen=True):
     hash_max: limits.Hash
     seq_min: limits.Version
     seq_max: limits.Version
-    """Largest `_seq` of the rows. Of two rows of a key, the one with the larger `_seq` is newer."""
+    """Largest `_seq` of the rows. Of two rows of a key, the row with the larger `_seq` is newer."""
     footer_bytes: limits.Bytes
     """Length of the object's end: one checksum for each row group, then the Parquet footer."""
     footer_checksum: limits.Checksum
@@ -40,7 +40,7 @@ class Sst(Struct, frozen=True):
     """Length of the part before `footer_bytes`: filters, page indexes, and checksums of the filters."""
     tombstones: limits.Bytes = 0
     root: limits.ShortText = ""
-    """Store root of the object if it is not the manifest's, as in a clone across roots; else empty."""
+    """Store root of the object if it differs from the manifest's, as in a clone across roots; else empty."""
     expiring: limits.Bytes = 0
     """Number of rows with an expiry time."""
     expires_min: limits.AnyTimeMs = 0
@@ -65,7 +65,7 @@ class Leaf(Struct, frozen=True, array_like=True):
     """Largest hash of an SST in the leaf; may lie beyond the slot."""
     root: limits.ShortText = ""
     removed: tuple[limits.Id, ...] = ()
-    """Names of SSTs in the object that versions since the leaf was written removed, ascending."""
+    """Names of SSTs in the leaf's object that versions after the leaf removed, ascending."""
 
     @property
     def live(self) -> int:
@@ -73,7 +73,7 @@ class Leaf(Struct, frozen=True, array_like=True):
 
 
 LeafReader = Callable[[Sequence[Leaf]], Iterable[tuple[Sst, ...]]]
-"""Function that returns all entries of each leaf, reading the objects side by side."""
+"""Function that reads leaves concurrently, and returns all entries of each leaf."""
 
 
 def name_of(sst: Sst) -> str:
@@ -151,7 +151,7 @@ class Ssts(Sequence[Sst]):
         return tuple(sst for leaf in requested for sst in self._by_leaf[leaf.object])
 
     def replaced(self, old: Collection[Sst], new: Iterable[Sst]) -> "Ssts":
-        """Return the SSTs with `new` in place of `old`, all of which must be among them."""
+        """Return the SSTs with `new` in place of `old`. All SSTs in `old` must be present."""
         gone = frozenset(old)
         remaining = [sst for sst in self.inline if sst not in gone]
         position = next((number for number, sst in enumerate(self.inline) if sst in gone), 0)
@@ -164,7 +164,7 @@ class Ssts(Sequence[Sst]):
         return self._changed(inline, self._leaves_without(removed))
 
     def mapped(self, change: Callable[[Sst], Sst | None]) -> "Ssts":
-        """Return the SSTs with `change` applied to each; None removes the SST. Changed SSTs move inline."""
+        """Return the SSTs with `change` applied to each; a result of None removes the SST. Changed SSTs move inline."""
         inline = [new for sst in self.inline if (new := change(sst)) is not None]
         removed: dict[str, list[str]] = {}
         self.entries(self.leaves)  # reads them side by side
@@ -200,9 +200,9 @@ class Ssts(Sequence[Sst]):
         return Ssts(inline, (replace(leaf, root=root_of(leaf.root)) for leaf in self.leaves), self._reader)
 
     def changes_since(self, earlier: "Ssts") -> tuple[tuple[Sst, ...], tuple[Sst, ...]]:
-        """Return two groups of SSTs: those that an earlier version lacks, and those that only the earlier version has.
+        """Return two groups of SSTs: SSTs that an earlier version lacks, and SSTs that only the earlier version has.
 
-        Costs as much as the inline entries, and the leaves that only one of the versions has or from which SSTs were
+        Reads the inline entries, the leaves that only one of the versions has, and the leaves from which SSTs were
         removed.
         """
         new, old = self._entries_unlike(earlier), earlier._entries_unlike(self)

@@ -24,10 +24,10 @@ _ENTRY_BYTES, _NAME_BYTES = 165, 29
 _MAX_INLINE_BYTES = 48 << 10
 _MAX_REMOVED_BYTES = 8 << 10
 _ENTRIES_PER_RUN = 1.5
-"""Number of entries that stay inline for each run that a hash range may have, since the next merges replace them."""
+"""Number of entries that stay inline for each possible run of a hash range, since the next merges replace them."""
 _SSTS_PER_LEAF = 256
 _TOLERANCE = 2
-"""Factor by which a manifest may exceed its limits before its commit folds it. Runners fold beside their batches."""
+"""Factor by which a manifest may exceed its limits before its commit folds it. Runners fold between batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
 
     The number of slots is the smallest power of two for which a slot has `per_leaf` SSTs or fewer, at most 64. The
     newest entries stay inline, because the next merges replace them: up to a quarter of `limit` for level 0, and a
-    quarter for merged SSTs. Of the remaining entries, slots with most entries are folded first. Leaves with many
-    removed SSTs are always folded.
+    quarter for merged SSTs. For the remaining entries, the slots with the most entries are folded first. Leaves with
+    many removed SSTs are always folded.
     """
     size = inline_bytes(ssts)
     slots = max([_slots_for(len(ssts), per_leaf), *(leaf.slots for leaf in ssts.leaves)])
@@ -108,7 +108,7 @@ def write_fold(store: ObjectStore, app: str, stage: str, plan: FoldPlan) -> Fold
 
 
 def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
-    """Return the SSTs after a fold moved entries into its leaves; the given object if the fold no longer fits."""
+    """Return the SSTs after a fold moved entries into its leaves; the same object if the fold no longer fits."""
     current = {leaf.object: leaf for leaf in ssts.leaves}
     replaced = {leaf.object for leaf in fold.plan.replaced}
     leaves = [leaf for leaf in ssts.leaves if leaf.object not in replaced]
@@ -132,7 +132,7 @@ def apply_fold(ssts: Ssts, fold: Fold) -> Ssts:
 
 
 def fold_before_commit(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return the manifest, with its SSTs folded if it exceeds its limits by far; usually the given object.
+    """Return the manifest with its SSTs folded, if it exceeds its limits by far; usually the same object.
 
     A runner folds earlier, beside its batches.
     """
@@ -179,7 +179,7 @@ def _slots_for(ssts: int, per_leaf: int) -> int:
 
 @dataclass(slots=True)
 class _Block:
-    """Slots that a fold rewrites together: those of one leaf, or a slot without a leaf."""
+    """Slots that a fold rewrites together: all slots of one leaf, or a slot without a leaf."""
 
     slots: range
     leaf: Leaf | None

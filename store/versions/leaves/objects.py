@@ -77,7 +77,7 @@ def write_leaf(
     """
     content = LeafContent(app, stage, str(runtime.ulid()), Ssts(ssts))
     key = keys.leaf(app, stage, content.id)
-    # Not `put`: a spool would keep the leaf on this machine, and the version that names it may be committed elsewhere.
+    # Not `put`: a spool would keep the leaf on this machine, but the version that names it may be committed elsewhere.
     with suppress(ObjectExists):  # this call's own put, whose answer was lost: nobody else knows the name
         store.put_if_absent(key, codec.encode(content))
     with _lock:

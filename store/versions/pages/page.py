@@ -21,7 +21,7 @@ from ..kinds import VersionKind
 from ..manifest import Input, Manifest, Program
 
 BLOCK = 4_096
-"""Largest number of versions of a page. A page does not cross a multiple of it."""
+"""Largest number of versions of a page. The range of a page does not cross a multiple of it."""
 
 
 class _Objects(Struct, frozen=True):
@@ -29,7 +29,7 @@ class _Objects(Struct, frozen=True):
 
 
 class VersionIdentity(Struct, frozen=True):
-    """The fields of a manifest by which its version differs from every other version."""
+    """Fields of a manifest that distinguish its version from every other version."""
 
     app: limits.Name
     stage: limits.Name
@@ -55,7 +55,7 @@ class VersionParts(VersionIdentity, frozen=True):
 
 
 class _Shared(Struct, frozen=True, omit_defaults=True):
-    """Fields that many versions have in common."""
+    """Fields with equal values in many versions."""
 
     epoch: limits.Epoch
     writer: limits.ShortText
@@ -69,7 +69,7 @@ class _Shared(Struct, frozen=True, omit_defaults=True):
 class _Row(Struct, frozen=True, array_like=True):
     """One version of a page. Its number and time are stored as differences from the previous row.
 
-    Those of the first row are stored as differences from the page's number and time.
+    For the first row, they are the differences from the page's number and time.
     """
 
     number: limits.Count
@@ -99,7 +99,7 @@ class _Folder(Struct, frozen=True, array_like=True):
 
 
 Identity: TypeAlias = tuple[int, int, str]
-"""Time, epoch and writer of a version, which together occur once in all stores."""
+"""Time, epoch and writer of a version. No two versions in all stores have the same three values."""
 
 
 class NamedObject(NamedTuple):
@@ -112,7 +112,7 @@ class NamedObject(NamedTuple):
 
 
 class VersionPage(Struct, frozen=True, dict=True):
-    """Outlines of versions of one stage, and the objects in the app's folder that they name. Versions may be left out.
+    """Outlines of versions of one stage, and the objects in the app's folder that they name. Versions may be missing.
 
     Objects have the names in the stored manifests: replacements by `forget` are not applied.
     """
@@ -165,7 +165,7 @@ class VersionPage(Struct, frozen=True, dict=True):
         )
 
     def leaves(self, version: int, most: int) -> list[tuple[str, str]]:
-        """Return pairs of root and key for the leaves that a version names; none for more than `most` objects."""
+        """Return pairs of root and key for the leaves of a version; none if it names more than `most` objects."""
         at = bisect_left(self.numbers, version)
         if at == len(self.rows) or self.numbers[at] != version:
             return []
@@ -212,7 +212,7 @@ def parts_of(manifest: Manifest) -> VersionParts:
 
 
 def build_page(versions: Iterable[VersionParts]) -> VersionPage:
-    """Return a page of versions of a stage. At least one version is needed; they ascend.
+    """Return a page of versions of a stage. There must be at least one version, and versions must ascend.
 
     Reads leaves that are not cached.
     """
@@ -252,7 +252,7 @@ class _Draft:
         self._holders: dict[int | Leaf, frozenset[_Object]] = {}
         """Objects that the last row names, by the leaf, or the number of the table, that lists them."""
         self._counts = Counter[_Object]()
-        """Number of holders of each object: a merge may list a part of one object here and another there."""
+        """Number of holders (leaves or tables) of each object: a merge may list parts of one object in several."""
 
     def add(self, parts: VersionParts) -> None:
         inputs = tuple((name, source.upstream) for name, source in parts.inputs.items())
@@ -328,7 +328,7 @@ class _Draft:
         holders: dict[int | Leaf, frozenset[_Object]] = {}
         for number, ssts in enumerate(tables):
             holders[number] = self._own((sst.root, sst.object) for sst in ssts.inline)
-            # Leaves are immutable: only those that the version before does not have are read.
+            # Leaves are immutable, so only leaves that the previous version lacks are read.
             ssts.entries(leaf for leaf in ssts.leaves if leaf not in self._holders)
             for leaf in ssts.leaves:
                 if (known := self._holders.get(leaf)) is None:

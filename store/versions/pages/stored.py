@@ -26,7 +26,7 @@ from ..manifest import Manifest
 from .page import BLOCK, VersionIdentity, VersionPage, VersionParts, build_page, concat_pages, identity_of
 
 PAGE_SIZES = (64, 512, BLOCK)
-"""Numbers of versions of pages: a runner writes small ones, and merges eight into the next size."""
+"""Numbers of versions in a page. A runner writes small pages, and merges eight pages into a page of the next size."""
 _MAX_CACHED_BYTES = 16 << 20
 """Largest stored size of the pages in memory, which take about six times as much."""
 MAX_PAGE_BYTES = 16 << 20
@@ -39,12 +39,12 @@ _Fields = TypeVar("_Fields", bound=VersionIdentity)
 _NAME = re.compile(r"(\d{15})-(\d{20})-(\d{20})\.json")
 
 _cached: WeakKeyDictionary[ObjectStore, LRUCache[str, tuple[VersionPage, int]]] = WeakKeyDictionary()
-"""Pages that were written or checked by this process, by store and key, each with its stored size."""
+"""Pages that this process has written or checked, by store and key, with their stored sizes."""
 _lock = runtime.lock()
 
 
 class PageRef(NamedTuple):
-    """Listed page. The name of its object has the range of its versions, and the time of the last one."""
+    """Listed page. The name of its object has the range of its versions, and the time of the last version."""
 
     last_ms: int
     first: int
@@ -111,8 +111,8 @@ def add_pages(
 ) -> list[VersionPage]:
     """Return these pages together with new pages of the versions `others`, ascending and without overlaps.
 
-    `others` are ascending. The function `read` returns a version, or None if it does not exist; many are read at a
-    time.
+    `others` are ascending. The function `read` returns a version, or None if it does not exist; many versions are read
+    at a time.
     """
     starts = [page.first for page in pages]
     new = []
@@ -164,9 +164,9 @@ class StagePages:
     app: str
     stage: str
     check_at: Callable[[PageRef], int] = lambda ref: ref.last
-    """Returns the version of a page whose manifest proves the page; 0 if no manifest is left."""
+    """Function that returns the version of a page whose manifest proves the page; 0 if no manifest is left."""
     listed: tuple[PageRef, ...] = ()
-    """All listed pages; none before the first use of `refs`."""
+    """All listed pages; empty before the first use of `refs`."""
     _refs: tuple[PageRef, ...] | None = None
 
     @property
@@ -176,7 +176,7 @@ class StagePages:
             self.listed = list_pages(self.store, self.app, self.stage)
             chosen: list[PageRef] = []
             for ref in reversed(self.listed):
-                # A page that overlaps a later one was merged by two processes at once, or is about to be deleted.
+                # A page that overlaps a later page was merged by two processes at once, or is about to be deleted.
                 if not chosen or ref.last < chosen[-1].first:
                     chosen.append(ref)
             self._refs = tuple(reversed(chosen))
@@ -204,7 +204,7 @@ class StagePages:
         return page.outline(version) if page is not None else None
 
     def leaves(self, version: int) -> list[tuple[str, str]]:
-        """Return pairs of root and key for a version's leaves; none if no page has it, or for tables of many SSTs."""
+        """Return pairs of root and key for a version's leaves; none if no page has it, or if it has many SSTs."""
         page = self._page_of(version)
         return page.leaves(version, MAX_SSTS_OF_LEAVES) if page is not None else []
 
@@ -222,9 +222,9 @@ class StagePages:
         return self.load(refs[at]) if at < len(refs) and refs[at].first <= version else None
 
     def around(self, time_ms: int) -> tuple[int, Manifest | None]:
-        """Return a version committed at or before a time, and the outline of a later one, as bounds for a search.
+        """Return two bounds for a search: a version committed at or before a time, and the outline of a later version.
 
-        The version is 0 if unknown, the outline None. If one page has both, no version lies between them. Costs a
+        The version is 0 if unknown, the outline None. If one page has both, no version lies between them. Makes a
         listing, and two concurrent requests for a page.
         """
         while True:
@@ -239,7 +239,7 @@ class StagePages:
             return low, page.outline(page.numbers[row])
 
     def last_before(self, time_ms: int) -> int:
-        """Return the last version of the newest page whose versions are all at or before a time; 0 if there is none."""
+        """Return the last version of the newest page whose versions are all at or before a time; 0 for no page."""
         while ended := [ref for ref in self.refs if ref.last_ms <= time_ms]:
             if (page := self.load(ended[-1])) is not None:
                 return page.numbers[-1]

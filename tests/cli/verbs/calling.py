@@ -47,7 +47,7 @@ def rows_of(ref: str, *args: str) -> Any:
 
 @contextmanager
 def process(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a verb in a new process, which is ended with the block."""
+    """Run a verb in a new process, which ends together with the block."""
     with subprocess.Popen([*MODULE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             yield started
@@ -79,12 +79,12 @@ class Terminal:
         while (found := re.search(pattern, self.text)) is None:
             try:
                 self.text += os.read(self._end, 65_536).decode()
-            except OSError:  # how Linux says that the other side was closed
+            except OSError:  # on Linux, this error means that the other side was closed
                 raise AssertionError(f"it ended before it wrote {pattern!r}:\n{self.text}") from None
         return found[1]
 
     def interrupt(self) -> str:
-        """Send Ctrl-C to all processes of the group; return their output until they have ended."""
+        """Send Ctrl-C to all processes of the group; return their output until all have ended."""
         before = len(self.text)
         os.killpg(self.process.pid, signal.SIGINT)
         with suppress(OSError):

@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def checkpoint(store: ObjectStore, tmp_path: Path) -> MemoryCheckpoint:
-    """Return a checkpoint of ten batches: two were deleted before the attach, two more before the last four."""
+    """Return a checkpoint of ten batches: two were deleted before the attach, two more before the last four came."""
     checkpoint, cache = a_query(4), SstCache(tmp_path / "cache", 1 << 30)
     checkpoint.clean_up(before=2)
     following = tail(store, cache, checkpoint)
@@ -137,7 +137,7 @@ def test_a_key_can_be_forgotten_in_any_table_but_the_query_may_restore_it(
     assert "no object of shop holds" in done("verify", "shop", "--forgotten", *key, "--deep")
     assert "consistent" in done("verify", "shop", "--deep")
 
-    # A text in another table's rows is no key of that table.
+    # A text in another table's rows does not count as a key of that table.
     done("forget", "shop", "--key", "totals=DE")
     assert slackwater("get", "shop/totals", "DE").exit_code == 1
     assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 9}]

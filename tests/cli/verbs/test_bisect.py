@@ -1,4 +1,4 @@
-"""`slackwater bisect`: the commands that it prints work, and agree with the verdict."""
+"""`slackwater bisect`: the printed commands work, and agree with the verdict."""
 
 import shlex
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 
 APART = "SELECT c.flights FROM carriers c, aircraft a WHERE c.flights >= 7 AND a.tail = 'N0' AND a.flights >= 5"
-"""True after two tables have each reached a value, in either order."""
+"""Condition that is true after two tables have each reached a value, in either order."""
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_the_command_printed_for_a_query_over_two_tables_returns_the_printed_row
     assert len(probes) > 4
     for ref, verdict in probes:
         assert bool(from_json("query", ref, APART)["rows"]) == (verdict == "bad")
-    # The log shows the line: the commit of the good moment stands right under that of the bad one.
+    # The log shows the line: the commit of the good moment is right below the commit of the bad moment.
     logged = [f"flights/{entry['stage']}@v{entry['version']}" for entry in from_json("log", "flights", "--limit", "99")]
     assert logged[logged.index(bad[2]) + 1] == good[2]
 

@@ -67,7 +67,7 @@ def test_the_log_of_every_search_can_be_replayed(tmp_path: Path) -> None:
     again = from_json("bisect", "replay", "search.log")
     assert again["first_bad"] == found["first_bad"]
     assert again["evaluations"] == 0
-    # Mended by hand: without the answers, they are asked for again.
+    # The session is repaired by hand: missing answers are asked for again.
     (tmp_path / "search.log").write_text("\n".join(log.splitlines()[:2]))
     assert from_json("bisect", "replay", "search.log")["evaluations"] == found["evaluations"]
 

@@ -133,7 +133,7 @@ def test_watch_merges_due_tables_until_it_is_stopped(
             assert head is not None
             app.heads[stage] = head
         app.run(flights(70))
-        # Which table is due first depends on when the watcher looks.
+        # The watcher's timing decides which table is due first.
         assert json.loads(watching.stdout.readline())["stage"] in ("aircraft", "carriers")
         watching.send_signal(number)
         _, said = watching.communicate(timeout=30)
@@ -149,7 +149,7 @@ def test_watch_continues_with_other_tables_if_a_merge_fails(app: FlightsApp, sto
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None
-        # Its other state partition is merged, too.
+        # The other state partition of the table is merged as well.
         for begins in ("aircraft v10", "carriers v10"):
             assert watching.stdout.readline().startswith(begins)
         assert watching.stderr.readline() == "compaction of flights/aircraft postponed; trying again in 0.1 s\n"

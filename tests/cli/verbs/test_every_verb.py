@@ -227,12 +227,12 @@ def test_get_query_and_log_load_no_slow_modules() -> None:
         (("log", "flights"), (*heavy, "duckdb", "pyarrow._compute"), "carriers"),
     )
     for words, too_much, expected in verbs:
-        # What is to be done at the end of the process is done, though that ends before Python has freed everything.
+        # Actions at the end of the process are done, although the process ends before Python has freed everything.
         script = (
             "import atexit, os, sys\n"
             f"heavy = {{*{too_much!r}}}\n"
             "atexit.register(lambda: print('loaded', *sorted(heavy & sys.modules.keys()), file=sys.stderr))\n"
-            # What a user's program does afterwards is its own.
+            # After that, the process runs a user's program.
             "atexit.register(lambda: print([n for n in os.environ if n.startswith('PYDANTIC')], file=sys.stderr))\n"
             "from slackwater.cli.main import main\n"
             f"sys.argv[1:] = {words!r}\n"
@@ -259,7 +259,7 @@ def test_get_query_and_log_load_no_slow_modules() -> None:
 def test_a_verb_that_skips_cleanup_at_exit_prints_the_same_with_the_same_exit_code(
     words: tuple[str, ...], code: int
 ) -> None:
-    """Compares a run in its own process with a run in this process by typer's runner, which cleans up normally."""
+    """Compare a run in a separate process with a run in this process by typer's runner, which cleans up normally."""
     ran = subprocess.run([*MODULE, *words], capture_output=True, text=True, check=False)
     within = slackwater(*words)
     assert (ran.returncode, within.exit_code) == (code, code)

@@ -1,4 +1,4 @@
-"""`why` and `impact` as typed, and the same from Python."""
+"""`why` and `impact` on the command line, compared with the same calls from Python."""
 
 import importlib.util
 from pathlib import Path
@@ -28,7 +28,7 @@ def countries(raw):
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return an app that has run twice, whose store and Kafka the verbs find by the environment."""
+    """Return an app that has run twice. The verbs find its store and Kafka by the environment."""
     file = tmp_path / "shop.py"
     file.write_text(PROGRAM)
     spec = importlib.util.spec_from_file_location("shop", file)

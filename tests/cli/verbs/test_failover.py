@@ -27,7 +27,7 @@ def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 def noted(*words: str) -> list[tuple[str, str]]:
-    """Return operations and reasons from the log."""
+    """Return the operations and their reasons from the log."""
     return [(each["verb"], each["message"]) for each in from_json("log", *words, "--operations")]
 
 

@@ -87,7 +87,7 @@ def test_an_impossible_forget_is_explained_in_one_sentence(
     before = {info.key for info in app.store.list("")}
     result = slackwater(*words)
     assert (result.exit_code, expected in result.stderr) == (code, True), result.output
-    # Runners were told that something may be asked of them: that they were told stays.
+    # Runners were notified that there may be requests, and this notification stays.
     assert {info.key for info in app.store.list("")} - {keys.request_signal("flights")} == before
 
 
@@ -148,7 +148,7 @@ def test_a_file_of_keys_is_read_literally(app: FlightsApp, tmp_path: Path, endin
 
 @pytest.mark.usefixtures("app")
 def test_forget_accepts_a_key_as_get_does() -> None:
-    """`APP/TABLE KEY` and `--key TABLE=KEY` are the same key: after one form, the other reports "done already"."""
+    """Check that `APP/TABLE KEY` and `--key TABLE=KEY` name the same key: the second form reports "done already"."""
     assert from_json("forget", "flights/aircraft", "N003", "--dry-run") == from_json(
         "forget", "flights", *KEY, "--dry-run"
     )

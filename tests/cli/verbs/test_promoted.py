@@ -87,7 +87,7 @@ def test_protection_belongs_to_the_name_and_requires_the_name_as_typed(world: Wo
     assert "production; 'q' is not its name" in refused("rewind", "p@-1h", "--yes-really", "q")
     assert "is protected" not in slackwater("rewind", "p@-1h", "--yes-really", "p").stderr
     assert "is protected" not in slackwater("rewind", "p@-1h", "--yes-really", "s").stderr
-    # The old one still wants its own name, which is p~1; p is another's.
+    # The old app keeps its own name, which is p~1; the name p belongs to the other app.
     for typed in ("p", "s"):
         assert f"{typed!r} is not its name" in refused("app", "rm", "p~1", "--yes-really", typed)
     assert "protecting a name covers both apps" in refused("protect", "p~1", "--off", "--yes-really", "p~1")

@@ -1,4 +1,4 @@
-"""`slackwater reconcile` and `slackwater why-not`, typed."""
+"""`slackwater reconcile` and `slackwater why-not` on the command line."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ TABLE = "flights/carriers"
 
 @pytest.fixture
 def warehouse(app: FlightsApp, tmp_path: Path) -> pa.Table:
-    """Return totals of the raw input without its broken flight, as somebody else counted them, with an own carrier."""
+    """Return external totals of the raw input without its broken flight, and with a carrier that the app lacks."""
     messages = [message for partition in app.kafka.topics["flights"] for message in partition]
     raw = [flight for message in messages for flight in message.flights if flight.delay < 1_000]
     flights = pa.table({name: [getattr(flight, name) for flight in raw] for name in Flight._fields})
@@ -61,7 +61,7 @@ def test_the_counts_are_those_of_a_full_join_over_the_raw_input(warehouse: pa.Ta
 
 
 def from_json_that_differs(*args: str) -> Any:
-    """Run a verb with `--json` that finds differences; return the document."""
+    """Run a verb with `--json` that exits with 1 because of differences; return the document."""
     result = slackwater(*args, "--json")
     assert result.exit_code == 1, result.stderr
     return json.loads(result.stdout)
@@ -147,7 +147,7 @@ def test_no_message_has_a_password() -> None:
 
 
 def place_of(app: FlightsApp, carrier: str, *, last: bool = False) -> str:
-    """Return the address of a record with this carrier: the first one, or one that is not read everywhere."""
+    """Return the address of a record with this carrier: the first, or with `last` one not read by all stages."""
     places = [
         (partition, offset)
         for partition, messages in enumerate(app.kafka.topics["flights"])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
-    """Return an app that ran on after its snapshot `good`."""
+    """Return an app that continued to run after its snapshot `good`."""
     app = gone_on()
     with command_line(app, monkeypatch):
         return app

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 @pytest.fixture
 def app(store: ObjectStore) -> FlightsApp:
-    """Return an app whose program no longer has its last stage; the other stages run on."""
+    """Return an app whose program no longer has its last stage; the other stages continue to run."""
     app = FlightsApp(store, Kafka())
     app.run(flights(40))
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_a_snapshot_that_waits_for_a_removed_stage_suggests_retire_and_then_comp
 
 
 def long_ago(asked: SnapshotRequest) -> SnapshotRequest:
-    """Return the request, dated a minute earlier but after every commit."""
+    """Return the request with a time that is a minute earlier, but after every commit."""
     return SnapshotRequest(asked.id, asked.name, asked.created_ms - 60_000, asked.by)
 
 

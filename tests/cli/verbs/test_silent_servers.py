@@ -1,4 +1,4 @@
-"""Verbs on a server that never answers: within seconds they name the setting that has its address."""
+"""Verbs on a server that never answers: within seconds, they name the setting with the server's address."""
 
 import socket
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ MORE_VERBS = (
     (("query", "flights", "FROM carriers", *ON_S3), "AWS_ENDPOINT_URL"),
     (("status", *ON_S3), "AWS_ENDPOINT_URL"),
 )
-"""Verbs that open the store as `snapshot take` does."""
+"""Verbs that open the store like `snapshot take`."""
 PROGRAM = """
 import slackwater as sw
 app = sw.App("idle")
@@ -57,7 +57,7 @@ def test_each_verb_names_the_setting_long_before_it_gives_up(verbs: tuple[tuple[
             for line in started.stderr:
                 lines.append(line)
                 if "check that it is running, and its address in" in line:
-                    # Nobody has given up: that takes ten seconds for Kafka, a minute for S3.
+                    # No verb has timed out yet: that takes ten seconds for Kafka, a minute for S3.
                     assert started.poll() is None, lines
                     break
         return "".join(lines)

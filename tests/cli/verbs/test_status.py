@@ -34,7 +34,7 @@ def test_status_shows_every_stage_upstream_first() -> None:
 
 
 def test_status_shows_which_stages_are_running(app: FlightsApp) -> None:
-    """A heartbeat counts only for its own epoch: a fenced runner runs nothing."""
+    """Check that a heartbeat counts only for its own epoch: a fenced runner runs nothing."""
     writer = str(ULID())
     runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
@@ -55,7 +55,7 @@ def test_status_shows_the_reason_of_a_wait_from_the_runners_heartbeat(app: Fligh
     lines = done("status").splitlines()
     assert lines[1].endswith("waits for")
     assert lines[2].endswith("new records of flights")
-    # One that another runner has taken over since says nothing of the stage.
+    # The heartbeat of a runner that was replaced says nothing about the stage.
     assert not any("its turn on the cores" in line for line in lines)
     (found,) = from_json("status")
     said = {stage["stage"]: stage["waits_for"] for stage in found["stages"]}

@@ -57,7 +57,7 @@ def test_an_inconsistency_is_one_sentence_and_exit_code_1(app: FanIn) -> None:
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[3].split() == ["by-right", "right@v5", "join@v3", "all", "9", "5", "5", "-1", "snapshot"]
-    # Only the partition that does not add up.
+    # Only the partition whose numbers do not add up.
     assert lines[4].split() == ["1", "5", "4", "2", "-1"]
     assert lines[-2] == (
         "not consistent: by-right[1]: right at version 5 sent 5 records, but join at version 3 consumed 4 "

@@ -35,7 +35,7 @@ WHY = "the carriers of ticket 12 were wrong"
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FlightsApp:
-    """Return an app that ran on after its snapshot `good`, with a rejected record."""
+    """Return an app that continued to run after its snapshot `good`, and that has a rejected record."""
     app = gone_on()
     reject(app, "carriers", [3], tmp_path / "cache")
     with command_line(app, monkeypatch):
@@ -48,12 +48,12 @@ class Change:
 
     call: Callable[[FlightsApp], object]
     makes: tuple[str, ...] = ()
-    """Stages that get a version."""
+    """Stages that get a version from the verb."""
     app: str = "flights"
     noted: str = ""
     """Name in the log; empty for the verb's name."""
     claims: int = 0
-    """Versions that each stage gets before the verb's own."""
+    """Number of versions that each stage gets before the verb's own version."""
 
 
 def typed(*words: str) -> Callable[[FlightsApp], object]:
@@ -76,7 +76,7 @@ def began(app: FlightsApp) -> None:
 
 
 def removed(app: FlightsApp, name: str = "flights") -> None:
-    """Remove an app without waiting for the store's clock, which stands still."""
+    """Remove an app without waiting for the store's clock, which does not advance."""
     with sw.because(WHY):
         remove_app(app.store, name, by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=store_of(app).pause)
 
@@ -94,7 +94,7 @@ def clone_made_anew(app: FlightsApp) -> None:
 
 
 def promoted(app: FlightsApp) -> None:
-    """Promote a clone that has run; both apps are at the same offsets and have read everything."""
+    """Promote a clone that has run. Both apps are at the same offsets and have read everything."""
     done("clone", "flights", "staging")
     FlightsApp(app.store, app.kafka, "staging", clock=app.clock)  # its runner claims its stages
     # There are no sinks, so that nothing is asked of Kafka but where topics end.

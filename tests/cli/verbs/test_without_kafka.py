@@ -64,7 +64,7 @@ def test_cloning_an_app_without_repartition_topics_needs_no_kafka() -> None:
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("more", [("--topic", "orders=mirrored"), ("--topic", "orders=mirrored", "--dry-run")])
 def test_a_clone_with_another_input_topic_needs_kafka(more: tuple[str, ...]) -> None:
-    """The other topic must exist before anything is created, so Kafka is asked first."""
+    """Check that Kafka is required: the other topic must exist before anything is created."""
     result = slackwater("clone", "app", "copy", *more)
     assert (result.exit_code, "no Kafka configured" in result.stderr) == (2, True)
     assert slackwater("status", "copy").exit_code == 1

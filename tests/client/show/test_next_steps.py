@@ -1,4 +1,4 @@
-"""The moment that a verdict proposes to clone: no stage has read the bad record, and no row of it is in flight."""
+"""The moment that a verdict suggests to clone: no stage has read the bad record, and no row of it is in flight."""
 
 from dataclasses import replace
 

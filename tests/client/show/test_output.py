@@ -214,7 +214,7 @@ def test_any_time_is_the_same_in_text_json_and_csv(kind: pa.DataType, ticks: int
         name, written, *_ = Path(folder, "a.csv").read_text().splitlines()
     assert name == '"at"'
     if not pa.types.is_duration(kind):
-        # CSV and words have a blank where ISO has a T, and Arrow's CSV a Z where Python has +00:00, and all digits.
+        # CSV and text have a blank where ISO has a T. Arrow's CSV has a Z where Python has +00:00, and all digits.
         plain = [str(text).strip('"').replace("T", " ").replace("+00:00", "Z") for text in (word, shown, written)]
         assert len({re.sub(r"\.?0*Z?$", "", text) if "." in text else text.rstrip("Z") for text in plain}) == 1, plain
     else:
@@ -242,5 +242,5 @@ def test_bytes_that_are_not_utf8_are_shown_as_hex() -> None:
 def test_a_quoted_word_is_one_word_for_a_shell(word: str) -> None:
     quoted = formats.quote_word(word)
     assert shlex.split(quoted) == [word]
-    # Within double quotes a shell replaces what these begin.
+    # Within double quotes, a shell expands text that begins with these characters.
     assert quoted == shlex.quote(word) or not {*word} & {*'"$`\\!'}

@@ -111,7 +111,7 @@ def test_following_the_page_gives_the_outputs_that_it_shows(user: User) -> None:
 def assert_prints(command: Command, text: str) -> None:
     """Check that the page's lines are printed in order, and that the rows of a query match exactly.
 
-    Elsewhere lines that differ in numbers alone count once: a batch may have read one partition, or both.
+    Elsewhere, lines that differ only in numbers count as one line, because a batch may have read one partition or both.
     """
     shape = exact if command.words.startswith("slackwater query") else without_numbers
     printed = iter([shape(line) for line in text.splitlines()])

@@ -42,7 +42,7 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
         to_come = {"pipeline/kafka/sink.py"}
         assert not [path for path in named - to_come if not (ROOT / path).exists()]
     if page.name in ("CONTRIBUTING.md", "design.md", "testing.md"):
-        # Of modules: other pages name programs of their readers.
+        # Only paths of modules: pages also name programs of their readers.
         alone = set(re.findall(r"`([a-z_0-9]+\.py)`", prose(page)))
         there = [*ROOT.glob("*.py"), *(path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.py"))]
         assert alone <= {path.name for path in there}
@@ -86,7 +86,7 @@ def spoken(page: Path) -> Iterator[str]:
     typed = [command.words for block in blocks("console", page_id(page)) for command in commands(block)]
     for text in (*typed, *re.findall(r"`([^`\n]+)`", prose(page))):
         if found := re.search(r"\bslackwater (?=[a-z]|-)(.*)", text):
-            # Of `eval "$(slackwater dev up)"` the command ends at the parenthesis.
+            # In `eval "$(slackwater dev up)"`, the command ends at the parenthesis.
             yield re.split(r"\)\"|\s#\s| \| ", found[1])[0]
 
 

@@ -77,9 +77,9 @@ INSTEAD = {
     "s3://archive/slackwater": "archive",
     "/srv/lake/flights": "lake",
 }
-"""Moments that a young app lacks, and places that a test lacks, with those that are typed instead."""
+"""Moments that a young app lacks, and places that a test lacks, with their replacements in the typed commands."""
 ENDING = {"run": "--until-caught-up", "replicate": "--once", "snapshot take": "--instant", "check": "--versions=1"}
-"""Verbs that run until Ctrl-C, wait for a running app or replay many versions, and the option with which they end."""
+"""Verbs that run until Ctrl-C, wait for a running app or replay many versions, with the option that makes them end."""
 FIRST = {
     ("docs/changing-a-program.md", "Go back"): ["slackwater migrate shop.py --rename largest=largest_cents"],
     ("docs/disaster-recovery.md", "Watch it"): ["slackwater replicate shop --to /data/elsewhere"],

@@ -24,7 +24,7 @@ def test_a_running_app_continues_after_a_forget(kafka: EmbeddedKafka, tmp_path: 
             await_commit("accounts")
         said = ledger.slackwater("forget", ledger.app, *keys).stdout
         assert f"{ledger.app}/accounts v" in said
-        # Brokers for development keep records for ever.
+        # Development brokers keep records forever.
         assert "never: delete them in Kafka" in said
         await_commit("accounts")
         await_commit("accounts")
@@ -39,7 +39,7 @@ def test_a_running_app_continues_after_a_forget(kafka: EmbeddedKafka, tmp_path: 
         return sorted((row for row in rows if row["account"] not in GONE), key=str)
 
     assert others(found) == others(expected)
-    # What came before it counts no more, and what came later does.
+    # Records from before do not count any more, and later records do.
     before = {row["account"]: row["n"] for row in expected}
     assert all(row["n"] < before[row["account"]] for row in found if row["account"] in GONE)
     for version in (forgot.version - 1, forgot.version):

@@ -71,7 +71,7 @@ def test_an_exported_app_continues_elsewhere_and_counts_each_record_once(kafka: 
     moved.check_tables()
     moved.verify(moved.app)
 
-    # The tables count what is read twice, and the log knows of which offsets that was.
+    # Records that are read twice count twice in the tables, and the log has their offsets.
     ends = moved.kafka.offset_bounds(moved.topic)[1]
     assert sum(ends) == 1_100
     said = json.loads(moved.slackwater("reset", moved.app, "--all-topics", "--shift-by", "-40", "--json").stdout)

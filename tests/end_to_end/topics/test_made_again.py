@@ -57,7 +57,7 @@ def test_recreating_a_topic_stops_the_app_and_no_record_is_missed_or_misread(
     assert f"it had id {ids[0]} and 3 partitions, read up to {ledger.topic}[0]@20" in no.value.message
     assert f"now it has id {ids[1]} and 5 partitions" in no.value.message
     assert f"slackwater reset {ledger.app} --topic {ledger.topic} --to-earliest" in no.value.hint
-    # Nor does it start, nor is it called consistent.
+    # It does not start either, and is not reported as consistent.
     with pytest.raises(AnotherTopic) as no:
         ledger.catch_up(*STAGES)
     assert f"it had id {ids[0]} and 3 partitions" in no.value.message
@@ -73,14 +73,14 @@ def test_recreating_a_topic_stops_the_app_and_no_record_is_missed_or_misread(
     assert differences(ledger) == []
     ledger.verify(ledger.app)
 
-    # A repartition topic, of which nobody asks for offsets while the app runs.
+    # A repartition topic whose offsets nobody requests while the app runs.
     channel = f"{ledger.app}-by-account-repartition"
     was_made_again = pytest.raises(AnotherTopic, match=f"repartition topic '{channel}' was .* while the app ran")
     with was_made_again, ledger.running_here(*STAGES) as await_commit:
         await_started(ledger)
         make_again(ledger, channel, 3)
         await_end(await_commit)
-    # Nothing was on its way, so nothing is lost.
+    # Nothing was in flight, so nothing is lost.
     ledger.catch_up(*STAGES, accept_loss=True)
     ledger.send(30)
     ledger.catch_up("entries")

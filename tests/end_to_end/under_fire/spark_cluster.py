@@ -66,7 +66,7 @@ def words_of(process: psutil.Process) -> list[str]:
 
 
 def packed_rules(folder: Path) -> Path:
-    """The zip with the rules of the app `pair`, for `--py-files`."""
+    """Return the path of the zip with the rules of the app `pair`, for `--py-files`."""
     rules = folder / "rules.zip"
     with zipfile.ZipFile(rules, "w") as packed:
         packed.write(APPS / "rules" / "pair_rules.py", "pair_rules.py")
@@ -85,7 +85,7 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
         started.append(_server(folder, "master", *address, str(web), "--port", str(port)))
         for n in range(workers):
             room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{n}"))
-            # As on a machine of its own, each has its own cache.
+            # Each worker has its own cache, as on a separate machine.
             cache = {"SLACKWATER_CACHE": str(folder / f"cache-{n}")}
             started.append(_server(folder, "worker", *address, "0", *room, url, more=cache))
         deadline = time.monotonic() + _START_PATIENCE_S
@@ -123,7 +123,7 @@ def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None
 
 
 def _workers(web: int) -> int:
-    """Return how many workers the master knows."""
+    """Return the number of workers that the master knows."""
     try:
         with urlopen(f"http://{HOST}:{web}/json/", timeout=2) as answer:
             return int(json.load(answer)["aliveworkers"])

@@ -23,7 +23,7 @@ _BACKLOG = 1_200
 def test_idle_executors_leave_and_others_come_for_a_backlog(
     ledger: Ledger, tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The Python of local masters stands in a folder that workers do not see.
+    # The Python for local masters is in a folder that workers cannot see.
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     pair = replace(ledger, program=PAIR)
     allocation = {

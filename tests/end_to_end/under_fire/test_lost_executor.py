@@ -59,7 +59,7 @@ def test_the_partitions_of_a_lost_executor_are_spread_over_the_others(tmp_path: 
             assert sum(after.values()) == PARTITIONS
             assert len(after) == 2
             kept = before.keys() & after.keys()
-            # Who is left keeps what it had, and each gets some of the others.
+            # The remaining executors keep their partitions, and each gets some of the lost ones.
             assert len(kept) == 2
             assert all(after[place] > before[place] for place in kept), (before, after)
             assert driver.communicate()[0] is not None

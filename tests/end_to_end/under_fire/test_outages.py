@@ -42,7 +42,7 @@ def test_records_deleted_between_stages_are_skipped_in_one_claim_by_old_and_new_
     ledger.send(600)
     ledger.catch_up("entries", "accounts", "branches", max_records=200)
     store = open_store(ledger.store)
-    # Versions, and a snapshot's marker, that `accounts` and `latest` have not read.
+    # Versions and a snapshot's marker that `accounts` and `latest` have not read.
     ledger.send(300)
     ledger.catch_up("entries", max_records=100)
     asked = request_snapshot(store, ledger.app, "under-way", "ada@host")
@@ -50,7 +50,7 @@ def test_records_deleted_between_stages_are_skipped_in_one_claim_by_old_and_new_
     ledger.catch_up("entries", max_records=100)
     topic = f"{ledger.app}-by-account-repartition"
     _, ends = ledger.kafka.offset_bounds(topic)
-    # In one partition it ends within a version.
+    # In one partition, the gap ends within a version.
     doomed = [TopicPartition(topic, partition, end - (partition == 2)) for partition, end in enumerate(ends)]
     admin = AdminClient(ledger.kafka.properties)
     for deleted in admin.delete_records(doomed).values():

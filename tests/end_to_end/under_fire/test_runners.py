@@ -46,7 +46,7 @@ def test_a_runner_survives_a_broker_outage_and_a_takeover_and_each_record_counts
         assert sum(one.kind == "claim" for one in versions) == 3
 
 
-@pytest.mark.ci  # test_stop_signals.py and test_snapshots_under_fire.py show both, by themselves
+@pytest.mark.ci  # test_stop_signals.py and test_snapshots_under_fire.py show both separately
 def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_stops_a_busy_one_cleanly(ledger: Ledger) -> None:
     ledger.send(500)
     with ledger.running("--max-records", "1000") as app:
@@ -64,7 +64,7 @@ def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_stops_a_busy_one_c
     ledger.check_tables()
 
 
-@pytest.mark.ci  # pipeline/run/test_health.py shows all else that hangs
+@pytest.mark.ci  # pipeline/run/test_health.py covers everything else that can hang
 def test_a_runner_fails_its_liveness_probe_while_its_jvm_hangs(ledger: Ledger) -> None:
     port = choose_port()
 
@@ -119,7 +119,7 @@ def test_a_stage_removed_from_the_program_blocks_snapshots_until_it_is_retired(l
     }
     ledger.verify(f"{ledger.app}@at-once")
     assert sum(ledger.table("branches", f"{ledger.app}@at-once")["n"].to_pylist()) == 1_000
-    # The old program has it again: it goes on where it stopped.
+    # The old program has the stage again, and continues where it stopped.
     ledger.catch_up()
     ledger.check_tables()
     assert "latest" in resolve(open_store(ledger.store), ledger.app, now_ms=0).stages

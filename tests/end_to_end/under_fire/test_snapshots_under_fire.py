@@ -44,23 +44,24 @@ def test_snapshots_are_consistent_even_if_stages_are_killed(
     app.send(3_000)
     with app.fed():
         for sabotage in killed:
-            # As apps/sabotage.py takes it. What runs ahead loses versions with its machine, which nobody else has.
+            # In the format of apps/sabotage.py. Unflushed versions are lost together with the machine.
             stage, _, ahead = sabotage.partition(" ")
             words = ("--max-records", "300", "--max-unflushed", "4") if ahead else ("--max-records", "500")
             machine = elsewhere(app, stage)
             with machine.running(*words, sabotage=sabotage) as running:
-                # It may die of the request before, which is open still.
+                # It may die because of the previous request, which is still open.
                 running.await_commit()
                 started = psutil.Process(running.process.pid).children(recursive=True)
                 assert any(process.name() == "java" for process in started)
                 request_snapshot(store, app.app, f"killed-{stage}", "tests")
                 assert running.process.wait(120) == -signal.SIGKILL
-                # The JVM is out of reach of signals, and ends with the runner.
+                # Signals do not reach the JVM, which ends together with the runner.
                 assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
             if ahead:
                 left = list(machine.folder.glob(f"cache-spool/*/*/stages/{stage}/sst/*.parquet"))
                 assert len(left) >= 3, "several versions were acknowledged and not committed"
-            # Who takes over finds the request, and the snapshot completes; also when the state was rescaled meanwhile.
+            # The runner that takes over sees the request, and the snapshot completes, even if the state was rescaled
+            # meanwhile.
             assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
             app.slackwater("rescale", f"{app.app}/{app.last_stage}", "--partitions", str(3 + len(stage) % 3))
         with elsewhere(app, "at last").running_here(max_records=500) as await_commit:
@@ -75,7 +76,7 @@ def test_snapshots_are_consistent_even_if_stages_are_killed(
     for snapshot in taken:
         app.check_snapshot(snapshot.name)
     for stage in history.list_stages(store, app.app):
-        # A snapshot's marker is written once by each stage: news only once, also after a restart.
+        # Each stage writes a snapshot's marker once, also after a restart.
         marked = [
             name
             for version in history.iter_after(store, app.app, stage, 0)

@@ -66,7 +66,7 @@ class Guarded(Ledger):
         }
         return {
             **super().environment(),
-            # On the one machine that all these are, the Python of local masters will do; it starts sooner.
+            # All machines are this machine here, so the Python for local masters suffices; it starts sooner.
             "PYSPARK_PYTHON": _script(self.folder),
             "SLACKWATER_KAFKA": self.guarded,
             **{f"SLACKWATER_KAFKA_PROPERTIES_{name}": value for name, value in properties.items()},
@@ -96,7 +96,7 @@ def shown_by_spark(ui: int) -> dict[str, str]:
             return str(answer.read(), "utf-8", "replace")
 
     api = "api/v1/applications"
-    # Where its API is not served yet, or not at this moment, Spark sends whoever asks to a page of HTML.
+    # If Spark's API is not served yet or at the moment, Spark redirects to an HTML page.
     eventually(lambda: ask(api).startswith("["), "Spark's UI answers as an API")
     app = f"{api}/{json.loads(ask(api))[0]['id']}"
     plans = "sql?details=true&planDescription=true&length=1000"

@@ -33,12 +33,12 @@ def processes(app: Running) -> list[psutil.Process]:
 
 
 def to_the_group(app: Running, number: int) -> None:
-    """Signal the process group, as Ctrl-C on a terminal and `kill -TERM -PGID` do."""
+    """Signal the process group, like Ctrl-C on a terminal and `kill -TERM -PGID`."""
     os.killpg(app.process.pid, number)
 
 
 def to_all(app: Running, number: int) -> None:
-    """Signal every process, children first, as a service manager does that signals a control group."""
+    """Signal every process, children first, like a service manager that signals a control group."""
     for process in processes(app):
         try:
             process.send_signal(number)
@@ -214,7 +214,7 @@ def test_stop_in_any_phase_by_a_signal_to_any_process(
 ) -> None:
     ledger.program = DIAMOND if phase is captures else LEDGER
     sabotage = "accounts merges" if phase is compacts else ""
-    # Of few records each, so that there are many batches to merge, and markers have some to overtake.
+    # Batches of few records, so that there are many batches to merge, and many that markers overtake.
     most = "100" if phase in (compacts, captures) else "1000"
     with ledger.running("--max-records", most, sabotage=sabotage, for_people=True) as app:
         phase(ledger, app)

@@ -1,7 +1,8 @@
-"""Two releases on one store: the older reads formats up to 1, the newer writes format 2.
+"""Two releases on one store: the older release reads formats up to 1, the newer release writes format 2.
 
 Each command runs in a process of one release. The older release must either run a command as if it were alone, or
-refuse it with an object's name and format and change nothing. The newer release must read whatever both have written.
+refuse it with an object's name and format and change nothing. The newer release must read everything that both have
+written.
 """
 
 import re
@@ -83,7 +84,7 @@ def test_an_older_release_works_as_if_alone_or_refuses_and_changes_nothing(
             answer, expected = releases[2](shared, words), releases[1](alone, words)
             _check_is_understood(answer, words)
             assert answer.exit == expected.exit, (steps, words, answer)
-            # Sizes in reports of `verify` follow the formats.
+            # Sizes in reports of `verify` depend on the formats.
             assert words[0] == "verify" or answer.stdout == expected.stdout, (steps, words, answer)
     finally:
         shutil.rmtree(shared)

@@ -4,7 +4,7 @@ A store has:
 
 - an input archive of `events`: records in JSON, Avro or Protobuf, in which one field leads to the key of the table
   `people`;
-- an input archive of `transfers`: records with the same words and numbers, but as nobody's key;
+- an input archive of `transfers`: records with the same words and numbers, which are keys of nobody;
 - a channel with records in flight: some are kept by a snapshot, others unread in Kafka;
 - rejected records.
 
@@ -184,7 +184,7 @@ class RandomStore:
         return f'{{"n": {n}, {inside}, "note": {self._text(rnd.choice(self.people))}}}'.encode()
 
     def _transfer(self, who: str) -> bytes:
-        """Return a record of no person that contains a person's name as amount, as note, and as the record's key."""
+        """Return a record of no person. It contains a person's name as amount, as note, and as the record's key."""
         amount = who if who.isdigit() else self._text(who)
         return f'{{"n": {self.number()}, "amount": {amount}, "note": {self._text(who)}}}'.encode()
 

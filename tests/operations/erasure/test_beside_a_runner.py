@@ -75,7 +75,7 @@ class Runner:
         return PendingVersion(base, manifest, self.merges, time.monotonic(), lambda _done: None)
 
     def end(self, change: PendingVersion) -> None:
-        """Commit a batch; as a stage's runner does, compute it again if keys were forgotten meanwhile."""
+        """Commit a batch. Like a stage's runner, compute it again if keys were forgotten meanwhile."""
         try:
             self.committer.submit(change)
         except ForgottenMeanwhile:
@@ -92,7 +92,7 @@ class Runner:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return the counts by key in the newest version, as another process sees them."""
+        """Return the counts by key in the newest version, read like another process."""
         store = fresh(self.store)
         head = history.head(store, "app", "people")
         assert head is not None
@@ -105,7 +105,7 @@ class Runner:
 
 
 def amid(runner: Runner, number: int, do: Callable[[], None]) -> int:
-    """Forget the key, and call `do` before request `number`; return the number of requests."""
+    """Forget the key, and call `do` before request `number`. Returns the number of requests."""
     count, busy = 0, False
 
     def before(verb: str, key: str) -> None:
@@ -222,7 +222,7 @@ def test_rejected_records_with_the_key_are_removed_and_wait_for_no_retry(tmp_pat
     found = history.head(fresh(runner.store), "app", "people")
     assert found is not None
     now = found.side_tables[REJECTED]
-    # The error of the last one names somebody; the record is of nobody.
+    # The error of the last record contains a name; the record belongs to nobody.
     assert (now.waiting, now.total, sum(sst.rows for sst in now.ssts)) == (2, 4, 2)
     assert sorted(table.read_rows(found)["offset"].to_pylist()) == [2, 4]
     assert now.table == REJECTED_RECORDS

@@ -179,7 +179,7 @@ def test_a_snapshot_keeps_its_name_and_its_records_lose_the_key(cache: SstCache)
     assert [read_captured_object(app.store, each).num_rows for each in channel.objects] == [12]
     report = verify(fresh(app.store), "flights@kept", now_ms=LATER_MS, deep=True)
     assert report.differences == ()
-    # A clone of it reads what is left, and its books say what is not.
+    # A clone of it reads the remaining rows, and its ledger has the missing ones.
     clone(app.store, "flights@kept", "staging", channels=_Kept(app.kafka), by="ada@host", now_ms=LATER_MS)
     assert verify(fresh(app.store), "staging", now_ms=LATER_MS, deep=True).differences == ()
     make(app, cache, "aircraft=N002")
@@ -234,7 +234,7 @@ def test_a_running_batch_leaves_nothing_of_the_key_and_a_later_one_starts_from_e
     app.step("legs")
     head = app.heads["aircraft"]
     late: list[str] = []
-    # The runner commits between the scan and the version: what it wrote is looked through, too.
+    # The runner commits between the scan and the version: its SSTs are searched as well.
     store_of(app).once("put_if_absent", "forgotten/", lambda: late.append(app.step("aircraft").ssts[0].object))
     done = make(app, cache)
     assert late
@@ -344,7 +344,7 @@ def test_with_a_damaged_archive_index_all_else_is_forgotten_but_completion_is_no
         with pytest.raises(Corruption, match=f"the content of the input archive of {TOPIC} of .* is unknown") as error:
             call()
         assert error.value.object_key == key
-    # The SSTs of all versions are without the key; the same call goes on once the index is back.
+    # No version's SSTs have the key; the same call continues once the index is back.
     assert {name for name, _ in occurrences(app.store, "N003")} == {head.objects[0].object}
     app.store.put(key, whole)
     make(app, cache)
@@ -368,7 +368,7 @@ def test_forget_waits_until_records_already_read_are_archived(cache: SstCache) -
         one = write(app.store, first, rows, extents, 1)
         index.change(app.store, first, index.append_update((one,), extents), by=BY, now_ms=1)
 
-    # Nobody runs it: nobody is waited for, and what is to come is said.
+    # No runner runs it, so the call does not wait, and reports the remaining work.
     paused: list[int] = []
     done = make(app, cache, "aircraft=N002", pause=lambda: paused.append(1))
     assert (paused, [each.name for each in done.out_of_reach if each.what == "archive"]) == (
@@ -380,7 +380,7 @@ def test_forget_waits_until_records_already_read_are_archived(cache: SstCache) -
     done = make(app, cache, pause=appended)
     assert occurrences(app.store, "N003") == []
     assert [each for each in done.out_of_reach if each.what == "archive"] == []
-    # One that does not come to it is not waited for without end.
+    # The wait for a runner that does not continue ends after a limited time.
     app.send(*flights(3))
     app.step("legs")
     make(app, cache, "aircraft=N001", pause=lambda: paused.append(1))
@@ -495,7 +495,7 @@ def test_other_forgets_snapshots_and_gc_wait_until_a_forget_is_done(cache: SstCa
     assert occurrences(app.store, "N003") == []
     gc(app)
     assert occurrences(app.store, "N002")
-    wait(app, 60_000)  # what broke off has left objects that nothing names
+    wait(app, 60_000)  # the interrupted call has left objects that no version names
     make(app, cache, "aircraft=N002")
     assert occurrences(app.store, "N002") == []
     with pytest.raises(Refused, match="nothing to give up"):

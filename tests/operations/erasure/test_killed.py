@@ -1,4 +1,4 @@
-"""A forget that is killed at any request: each version shows the key or not, and repeating the call finishes it."""
+"""A forget that is killed at any request: a version has all of the key or nothing, and a repeated call finishes."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def test_after_a_kill_each_version_reads_as_before_or_after_and_a_repeated_call_
         try:
             done = make(app, cache)
             if has_begun:
-                # It tells what the whole did, and why, whatever of it this call did.
+                # The entry describes the whole operation and its reason, regardless of the part that this call did.
                 assert (done.rows, done.gone, len(done.versions)) == (whole.rows, whole.gone, len(whole.versions))
                 (told,) = list_operations(app.store, "flights", is_match=lambda one: one.has_verb("forget"))
                 assert told.message == "request 118"

@@ -43,7 +43,7 @@ def test_no_object_keeps_the_person_and_no_record_of_others_is_lost(seed: int, r
     except Refused:
         assert not holders
         return
-    # Listed before: each object that holds one, and as many records.
+    # Listed before: each object that holds a record of the person, and the number of such records.
     assert {each.object for each in dry.held} == holders
     expected = sum(len([1 for people in before[key].records.values() if people & gone]) for key in holders)
     assert sum(each.rows for each in dry.gone) == expected
@@ -57,7 +57,7 @@ def test_no_object_keeps_the_person_and_no_record_of_others_is_lost(seed: int, r
     undecoded = {key for key, found in after.items() if found.undecoded}
     assert undecoded <= named
     assert sum(each.records for each in looked.unproved) == made.garbage
-    # What was not read yet brings a key back, and is named.
+    # An unread record would bring the key back, and is named.
     coming = sum(who in gone for rows in made.unread for who in rows["who"].to_pylist())
     assert sum(sum(each.fields.values()) for each in looked.held if each.what == UNREAD) == coming
 

@@ -216,7 +216,7 @@ def test_a_result_that_gc_deleted_before_its_commit_is_dropped(cache: SstCache) 
         run_compaction(app.store, cache, app.name, "carriers", before.table, one) for one in pick_for_manifest(before)
     ]
     assert len(done) == 2
-    # It slept for long, and the app went on. Of one result nothing is left.
+    # The compactor slept for long while the app continued. One result no longer exists.
     app.run(flights(10))
     for sst in done[0].outputs:
         app.store.delete(sst.object)
@@ -358,7 +358,7 @@ def test_a_damaged_sst_is_reported(app: FlightsApp, cache: SstCache) -> None:
     app.store.put(head(app, "aircraft").ssts[3].object, b"")
     with pytest.raises(Corruption):
         [*compactor(app, cache, "aircraft").merge_due()]
-    # What the other state partition had is not lost.
+    # The results of the other state partition are not lost.
     assert head(app, "aircraft").kind == "compaction"
 
 

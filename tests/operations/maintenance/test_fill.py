@@ -65,7 +65,7 @@ def test_archive_adds_the_records_read_since_a_moment_with_their_times() -> None
     assert newest(store).covered == (Extent(0, 15, 35), Extent(1, 15, 35))
     assert [each.read_ms for each in newest(store).objects] == [BEGAN_MS + 2 * DAY_MS, BEGAN_MS + 3 * DAY_MS]
     assert fill(store, APP, kafka, since, by=BY) == (TopicFilled(TOPIC, 0, 0, ()),)
-    # From the beginning is from where the app began to read.
+    # "From the beginning" means: from where the app began to read.
     assert fill(store, APP, kafka, None, by=BY) == (TopicFilled(TOPIC, 20, 20, ()),)
     assert newest(store).covered == (Extent(0, 5, 35), Extent(1, 5, 35))
     (first, second) = list_operations(store, APP, 0)
@@ -177,6 +177,6 @@ def test_offsets_read_from_a_former_topic_are_not_archived_from_its_successor() 
     memory.create_topics({TOPIC: 2})
     memory.send(TOPIC, [Record(b"other", p) for p in (0, 1) for _ in range(100)], patience_s=1)
     unknown, known = fill(store, APP, kafka, None, by=BY, dry_run=True)
-    # Of versions from before ids were kept nobody knows better.
+    # For versions from before topic ids were stored, the topic cannot be told.
     assert (unknown.topic, unknown.gone) == (TOPIC, ())
     assert (known.topic, known.offsets, known.gone) == (TOPIC, 0, ("[0]@35..45", "[1]@35..45"))

@@ -135,7 +135,7 @@ def test_a_runner_that_slept_during_the_removal_cannot_commit() -> None:
     running = app.heads["legs"]
     assert horizon.freshness(app.store).is_fresh("flights", "legs", running.version + 1)
     gone(app)
-    # It had seen that its next number is free before the app was removed, and that is longer ago than it may trust it.
+    # It saw that its next number was free before the app was removed, but longer ago than it may rely on.
     horizon.freshness(app.store).record_free("flights", "legs", running.version + 1, -1e9)
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
     with pytest.raises(Fenced, match="flights/legs was removed"):

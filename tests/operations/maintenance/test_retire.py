@@ -50,7 +50,7 @@ def at(app: FlightsApp, ref: str) -> Cut:
 
 
 def without_carriers(app: FlightsApp, batches: int = 3) -> None:
-    """Run the app on without the last stage; the channel that the stage read is still written."""
+    """Continue to run the app without the last stage; the channel that the stage read is still written."""
     for _ in range(batches):
         app.send(*flights(5))
         app.step("legs")

@@ -112,7 +112,7 @@ def test_a_batch_whose_number_compactions_have_taken_is_committed_after_them(
     last = compact(store)
     store.reset()
     runner.committer.submit(change)
-    # The try that lost, the number it lost, the one after these, that there is none more, and the commit.
+    # The lost attempt, the number it lost, the number after it, the check that no more follow, and the commit.
     assert store.counts == {"put_if_absent": 2, "get_range": 3}
     assert (runner.committer.head.version, runner.committer.head.row_seq) == (4, 2)
     assert [(told.previous, told.manifest) for told in runner.told] == [(last, runner.committer.head)]
@@ -203,7 +203,7 @@ def test_every_record_is_read_once_despite_storage_faults_and_compactions(seed: 
                 case "look":
                     runner.committer.adopt_newest()
         except (Unavailable, CommitConflict):
-            # The runner ends, and another one claims the stage once what was under way has arrived.
+            # The runner ends, and another one claims the stage once all pending writes have arrived.
             faulty.settle()
             runner.committer = Committer(faulty, claimed(inner, f"w{head_of(inner).version}"))
     faulty.settle()

@@ -186,7 +186,7 @@ def test_gaps_in_kafkas_offsets_are_no_gaps_of_an_archive() -> None:
     kafka.delete_records(TOPIC, end)
     assert [row[2] for row in before] == [0, 1, 3, 4, 6, 7]
     assert read(with_archives(kafka, store, APP), 0, end) == before
-    # Nothing is missing where only a transaction's end was.
+    # Nothing is missing at an offset that held only the end of a transaction.
     assert read(with_archives(kafka, store, APP), 5, 6) == []
 
 
@@ -278,7 +278,7 @@ def test_a_recreated_topic_is_not_read_in_place_of_the_archived_one() -> None:
     archive(store, kafka, (0, 0, 6))
     before = read(kafka, 0, 6)
     kafka.delete_topics([TOPIC])
-    # Not there at all: the archive alone answers.
+    # The topic does not exist: only the archive answers.
     assert read(with_archives(kafka, store, APP), 0, 6) == before
     kafka.create_topics({TOPIC: 1})
     kafka.send(TOPIC, [Record(b"other", 0)] * 20, patience_s=1)
@@ -288,7 +288,7 @@ def test_a_recreated_topic_is_not_read_in_place_of_the_archived_one() -> None:
     with pytest.raises(Gone, match=r"offsets 6 to 9 of orders\[0\] are of a topic that was deleted and created again"):
         read(behind, 4, 10)
     assert behind.offset_bounds(TOPIC) == kafka.offset_bounds(TOPIC)
-    # Who reads on asks Kafka, and gets nothing of the former topic for what Kafka has lost of this one.
+    # A reader that continues asks Kafka, and gets no records of the former topic for those that Kafka lost of this one.
     going_on = ArchivedKafka(kafka, behind.archives, archive_first=False)
     assert len(read(going_on, 2, 20)) == 18
     with pytest.raises(Gone, match="offsets 0 to 1"):

@@ -158,7 +158,7 @@ def test_records_of_a_recreated_topic_are_not_taken_for_those_of_the_old_one(kaf
     channels.check_topic(topic, (0, 0), "")
     with pytest.raises(AnotherTopic, match="deleted and created again since it was read"):
         channels.check_topic(topic, (2, 0), former)
-    # Nor are its ends those of the former: nobody knows how far that would be.
+    # Nor are its end offsets those of the former topic: the distance cannot be told.
     ends = EndOffsets(kafka, timeout_s=10)
     assert ends(Input(topic, (0, 0), topic_id=kafka.topic_id(topic))) == (0, 0)
     assert ends(Input(topic, (1, 0), topic_id=former)) is None

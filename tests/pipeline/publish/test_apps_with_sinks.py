@@ -106,7 +106,7 @@ def test_each_row_is_published_once_and_a_clone_publishes_only_where_told(
     # What the state emits: the newest count of each account is the last.
     last = {value["account"]: value["n"] for value in published(ledger, counts)}
     assert last == dict(Counter(row["account"] for row in raw))
-    # Nobody holds anything back: all is published, and may go.
+    # No sink holds records back: all are published, and may be deleted.
     found = overview(store, ledger.app, lambda _topic: None)
     assert {sink.rows for stage in found.stages for sink in stage.sinks} == {0}
     collect(store, ledger.app, Retention(versions=1), by="test", dry_run=True)
@@ -130,7 +130,7 @@ def test_each_row_is_published_once_and_a_clone_publishes_only_where_told(
     }
     assert (len(told), len(published(ledger, alerts))) == (before, len(values))
 
-    # The run before published all of it, so the sink may go.
+    # The previous run published everything, so the sink may be removed.
     other = f"other-{uuid4().hex[:6]}"
     ledger.kafka.create_topics({other: 1})
     run(declared(ledger, other, tell, counts))
@@ -159,7 +159,7 @@ def test_the_documentations_program_forwards_a_records_headers(
     load_app(str(program)).run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True)
     (alert,) = committed(brokers, f"alerts-{run}")
     assert (json.loads(alert.value() or b"")["cents"], alert.headers()) == (2_000_000, headers[1])
-    # Of the two records of an account the newer one is named, and of one without a trace nothing.
+    # For an account with two records the newer record's trace is used; for one without a trace, none.
     newest = {message.key(): message.headers() for message in committed(brokers, f"balances-{run}")}
     assert newest == {b"a": [("traceparent", traces[1])], b"b": None}
 
@@ -237,7 +237,7 @@ def test_a_record_too_large_for_the_sinks_topic_is_rejected_and_published_after_
     assert record.message.endswith("bytes exceeds the topic's max.message.bytes (1,048,588)")
     verify_app(stored)
 
-    # As long as the topic takes none such, it waits; and then it is published, once.
+    # As long as the topic takes no record of this size, it waits; then it is published, once.
     request_retry(store, app.name, "latest", by="test", now_ms=1)
     assert len(run()) == 2
     (record,) = stored.rejected().records

@@ -145,7 +145,7 @@ def test_committed_rows_are_published_and_then_deleted_from_the_internal_topic(a
     place = published.newest(writer.store, writer.head, writer.topic)
     assert place is not None
     assert (place.version, place.rows) == (writer.head.version, 40)
-    # Taken over by the next runner, which has nothing to do but to tidy up.
+    # The next runner takes over, and only has to tidy up.
     writer.claim()
     with writer.publishing() as publishers:
         eventually(lambda: writer.kafka.offset_bounds(writer.internal)[0][0] > 0, "published records are deleted")
@@ -200,7 +200,7 @@ def test_records_of_a_publisher_that_was_away_too_long_are_aborted_and_published
         assert opened(transactions) is None
         transactions.begin()
         transactions.write([b"k"], [b"before it was away"])
-        # Who reads what is committed sees the end move once the broker has given it up.
+        # Readers of committed records see the end move once the broker has given the transaction up.
         eventually(lambda: properties.offset_bounds(topic)[1] == (2,), "the broker has given it up")
         with pytest.raises(ProducerFenced):
             transactions.commit(1, "place")
@@ -208,7 +208,7 @@ def test_records_of_a_publisher_that_was_away_too_long_are_aborted_and_published
         transactions.begin()
         transactions.write([b"k"], [b"again"])
         transactions.commit(1, "place")
-        # Kafka says that it is committed before it is on each topic.
+        # Kafka reports the commit before the records are visible in each topic.
         eventually(lambda: len(list(committed(properties, topic))) == 1, "it is there")
         assert [message.value() for message in committed(properties, topic)] == [b"again"]
         assert opened(transactions) == (1, "place")
@@ -252,7 +252,7 @@ def test_a_record_that_the_topic_refuses_ends_the_run_with_one_sentence(kafka: E
         AdminClient(writer.kafka.properties),
     )
     admin.incremental_alter_configs([topic])[topic].result(30)
-    # A batch of that size is taken, and one of a byte more is not. Nothing makes these bytes fewer.
+    # A batch of exactly that size is accepted, and one that is a byte larger is not. Random bytes do not compress.
     exact = next(body for size in range(900, 1_000) if whole_size(body := os.urandom(size)) == 1_000)
     with writer.publishing() as publishers:
         publishers.on_version(writer.commit(*[exact] * 3))

@@ -136,7 +136,7 @@ CASES: list[tuple[str, Callable[[Shop], sw.App], dict[str, object], type[Slackwa
 
 @pytest.mark.parametrize(
     ("program", "options", "error", "said"),
-    # How many partitions are too many only a broker knows.
+    # Only a broker can tell how many partitions are too many.
     [pytest.param(*case[1:], id=case[0], marks=[pytest.mark.kafka] * ("broker" in case[0])) for case in CASES],
 )
 def test_a_refused_first_run_leaves_no_app_and_no_topic(
@@ -179,7 +179,7 @@ def _with_new_output(app: sw.App) -> sw.App:
 
 def test_deleted_offsets_are_reported_without_spark(shop: Shop) -> None:
     shop.begin()
-    # The claim is of the beginning: what it has yet to read is deleted.
+    # The claim is at the beginning of the topic: the records it has not read yet are deleted.
     shop.kafka.delete_records(shop.topic, 7)
     shop.refused(_with_new_output(shop.program()), Refused, rf"{shop.topic}\[0\] 0\.\.7")
 

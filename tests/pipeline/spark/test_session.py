@@ -66,7 +66,7 @@ def test_an_impossible_setting_is_refused_with_one_sentence_before_anything_star
     (tmp_path / "folder").mkdir()
     for name in ("absence.py", "folder/absence.py", "rules.txt", "broken.zip"):
         (tmp_path / name).write_text("")
-    # Nothing listens there: who asked the broker first would wait for it.
+    # Nothing listens there: a request to the broker before the check would wait.
     done = CliRunner().invoke(cli, ["run", "program.py", "--kafka", "127.0.0.1:1", *words])
     assert done.exit_code in (1, 2)
     assert done.stderr.startswith("error: ")
@@ -102,7 +102,7 @@ def test_the_last_of_repeated_settings_counts_and_values_may_contain_an_equals_s
 def test_spark_options_in_python_are_checked_like_those_of_the_command_line(
     more: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    # Nothing listens there: who asked the broker first would wait for it.
+    # Nothing listens there: a request to the broker before the check would wait.
     with pytest.raises((Usage, NotFound)) as refused:
         sw.App("flights").run(store=str(tmp_path), kafka="127.0.0.1:1", **more)
     assert said in refused.value.message
@@ -222,7 +222,7 @@ def test_a_source_gets_passwords_separately_from_its_options_and_passes_them_to_
     private = PrivateOptions(KAFKA, environ={"AWS_SECRET_ACCESS_KEY": PASSWORD})
     open_stream(session, options, private, rows if upstream else None)  # type: ignore[arg-type]
     assert PASSWORD not in str(session.options) + repr(private)
-    # The class with the passwords was there for the moment of the making; another stream gets none of them.
+    # The class holds the passwords only while it is created; other streams get none of them.
     assert session.registered[-1] is InputSource
     assert InputSource.private == PrivateOptions()
     assert isinstance(session.made, InputSource)

@@ -37,7 +37,7 @@ def test_partitions_run_on_their_preferred_executor_with_all_their_rows(one_spar
         places = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, n).toString() for n in range(6)]  # type: ignore[union-attr]
         assert all("executor_" in place for place in places), places
         plan = placed._jdf.queryExecution().toString()
-        # Each side was brought to its partitions once: the rows in every batch, the homes before the first.
+        # The rows are shuffled in every batch, the homes once before the first.
         assert plan.partition("== Physical Plan ==")[2].partition("InMemoryRelation")[0].count("Exchange") <= 2
     # What makes tasks take equally long takes no home away.
     waiting, most = _cached(spark, 5, 1)
@@ -47,7 +47,7 @@ def test_partitions_run_on_their_preferred_executor_with_all_their_rows(one_spar
     homes.close()
     with pytest.raises(Py4JJavaError, match="cancelled"):
         homes.run_at_homes(lambda partitions: iter(partitions), [1])
-    # Before a first batch, a partition is at home nowhere.
+    # Before a first batch, partitions have no home.
     assert Homes(5).run_at_homes(lambda partitions: iter(partitions), [3]) == [3]
     # Other tests of this session may have kept some.
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= kept  # type: ignore[union-attr]

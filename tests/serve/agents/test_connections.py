@@ -121,7 +121,7 @@ def test_all_instances_use_the_same_pseudonyms_which_change_daily(
     assert shown(one) == shown(two)
     (later,) = SECRETS.all(app.store)
     assert (later.day, later.secret == secret.secret) == ("2999-01-01", False)
-    with agent_at(one.url) as agent:  # what was shown the day before still stands for its value
+    with agent_at(one.url) as agent:  # the placeholder that was shown the day before still stands for its value
         rows = agent("get", app=APP, table="carriers", keys=[*first])["rows"]
         assert {each["row"]["carrier"] for each in rows} == shown(one)
 

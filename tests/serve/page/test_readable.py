@@ -40,7 +40,7 @@ def test_the_page_says_whether_the_app_runs(look: Open, told: FlightsApp) -> Non
         page.goto(re.sub("#.*", "", page.url) + "#/flights?at=legs@v5")
         expect(state).to_have_text("running")
         page.reload()
-        expect(state).to_have_text("connected")  # of a moment in the past nobody was asked
+        expect(state).to_have_text("connected")  # for a moment in the past, no runner is asked
     finally:
         HEARTBEATS.remove(told.store, beat.writer, "flights")
 

@@ -44,7 +44,7 @@ def proved(diamond: Diamond, ref: str = APP, *, deep: bool = True) -> Report:
 
 
 def complete(diamond: Diamond) -> None:
-    """Complete snapshots, as the runner does beside its batches."""
+    """Complete snapshots, as the runner does in parallel to its batches."""
     completer = SnapshotCompleter(diamond.store, APP, diamond.logs, "test:1")
     completer._complete(open_requests(diamond.store, APP))
     completer.close()
@@ -93,7 +93,7 @@ def settle(diamond: Diamond, max_records: int | None = None) -> None:
 
 
 INSIDE = ("versions", "an open marker", "a forgotten marker", "a finished marker")
-# No snapshot finishes without the reader, once there is one.
+# No snapshot finishes without the reader, once it exists.
 CASES = [("old", inside) for inside in INSIDE[:3]] + [("new", inside) for inside in INSIDE]
 
 
@@ -123,7 +123,7 @@ def test_one_claim_skips_the_whole_gap(reader: str, inside: str, partly: bool, m
         elif inside == "a forgotten marker":
             withdraw_request(diamond.store, APP, asked)
     run(8)
-    # A version of which one partition is there and the other not, or a boundary.
+    # A version that is lost in part or whole, or a boundary.
     ends = diamond.logs.ends("even")
     run(8)
     diamond.logs.delete("even", *((diamond.logs.ends("even")[0], ends[1]) if partly else ends))
@@ -150,7 +150,7 @@ def test_one_claim_skips_the_whole_gap(reader: str, inside: str, partly: bool, m
     settle(diamond, max_records)
     diamond.step_all(records=4)
     settle(diamond, max_records)
-    # Once only: what follows is read to the end.
+    # The loss is recorded only once: what follows is read to the end.
     assert [each.version for each in versions(diamond, "joined") if each.lost] == [claim.version]
     check_nothing_went_back_or_came_twice(diamond)
     complete(diamond)
@@ -158,7 +158,7 @@ def test_one_claim_skips_the_whole_gap(reader: str, inside: str, partly: bool, m
     assert sum(books.sent) == sum(books.consumed) + sum(books.lost)
     assert books.lost == lost.rows
 
-    # The snapshot whose marker it cannot get is failed by name, and asked for again it is taken.
+    # The snapshot whose marker is lost fails by name, and a new request for it succeeds.
     assert open_requests(diamond.store, APP) == ()
     broken = asked is not None and find_snapshot(diamond.store, APP, "s") is None and inside != "a forgotten marker"
     assert [each.startswith("s: stage 'joined' continued without v") for each in failures(diamond)] == [True] * broken
@@ -169,7 +169,7 @@ def test_one_claim_skips_the_whole_gap(reader: str, inside: str, partly: bool, m
     proved(diamond, f"{APP}@again")
     assert not any(head.recorded.keys() & {asked.id if asked else ""} for head in diamond.heads.values())
 
-    # It is in the log, and in what lies behind a stretch of versions; the claim itself has read nothing.
+    # The loss is in the log, and in the lineage across several versions; the claim itself has read nothing.
     (entry,) = (each for each in log.log_entries(diamond.store, APP, 1000) if each.lost)
     assert (entry.kind, entry.version, entry.rows_in, entry.windows) == ("claim", claim.version, 0, ())
     assert entry.lost["even"] == lost

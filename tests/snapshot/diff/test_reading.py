@@ -1,4 +1,4 @@
-"""Versions that read a record, or a sender's rows, beside a log that the test keeps while it runs the app."""
+"""Versions that read a record, or a sender's rows, checked against a log that the test keeps while it runs the app."""
 
 from collections import defaultdict
 

@@ -94,7 +94,7 @@ def test_objects_of_the_last_hour_stay_under_any_rules() -> None:
 
 
 def test_a_collectors_clock_years_ahead_deletes_nothing_more() -> None:
-    # It is 2025 in the store; this machine's clock says what it likes.
+    # It is 2025 in the store; this machine's clock is years ahead.
     app = aging_app()
     app.run(flights(50))
     wait(app)
@@ -194,7 +194,7 @@ def test_a_removed_stage_does_not_unpin_snapshots_of_other_stages(gone: str) -> 
     for stage, manifest in there.items():
         assert history.read(store, app.name, stage, manifest.version) == manifest
     assert {stage: rows_of(store, there[stage]) for stage in shown} == shown
-    # The rest of a moment is no moment of the app.
+    # The remaining part of a moment is not a moment of the app.
     limit = horizon.newest(store, app.name)
     assert limit is None or limit.moments == ()
     with pytest.raises(NotFound, match=gone):

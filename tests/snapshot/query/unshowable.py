@@ -39,7 +39,7 @@ SECOND: list[Row] = [
 
 
 def text(data: bytes | None) -> str | None:
-    """Return how the bytes are shown, computed byte by byte if they are not all UTF-8."""
+    """Return the text that is shown for bytes, computed byte by byte if they are not all UTF-8."""
     if data is None:
         return None
     shown, rest = "", data
@@ -76,7 +76,7 @@ def raw(rows: list[Any], schema: pa.Schema = SCHEMA) -> pa.Table:
 
 
 def shown(row: Row, *, in_sql: bool) -> dict[str, Any]:
-    """Return how a row is shown. In SQL, a map with a duplicate key is null."""
+    """Return the values that are shown for a row. In SQL, a map with a duplicate key is null."""
 
     def of_map(pairs: list[tuple[bytes, Any]] | None) -> list[tuple[str | None, Any]] | None:
         if pairs is None or (in_sql and len({key for key, _ in pairs}) < len(pairs)):

@@ -111,7 +111,7 @@ def test_changed_bytes_of_any_object_never_crash_a_verification(made: Bank, data
     new = old[:at] + data.draw(st.binary(max_size=3)) + old[at + data.draw(st.integers(0, 3)) :]
     app.store.put(key, new)
     found = report(app, deep=deep)
-    # JSON may say the same in other bytes; Parquet is what its checksum says.
+    # JSON may say the same in other bytes; for Parquet, the checksum decides.
     if deep and new != old and key.endswith(".parquet"):
         assert key in found.differences[0].message
 

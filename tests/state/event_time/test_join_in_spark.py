@@ -125,7 +125,7 @@ def test_a_join_gives_sparks_rows_except_those_of_a_poison_record_and_rows_can_b
     _, _, o, _, p = last = max((row for row in found if row[4] is not None), key=lambda row: str(row[3]))
     wrong = SqlPredicate(f'FROM "all-pairs" WHERE o = {o} AND p = {p}')
     with open_program(app, store, cache, ledger.kafka) as program:
-        # Those with the most to go by are late, or behind the last record.
+        # The versions with the most to replay are the last ones, also those after the last record.
         for version in versions if beside_spark else versions[-3:]:
             replay = StageReplay.for_version(program, version)
             assert compare(replay, read_sent_rows(replay)).same
@@ -200,7 +200,7 @@ def sparks_own(batches: Sequence[tuple[list[Record], ...]], folder: Path) -> Fou
     for number, batch in enumerate(batches):
         for side, (path, time, value) in enumerate(zip(paths, ("at", "paid"), ("o", "p"), strict=True)):
             newest[side] = sorted([*newest[side], *batch[side]], key=lambda record: str(record[time]))[-1:]
-            # Begun anew, Spark has forgotten how late it was on a side that has no such row in this batch.
+            # After a restart, Spark has forgotten how late a side was if this batch has no such row for it.
             again = [{"number": None, time: record[time], value: REMINDER} for record in newest[side]]
             if again:
                 (path / f"{number}.json").write_text("\n".join(map(json.dumps, [*batch[side], *again])))

@@ -107,9 +107,9 @@ def test_a_rebase_keeps_the_batchs_rows_and_both_sides_merges(
     assert runs.table(found.ssts) == runs.table(batch.ssts) == runs.table((*before.ssts, *added))
     assert set(added) <= set(found.ssts)
     assert len(set(found.ssts)) == len(found.ssts)
-    # What the compaction merged is not there again.
+    # The SSTs that the compaction merged do not come back.
     assert not (set(before.ssts) - set(onto.ssts)) & set(found.ssts)
-    # Of the runner's own merges those whose inputs are all there still, and of the others nothing.
+    # Of the runner's own merges, those whose inputs all still exist remain; the others disappear.
     for done in mine:
         stays = set(done.compaction.inputs) <= set(onto.ssts)
         assert set(done.outputs) <= set(found.ssts) if stays else set(done.outputs).isdisjoint(found.ssts)

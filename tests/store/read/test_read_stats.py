@@ -142,7 +142,7 @@ def test_a_version_counts_the_ssts_that_it_names_first() -> None:
     after = with_stats(before, replace(successor(before, **NEXT), ssts=(flushed, merged, old)), Stats(gets=2))
     assert after.stats == Stats(gets=2, flushed_bytes=7, compacted_bytes=90)
     assert after.totals == Stats(gets=3, flushed_bytes=107, compacted_bytes=90)
-    # A version by somebody who counts nothing.
+    # A version from a writer that counts nothing.
     uncounted = successor(after, **NEXT)
     assert (uncounted.stats, uncounted.totals) == (None, after.totals)
 
@@ -215,13 +215,13 @@ def test_a_batch_rebased_on_a_compaction_includes_the_cost_of_the_lost_commit(tm
     head = writer.committer.head
     assert (head.version, head.kind) == (4, "batch")
     assert head.stats is not None
-    # The put of the version before, the SST, and the manifest that lost; what came first, and that nothing follows it.
+    # Puts: the version before, the SST, and the lost manifest. Gets: the winning manifest, and that nothing follows it.
     assert (head.stats.puts, head.stats.gets) == (3, 2)
     assert store.counts["get_range"] - gets == 2
     assert (head.stats.keys, head.stats.flushed_bytes, head.stats.compacted_bytes) == (10, 5, 0)
     told = writer.told()
     assert (told.flushed_bytes, told.compacted_bytes, told.commits) == (10, 3, 1)
-    # All but the put of the newest, and with what the other process says.
+    # All but the put of the newest version, plus the counts that the other process reports.
     assert told.puts == store.counts["put"] + store.counts["put_if_absent"] - 1 + 2
     assert told.gets == store.counts["get_range"] + 7
     assert store.take_stats().puts == 1
@@ -236,7 +236,7 @@ def test_versions_committed_ahead_of_the_flush_include_its_cost(tmp_path: Path) 
     told = writer.told()
     assert (told.keys, told.flushed_bytes, told.commits) == (60, 30, 5)
     asked = store.take_stats()
-    # The put of the newest version is all that is left to tell.
+    # Only the put of the newest version is left to report.
     assert asked.puts == 1
     assert told.puts == store.counts["put"] + store.counts["put_if_absent"] - 1
     assert told.bytes_written == store.bytes_written - asked.bytes_written

@@ -54,13 +54,13 @@ def real_case(cache: SstCache) -> ReportInput:
 def with_values(
     case: ReportInput, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]
 ) -> ReportInput:
-    """Return the case with these values wherever a report shows data.
+    """Return the case with these values in every place where a report shows data.
 
     Args:
         case: the case.
-        texts: five texts, for a key, a row before and after, and two literals in the predicate.
-        numbers: two different numbers, for the row before and after.
-        data: three, for a record's key, header and value.
+        texts: five texts: for a key, a row before and after, and two literals in the predicate.
+        numbers: two different numbers: for the row before and after.
+        data: three values: for a record's key, header and value.
     """
     key, before, after, literal, comment = texts
     there = np.array([True])

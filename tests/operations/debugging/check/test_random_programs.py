@@ -17,7 +17,7 @@ IN_GATE = (4, 5, 6, 40)
     "number", [pytest.param(at, marks=[] if at in IN_GATE else pytest.mark.ci) for at in range(200)]
 )
 def test_each_planted_dependence_is_reported_and_nothing_else(number: int, tmp_path: Path) -> None:
-    from pyspark.sql import SparkSession  # what a collection of tests need not wait for
+    from pyspark.sql import SparkSession  # collecting the tests need not import this
 
     made = random_program(number)
     program, versions = versions_of(made, SparkSession.active(), LocalStore(tmp_path / "scratch"), 2, number)

@@ -33,7 +33,7 @@ def parsed(raw: DataFrame) -> DataFrame:
 
 
 def largest_of_pairs(rows: pa.Table, state: pa.Table) -> pa.Table:
-    """Keep the largest value, and whether any value is odd."""
+    """Keep the largest value, and a flag that is true if any value is odd."""
     batch = rows.append_column("odd", pc.cast(pc.bit_wise_and(rows["x"], 1), pa.int64()))
     most = batch.group_by("_key", use_threads=False).aggregate([("x", "max"), ("odd", "max")]).sort_by("_key")
     return pa.table({
@@ -119,7 +119,7 @@ def places(found: RowExplanation) -> set[str]:
 
 
 def smallest_size(rows: Iterable[Raw], fold: Fold, wanted: Mapping[str, object]) -> int:
-    """Return the size of the smallest subset of records whose fold is the row, by trying all."""
+    """Return the size of the smallest subset of records whose fold is the row, by trying all subsets."""
     some = [*rows]
     return next(
         size for size in range(1, len(some) + 1) for subset in combinations(some, size) if fold(subset) == dict(wanted)

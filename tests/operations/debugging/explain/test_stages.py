@@ -1,4 +1,4 @@
-"""Records of rows that went through several stages, and what single records reached."""
+"""Records that made rows through several stages, and rows that single records reached."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def three_stages() -> sw.App:
-    """Accounts such as `ax` and `ay`, whose counts go to shop `a`."""
+    """Return an app with accounts such as `ax` and `ay`, whose counts go to shop `a`."""
     app = sw.App(f"a-{uuid4().hex[:8]}")
     app.stage(name="parse", reads=sw.topic("in"), writes=sw.repartition("by-k", key="k", partitions=2))(parsed)
     app.stage(

@@ -1,7 +1,7 @@
-"""An app in whose history records are planted that are not in its table, each for a known reason.
+"""An app with planted records that are not in its table, each for a known reason.
 
-`totals` reads the topic `events` and counts `n` by `k`. Its versions are written as a runner writes them; verbs are
-those of the product. Each record has a key of its own, which begins with the reason why it is not in the table.
+`totals` reads the topic `events` and counts `n` by `k`. Its versions are written in the way of a runner; verbs are
+those of the product. Each record has its own key, which begins with the reason why the record is not in the table.
 """
 
 import json
@@ -90,7 +90,7 @@ class Plants:
         claim(self.store, APP, STAGE, writer=f"w{self.random.random()}", by="test:1", now_ms=1, build=begin)
 
     def send(self, reason: str) -> str:
-        """Send a record with a key of its own to a random partition. Returns the key."""
+        """Send a record with a new key to a random partition. Returns the key."""
         self.number += 1
         key, partition = f"{reason}-{self.number}", self.random.randrange(PARTITIONS)
         self.kafka._append(TOPIC, [Record(_value(key), partition=partition)])
@@ -99,7 +99,7 @@ class Plants:
         return key
 
     def batch(self, *reasons: str) -> list[str]:
-        """Send records, and commit a version that reads all that is not read yet. Returns the sent keys."""
+        """Send records, and commit a version that reads all unread records. Returns the sent keys."""
         keys = [self.send(reason) for reason in reasons]
         head = self.head
         draft = commit.successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=1)
@@ -176,7 +176,7 @@ class Plants:
         self.claim()
 
     def lose(self) -> None:
-        """Let Kafka delete some records before they are read; the next claim skips them."""
+        """Let Kafka delete some records before the app reads them; the next claim skips them."""
         for _ in range(self.random.randrange(1, 4)):
             self.send("lost")
         head = self.head
@@ -210,13 +210,13 @@ class Plants:
         self.app.compact(full=self.random.random() < 0.5)
 
     def undo_and_wait(self) -> None:
-        """Count a record, and roll the app back to before, after which it does not run again."""
+        """Count a record, and roll the app back to the state before the record. The app does not run again."""
         before = self.head.version
         self.batch("rewound")
         self.app.rewind(f"{APP}/{STAGE}@v{before}")
 
     def plain(self) -> None:
-        # Which of both a record of such a batch is, only a replay can tell.
+        # Only a replay can tell which of the two applies to a record of such a batch.
         reasons = ("counted", "counted", "rejected", self.random.choice(("late", "filtered")))
         self.batch(*self.random.choices(reasons, k=self.random.randrange(1, 6)))
 

@@ -1,4 +1,4 @@
-"""Keys of a table beside somebody else's rows, compared as dictionaries compare them."""
+"""Comparison of a table with external rows by key, checked against a comparison of dictionaries."""
 
 import math
 import tempfile

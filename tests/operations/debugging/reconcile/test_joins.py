@@ -1,4 +1,4 @@
-"""Orders that met no payment are joined with nothing; the others are counted, or it is said that it is not known."""
+"""Orders without a payment are reported as joined with nothing; other orders are counted, or reported as not known."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,10 @@ class Shop:
         self.kafka._append(topic, [Record(json.dumps({"id": name}).encode(), partition=0) for name in ids])
 
     def step(self, stage: str, changes: dict[Key, Values | None], rejected: str = "") -> None:
-        """Commit a version that reads all there is, and writes these rows; perhaps it rejects a row with this id."""
+        """Commit a version that reads all available records and writes these rows.
+
+        With `rejected`, it rejects the row with this id.
+        """
         head = self.heads[stage]
         draft = commit.successor(head, kind="batch", epoch=1, writer="w", by="t", now_ms=1)
         assert draft.table is not None

@@ -1,4 +1,4 @@
-"""Each planted record is not in the table for the reason for which it was planted."""
+"""Each planted record is reported as missing in the table, with the reason for which it was planted."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,7 +18,7 @@ SEEDS = {"default": 8, "ci": 200, "nightly": 1_000}
 
 
 def planted(folder: Path, seed: int) -> Plants:
-    """Return an app with a history of one event of each kind and some more, in random order, and unread records."""
+    """Return an app whose history has each kind of event at least once, in random order, and unread records."""
     plants, random = Plants(folder, seed), Random(f"events {seed}")
     events = [*EVENTS, *random.choices(EVENTS, k=6)]
     random.shuffle(events)
@@ -53,7 +53,8 @@ def test_each_record_is_missing_for_the_planted_reason(seed: int, tmp_path: Path
         assert bool(found.gaps) == bool(is_gone)
         for key, (first, *_) in reasons.items():
             assert isinstance(key, str)
-            # A record that neither Kafka nor the archive has is not found by its key. It may be any of them.
+            # If neither Kafka nor the archive has a record, it is not found by its key. Any such record may have had
+            # the key.
             of_gone = {reason_of(gone) for gone in is_gone}
             if key in is_gone or (is_gone and reason_of(key) == "absent"):
                 assert first.kind == (min(of_gone) if len(of_gone) == 1 else "unknown"), (key, first)
@@ -108,7 +109,7 @@ def test_what_a_collected_version_did_is_not_known(tmp_path: Path) -> None:
         kept = tuple(range(1, first + 1))
         BOUNDARIES.put(plants.store, Boundary(1, True, {STAGE: first + 3}, {STAGE: kept}), APP)
         kinds = [[reason.kind for reason in plants.app.why_not(STAGE, key).full_result.reasons] for key in read]
-    # The record of the version right after the collected ones may also have been read by one of these.
+    # The collected versions may also have read the record of the version right after them.
     assert kinds == [["filtered"], ["unknown"], ["unknown"], ["unknown"]]
 
 

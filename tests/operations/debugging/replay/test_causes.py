@@ -199,7 +199,7 @@ def test_the_first_of_several_bad_records_is_named_and_all_are_listed(shop: Shop
     assert code == 0, error
     assert said.index(shop.at["first"]) < said.index(shop.at["second"])
     assert len(out.read_text().splitlines()) == 3
-    # Known before Spark starts, whatever becomes of the replay.
+    # The cause is known before Spark starts, regardless of the replay.
     assert error.index("is the first bad commit") < error.index("starting Spark for the replay")
 
 

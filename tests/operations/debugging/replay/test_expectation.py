@@ -71,7 +71,7 @@ def test_sorted_rows_do_not_depend_on_their_original_order() -> None:
 
 
 def comparison(replayed: int) -> Comparison:
-    """Return a comparison of two keys, one of which differs if `replayed` does."""
+    """Return a comparison of two keys. One of them differs if `replayed` differs from the committed value."""
     keys = pa.table({"carrier": ["AA", "UA"]})
     before, after = (pa.table({"flights": [5, count], "mean": [math.nan, 0.5]}) for count in (7, replayed))
     there = np.array([True, True])

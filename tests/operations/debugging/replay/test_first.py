@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Known(StageReplay):
-    """A replay that returns records unchanged, without Spark."""
+    """Replay that returns records unchanged, without Spark."""
 
     @property
     def _all(self) -> tuple[pa.Table, bool]:
@@ -74,7 +74,7 @@ def batches(draw: st.DrawFn, least: int) -> list[Order]:
 
 
 def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
-    """Return a search for the record that made a query over a table of users, empty before, return rows."""
+    """Return a search for the record that made a query return rows; the query reads a table of users, empty before."""
     bound = STATE.bind([ROWS], ("user",))
     stage = Stage(bound, ("user",), ROWS, STATE.stored)
     before = stage.head
@@ -97,7 +97,7 @@ def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
 
 
 def totals(records: Iterable[Order]) -> Iterator[bool]:
-    """Yield for each prefix of the records, beginning with the empty one, if a user's total exceeds the limit."""
+    """Yield True for each prefix of the records in which a user's total exceeds the limit, the empty prefix first."""
     users: dict[str, int] = {}
     yield False
     for each in records:
@@ -134,7 +134,7 @@ def test_for_a_monotonic_predicate_the_record_ends_the_shortest_bad_prefix(recor
         assert {place(search.root.address(number)) for number in search.records_bad_alone.tolist()} == alone
         assert found.alone == (first in alone)
         if not found.alone and found.needs is not None:
-            # With those that it needs it is bad, and without any of them not.
+            # The moment is bad with the needed records, and good without any one of them.
             needed = [place(search.root.address(number)) for _, number in found.needs]
             assert [*totals(ordered[where] for where in (*needed, first))][-1]
             for left_out in needed:
@@ -173,7 +173,7 @@ def test_tied_records_are_those_of_other_partitions_that_could_be_first(records:
         latest = [
             max(o.time_ms for o in records if o.partition == each.partition and o.offset <= each.offset) for each in bad
         ]
-        # Of each partition the first bad record, where it is as early as the first of all.
+        # The first bad record of each partition, if no bad record of another partition is earlier.
         heads = {each.partition: (each, time_ms) for each, time_ms in zip(reversed(bad), reversed(latest), strict=True)}
         expected = {(each.partition, each.offset) for each, time_ms in heads.values() if time_ms == latest[0]}
         assert {named(found), *map(place, found.tied)} == expected

@@ -27,7 +27,7 @@ def test_offsets_ascend_within_a_partition_and_times_across_partitions(records: 
     for lane in {record[:2] for record in records}:
         mine = [record[:4] for record in found if record[:2] == lane]
         assert mine == sorted(mine)
-    # Each comes with the latest time of its partition up to it, and by these times all are sorted.
+    # Each record gets the latest time of its partition up to it, and all records are sorted by these times.
     for record, time in zip(found, times, strict=True):
         up_to = [other[4] for other in records if other[:2] == record[:2] and other[:4] <= record[:4]]
         assert time == max(up_to)

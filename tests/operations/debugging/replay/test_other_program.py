@@ -1,4 +1,4 @@
-"""Messages of a replay whose program is not the one that ran."""
+"""Messages of a replay whose program is not the program that ran."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_for_a_commit_before_a_migration_the_message_names_the_file_that_ran(tmp
     stage.batch([{"user": "b", "amount": 7, "at": 1}])
     where = "SELECT user FROM s WHERE user = 'b'"
     verdict = bisect(stage.store, stage.resources.kept, "a", where)
-    # The program is another now: its table has one column more, or its stage another name.
+    # The program has changed: its table has one more column, or its stage another name.
     changed = sw.aggregate(n=sw.count(), most=sw.max("amount"))
     bound = changed.bind([ROWS], ("user",))
     shape = StageSchemas({}, {}, ("user",), stage.declared(bound, changed.stored), bound)

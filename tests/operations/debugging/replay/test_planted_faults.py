@@ -48,7 +48,7 @@ class Fault:
     where: str
     address: str = ""
     bad: str = ""
-    """Moment at which it shows; later its row may have expired."""
+    """Moment at which the fault shows. Later, its row may have expired."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class History:
                     json.dumps(entry).encode(),
                     # Entries of one account come in the order in which they were sent.
                     partition=hash_of(entry["account"]) % 3,
-                    # Each record has a time of its own: of one millisecond, nobody could say which was first.
+                    # Each record has a distinct time, because records of the same millisecond have no order.
                     timestamp=self.began_ms + self.seq,
                     on_delivery=delivered,
                 )
@@ -174,7 +174,7 @@ def check(
         if phase == 0:
             ledger.slackwater("compact", ledger.app)
             ledger.slackwater("rescale", f"{ledger.app}/branches", "--partitions", "3")
-        # What a snapshot holds stays: gc leaves a gap behind it.
+        # Versions that a snapshot pins stay: gc leaves a gap behind them.
         ledger.slackwater("snapshot", "take", ledger.app, f"phase-{phase}", "--instant")
     before = {fault.where: commit(ledger, fault) for fault in history.faults} if thins else {}
     if thins:

@@ -132,7 +132,7 @@ def test_the_record_that_exceeds_a_limit_is_found_if_none_is_bad_alone(kafka: Em
     assert found.source_record is not None, found.reason
     assert str(found.source_record.location) == places[2]
     assert not found.hops[0].alone
-    # Of the two before it, one may have been in the batch before.
+    # One of the two records before it may have been in the previous batch.
     assert found.hops[0].needs in (1, 2)
 
 
@@ -149,7 +149,7 @@ def test_a_notebook_shows_the_record(planted: Planted, tmp_path: Path, monkeypat
     assert found.record.source_record is not None, found.record.reason
     assert str(found.record.source_record.location) == planted.first
     assert planted.first in repr(found)
-    # Whoever traces the record finds the bisect.
+    # A trace of the record has the bisect.
     (span,) = exported.get_finished_spans()
     assert span.name == f"bisect {planted.ledger.app}"
     assert [f"{link.context.trace_id:032x}" for link in span.links] == [HEADERS[1][1].decode().split("-")[1]]
@@ -161,7 +161,7 @@ def test_with_a_changed_program_the_search_says_so_and_proves_nothing(planted: P
     assert [hop.stage for hop in found.hops] == ["branches"]
     assert found.source_record is None
     assert "accounts@v" in found.reason
-    # The file is the same: what it does hangs on a variable of the environment.
+    # The file is the same, but its behaviour depends on an environment variable.
     assert "The program's file is the one that ran then" in found.reason
     assert not found.proved
     assert found.windows[0].end - found.windows[0].start == 1

@@ -195,7 +195,7 @@ def test_a_rejected_record_is_found_by_a_query_over_the_side_table(one_partition
 
 
 def test_other_rejected_records_of_the_batch_do_not_disturb_the_search(one_partition: History) -> None:
-    # It was 5 in the first run, and is 7 more in the second.
+    # The value was 5 in the first run, and increases by 7 in the second run.
     found = one_partition.behind("SELECT k FROM sums WHERE k = 'k30' AND cents >= 12")
     assert named(found) == one_partition.at[130]
 
@@ -251,13 +251,13 @@ def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.T
     history.send_and_run([small(n, n % 10, 0, partition=n % EVEN) for n in range(60)])
     later = {"sent": T0 + 1_000}
     rows = [small(100 + n, n % 10, 1, partition=n % EVEN, **later) for n in range(60)]
-    # Of one time in two partitions; a third is later in the order of its partition.
+    # Records with the same time in two partitions; a third record is later in the order of its partition.
     for n in (30, 31, 36):
         rows[n] |= {"n": 10_000 + n, "k": "k77", "shop": "s7"}
-    # By their own time the second came before the first.
+    # By its own time, the second record came before the first.
     rows[50] |= {"n": 20_050, "k": "k88", "sent": T0 + 1_500}
     rows[58] |= {"n": 20_058, "k": "k88", "sent": T0 + 1_400, "partition": 0}
-    # Earlier by its own time than one before it in its partition.
+    # By its own time, it is earlier than a record before it in its partition.
     rows[52] |= {"n": 30_052, "k": "k99", "sent": T0 + 1_900}
     rows[55] |= {"n": 30_055, "k": "k99", "sent": T0 + 900}
     history.send_and_run(rows)
@@ -309,7 +309,8 @@ class FanIn(History):
 @pytest.mark.ci
 def test_records_of_two_topics_are_ordered_by_commits_and_not_by_times(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     history = FanIn(kafka.bootstrap, tmp_path)
-    # Three batches of the sources become one of the table. By their times the records came the other way round.
+    # Three batches of the sources become one batch of the table. By their times, the records came in the opposite
+    # order.
     history.send("left", [(1, T0 + 900), (2, T0 + 901)])
     history.send("right", [(3, T0 + 500), (10_004, T0 + 501)])
     history.send("left", [(10_005, T0 + 100), (6, T0 + 101)])
@@ -361,7 +362,8 @@ class Joined(FanIn):
 def test_a_bad_refund_is_named_whether_it_or_its_order_came_first(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     history = Joined(kafka.bootstrap, tmp_path)
     ordered = [small(n, n, 0) for n in range(1, 6)]
-    # The first pair is healthy. Of the second the order comes last; the third order comes a batch after its refund.
+    # The first pair is healthy. In the second pair the order comes last; the third order comes a batch after its
+    # refund.
     history.meet("left", ordered[0])
     history.meet("right", small(1, 1, 0))
     history.run()

@@ -25,7 +25,7 @@ GAP = 20
 
 @dataclass(frozen=True)
 class Given(StageReplay):
-    """A replay whose function returned these rows, each with the source record that it names."""
+    """Replay whose function returned these rows, each with the number of its source record."""
 
     made: pa.Table | None = None
 
@@ -49,7 +49,7 @@ def test_a_record_for_a_closed_session_is_not_bad_alone(tmp_path: Path) -> None:
     bound = Sessions(FinalKind(state), "visit").bind([ROWS], ("user", "visit"))
     stage = Stage(bound, ("user",), ROWS)
     stage.batch([click("a", 0), click("b", 15)])
-    # The watermark is between the ends of both sessions. None fell due yet.
+    # The watermark is between the ends of both sessions. No session fell due before.
     stage.batch([click("c", 30 + DELAY)])
     before, clicks = stage.head, [click("a", 16), click("b", 16)]
     stage.batch(clicks)

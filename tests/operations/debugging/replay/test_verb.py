@@ -1,4 +1,4 @@
-"""`slackwater replay`: batches of a real app, with its own program, with changed ones, and from bundles."""
+"""`slackwater replay`: batches of a real app, with its own program, with changed programs, and from bundles."""
 
 import json
 import runpy

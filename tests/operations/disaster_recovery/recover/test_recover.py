@@ -1,4 +1,4 @@
-"""Recovery: an app continues from its replica, and lacks only what followed the replica's cut."""
+"""Recovery: an app continues from its replica, and lacks only data from after the replica's cut."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ SAME = FailoverTerms()
 
 
 def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverKafka:
-    """Return another Kafka that has only the users' topic, without the last records, after unrelated records."""
+    """Return another Kafka that has only the users' topic, after unrelated records and without the last records."""
     made = FailoverKafka()
     made.topics[app.topic] = [
         [*([*messages][:1] * before), *messages[: len(messages) - behind]] for messages in app.kafka.topics[app.topic]
@@ -131,7 +131,7 @@ def test_after_recovery_from_one_of_two_replicas_the_other_is_refused() -> None:
         with pytest.raises(Refused, match=f"was already recovered and runs under {one.url}"):
             again(other, app.name, failover_kafka(app), **there)  # type: ignore[operator]
     assert keys_of(other) == before
-    # Who looked a moment before the other was there learns of it when the old place is told.
+    # A process that checked just before the other one learns of the other one when the old store is updated.
     seen = Primary(app.store.url, {})
     with pytest.raises(Refused, match="was already recovered"):
         fence_runner(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)

@@ -25,7 +25,7 @@ def snapshot(app: FlightsApp, name: str) -> None:
 
 
 def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
-    """Return an app and its replica after this many rounds; the next round deletes copies of earlier ones."""
+    """Return an app and its replica after this many rounds. The next round deletes copies from earlier rounds."""
     app, target = running(), AgingStore()
     if rounds:
         copy(app, target)
@@ -39,7 +39,7 @@ def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
 
 
 def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
-    """Check that the replica, as far as it exists, is consistent, with the app's tables at its cut."""
+    """Check that the replica, if it exists already, is consistent and has the app's tables at its cut."""
     store = fresh(target)
     try:
         cut = resolve(store, app.name, now_ms=LATER_MS)

@@ -234,7 +234,7 @@ def test_rewritten_objects_of_a_forget_are_copied_before_the_old_ones_are_delete
     with pytest.raises(ObjectNotFound):
         target.get(old)
     other = AgingStore()
-    copy(app, other)  # a new one is not held up by what is gone
+    copy(app, other)  # objects that were deleted do not hold up a new replica
     assert other.get(index) == said
 
 
@@ -261,7 +261,7 @@ def test_a_continuous_replica_deletes_what_a_forget_replaced_whenever_its_rounds
     meanwhile = iter((("put_if", "/forgotten/"), ("delete", "/snapshots/"), ("list", "/log/"), ("delete", "/sst/")))
 
     def in_between() -> None:
-        # Of a batch that was under way: nothing names it, and gc takes it within the hour.
+        # An object of a running batch: no version names it, and gc deletes it within the hour.
         old = next(key for key, _ in occurrences(target, "N003") if "/aircraft/sst/" in key)
         app.store.put(orphan, target.get(old))
         copies.run_round()
@@ -291,7 +291,7 @@ def test_a_continuous_replica_deletes_what_a_forget_replaced_whenever_its_rounds
 def test_masked_texts_of_edits_replace_those_of_a_replica_whatever_their_length(tmp_path: Path) -> None:
     app, target = running(), AgingStore()
     cache, who = SstCache(tmp_path, 1 << 30), "ada@host"
-    for length in (10, 11, 12):  # the text in their place is as long as one of them
+    for length in (10, 11, 12):  # the replacement text has the length of one of them
         record_operation(app.store, app.name, "edit", "N003".ljust(length, "!"), who)
         sql = f"UPDATE aircraft SET flights = flights + {length} WHERE tail = 'N003'"
         with because("N003".ljust(length, "!")):
@@ -320,7 +320,7 @@ def test_a_clones_replica_also_loses_forgotten_keys_in_shared_objects(tmp_path: 
     copies.run_round()
     assert occurrences(target, "N003") == []
     assert verify(fresh(target), "copy", now_ms=LATER_MS, deep=True).consistent
-    copy(app, target)  # where the clone has its SSTs, its source is not there yet
+    copy(app, target)  # the clone's SSTs are there, but its source is not there yet
     check_whole(app, target)
 
 

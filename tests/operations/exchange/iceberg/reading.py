@@ -33,7 +33,7 @@ class StoreIO(FileIO):
 
 def opened(store: ObjectStore, target: ObjectStore, name: str) -> StaticTable:
     """Open an Iceberg table under a root; its SSTs are in another store."""
-    # As readers do: by the number that they are told.
+    # Like readers, which get the number of the newest metadata.
     folder = f"{name}/metadata"
     data = target.get(f"{folder}/v{target.get(f'{folder}/version-hint.text').decode()}.metadata.json")
     metadata = TableMetadataUtil.parse_raw(data.decode())

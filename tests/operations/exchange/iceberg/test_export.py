@@ -116,7 +116,7 @@ def test_ssts_of_an_iceberg_snapshot_stay_pinned_until_the_snapshot_expires(app:
     wait(app, 3 * HOUR_MS)
     app.run(flights(10))
     gc(app, Retention(versions=1))
-    # Nobody else keeps the versions of then.
+    # Nothing else keeps the versions of that time.
     assert lake.rows("carriers") == expected
     second = lake.write()
     assert lake.rows("carriers", first["carriers"].snapshot) == expected
@@ -124,7 +124,7 @@ def test_ssts_of_an_iceberg_snapshot_stay_pinned_until_the_snapshot_expires(app:
     wait(app, 3 * HOUR_MS)
     app.run(flights(10))
     lake.write()
-    # The first was replaced three hours ago, the second is replaced now.
+    # The first snapshot was replaced three hours ago, the second is replaced now.
     found = {each.snapshot_id for each in opened(app.store, lake.store, "carriers").metadata.snapshots}
     assert first["carriers"].snapshot not in found
     assert second["carriers"].snapshot in found
@@ -191,7 +191,7 @@ def test_old_unreferenced_files_are_deleted(app: FlightsApp, cache: SstCache) ->
         lake.write()
     found = keys_of(lake.store)
     assert "carriers/data/left-by-a-writer-that-died.parquet" not in found
-    # Of the first snapshot nothing is left but the name of the hint.
+    # Only the name of the hint is left of the first snapshot.
     assert found & first == {"carriers/metadata/version-hint.text", "aircraft/metadata/version-hint.text"}
     assert lake.rows("carriers") == lake.queried("carriers")
 
@@ -347,7 +347,7 @@ def test_ssts_from_before_a_migration_are_copied_only_if_iceberg_cannot_express_
     ssts = write_version(store, cache, born, {("a",): (1, None), ("b",): (2, None)}, 1)
     assert export(store, target, cache, manifest_of(born, ssts, 1)).copied == 0
     key = (Column("k", "string", id=1),)
-    # Renamed, larger, and one more, which is null.
+    # Columns are renamed and widened, and one column is added, which is null.
     wider = (Column("number", "int64", id=2), Column("d", "decimal128(9, 2)", id=3), Column("x", "string", id=4))
     migrated = msgspec.structs.replace(born, key=key, values=wider, schema=1, next_id=5)
     assert export(store, target, cache, manifest_of(migrated, ssts, 2)).copied == 0
@@ -359,7 +359,7 @@ def test_ssts_from_before_a_migration_are_copied_only_if_iceberg_cannot_express_
     assert done.copied == 1
     assert [(row["number"], row["x"]) for row in rows(opened(store, target, "stage"))] == [(1, "was"), (2, "was")]
     data = {key for key in keys_of(target) if key.startswith("stage/data/")}
-    # It is there, so it is not copied again.
+    # The copy exists already, so it is not copied again.
     more = write_version(store, cache, again, {("a",): (5, None, "is")}, 4)
     export(store, target, cache, manifest_of(again, (*ssts, *more), 4))
     assert [(row["number"], row["x"]) for row in rows(opened(store, target, "stage"))] == [(5, "is"), (2, "was")]

@@ -35,7 +35,7 @@ def test_pyiceberg_reads_the_rows_of_a_query_at_any_version(
         table.batch(data.draw(CHANGES))
         for now_ms in range(1, data.draw(st.integers(2, 7))):
             table.step(data.draw)
-            # Mostly the newest, sometimes one that was before, as after a rewind.
+            # Usually the newest version, sometimes an earlier one, as after a rewind.
             manifest = data.draw(st.sampled_from([*table.manifests, *table.manifests[-1:] * 3]))[0]
             clock_ms = data.draw(st.integers(0, 8)) * 1_000
             cut = At("app", {"stage": manifest}, clock_ms)

@@ -111,7 +111,7 @@ def test_the_table_has_the_rows_whatever_they_are(
     assert {(row["k"], row["n"]): row["v"] for row in stored(store)} == wanted
     head = history.head(store, "flights", "carriers")
     assert head is not None
-    # One run, which nobody need merge, and no stall.
+    # One run, which needs no merge and causes no stall.
     assert all(len(sorted_runs(sst for sst in head.ssts if sst.partition == p)) <= 1 for p in range(partitions))
     assert max_l0_files(head.ssts, partitions) == 0
     assert sound(store)

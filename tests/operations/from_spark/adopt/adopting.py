@@ -42,7 +42,7 @@ def adoption(
     bound: BoundState | None = None,
     **how: Any,
 ) -> Adoption:
-    """Return an adoption of a checkpoint's query, which reads the topic `orders`, as shop/totals."""
+    """Return an adoption of a checkpoint's query, which reads the topic `orders`, as the stage shop/totals."""
     sides = reconcile_parts(declare_parts(bound, table), table, {}) if bound is not None else {}
     first = Manifest("shop", stage, 1, 1, "w", 1, "init", table=table, by="host:1", side_tables=sides)
     inputs = {name: Input(name, at) for name, at in (topics or {"orders": (0, 0)}).items()}

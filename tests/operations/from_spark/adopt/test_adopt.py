@@ -43,7 +43,7 @@ PROGRAM = """
 
 
 class Query:
-    """A plain Spark query over files, whose checkpoint is given the offsets of a topic with the same records."""
+    """A plain Spark query over files. Its checkpoint gets the offsets of a topic with the same records."""
 
     def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
         self.topic = f"orders-{uuid4().hex[:8]}"
@@ -139,7 +139,7 @@ def test_a_query_is_compared_adopted_and_continued_at_the_next_record(query: Que
     before, read = files(query.checkpoint), len(query.rows)
     code = program(tmp_path, query)
     with sw.open(str(tmp_path / "store"), kafka=query.bootstrap) as client:
-        # What does not fit is named before anything is written.
+        # Columns that do not fit are listed before anything is written.
         wrong = program(tmp_path, query, 'F.col("cents").cast("string")')
         wrong.write_text(
             wrong.read_text().replace('sw.sum("cents")', "sw.count()").replace('sw.mean("cents")', "sw.count()")
@@ -149,7 +149,7 @@ def test_a_query_is_compared_adopted_and_continued_at_the_next_record(query: Que
         ):
             client.adopt(query.checkpoint, code=wrong, stage="totals")
 
-        # Beside the query: a planted difference is named in its batch, and in no other one.
+        # A shadow comparison reports a planted difference in its batch, and in no other batch.
         faulty = program(tmp_path, query, 'F.when(F.col("id") == 7, 1).otherwise(F.col("cents"))')
         from_first = AdoptionRequest(str(query.checkpoint), str(faulty), "totals", last_batch=0)
         with attaching.open_shadow(client, from_first) as shadow:
@@ -172,7 +172,7 @@ def test_a_query_is_compared_adopted_and_continued_at_the_next_record(query: Que
             assert totals(moment) == query.truth(3 * batch + 3)
         assert files(query.checkpoint) == before
 
-        # A batch of the past is found on the first day, and its record.
+        # A batch of the past, and its record, are found on the first day.
         verdict = app.bisect(where="SELECT country FROM totals WHERE cents >= 30", code=code)
         assert verdict.record is not None
         assert verdict.record.hops[0].record.offset == 7

@@ -1,4 +1,4 @@
-"""Which batches an adoption imports, and the offsets at which the stage continues."""
+"""Batches that an adoption imports, and the offsets at which the stage continues."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The mapping from a query's state to a stage's columns, and the error messages where there is none."""
+"""The mapping from a query's state to a stage's columns, and the error messages if there is none."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -280,7 +280,7 @@ def test_sessions_of_a_key_become_one_row_as_the_stage_stores_them(tmp_path: Pat
 
     first = [row(20, 3.0), row(0, 1.0), row(2, 2.0)]
     assert rows_of(mapping, spark((20, 23, 1, 3.0), (0, 5, 2, 3.0))) == merged(bound, rows, first, ["country"])
-    # One that grows is another row of Spark's; one that ends goes.
+    # If a session grows, Spark stores another row; if it ends, the row disappears.
     change = pa.concat_tables([spark((20, 23, 1, 3.0)), spark((18, 23, 2, 7.0))])
     (now,) = mapping.map_changes([change.append_column(DELETED, pa.array([True, False]))]).to_pylist()
     (expected,) = merged(bound, rows, [*first, row(18, 4.0)], ["country"])

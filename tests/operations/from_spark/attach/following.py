@@ -48,7 +48,7 @@ def commit(checkpoint: MemoryCheckpoint, changes: Changes) -> None:
 
 
 def tail(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint, **options: int) -> Tail:
-    """Return a follower of the checkpoint, as shop/totals."""
+    """Return a follower of the checkpoint for the stage shop/totals."""
     return Tail(store, cache, checkpoint, "shop", "totals", by="host:1", **{"partitions": 2} | options)
 
 

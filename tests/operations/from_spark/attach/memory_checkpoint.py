@@ -118,7 +118,10 @@ class MemoryCheckpoint:
 
 
 def _appended(row: Row, before: Mapping[Row, Row]) -> Row:
-    """Return a changed list row, `DELETED` last, reduced to the appended elements if possible, and whether it was."""
+    """Reduce a changed list row, `DELETED` last, to the appended elements if possible.
+
+    Returns the row, and True if it was reduced.
+    """
     *key, now, deleted = row
     was = before.get(tuple(key))
     if deleted or was is None or now[: len(was[0])] != was[0]:  # type: ignore[index, arg-type]

@@ -123,7 +123,7 @@ def running(
 
 
 def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Running, send: Callable[[], None]) -> int:
-    """Follow a query until it has run its batches; return how many versions were compared with Spark."""
+    """Follow a query until it has run its batches; return the number of versions that were compared with Spark."""
     send()
     eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
     (folder,) = checkpoints.iterdir()

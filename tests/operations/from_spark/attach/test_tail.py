@@ -149,7 +149,7 @@ def test_a_concurrent_merge_only_takes_a_version_number(cache: SstCache) -> None
     merged = [*merging.merge_until_done()]
     assert merged, "both tables have more runs than they may"
     batches(checkpoint, 2)
-    # Nobody tells it of the merge: it builds on what it knows.
+    # The follower is not notified of the merge: it builds on the version it knows.
     caught_up(following)
     check_never_wrong(store, cache, checkpoint)
     newest = versions(store)[-1]

@@ -112,7 +112,7 @@ def plain_arrow(value: Any) -> Any:
 
 def _leaf(value: Any) -> Any:
     if isinstance(value, float):
-        # NaN is none of the numbers that equal themselves, and -0.0 equals another.
+        # NaN does not equal itself, and -0.0 equals 0.0.
         return repr(value)
     if isinstance(value, datetime):
         return value.astimezone(UTC)

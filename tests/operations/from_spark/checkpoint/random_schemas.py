@@ -236,7 +236,7 @@ def aggregated(rows: DataFrame, shape: Shape) -> DataFrame:
 def query(spark: SparkSession, of: Sequence[Shape], source: Path, schema: StructType, kind: str) -> DataFrame:
     """Return one query with an operator of this kind for each shape: `aggregate`, `distinct`, or `join`."""
 
-    # One source, of which all operators read.
+    # One source, which all operators read.
     read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
     found = []
     for number, shape in enumerate(of):

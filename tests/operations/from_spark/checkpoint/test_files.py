@@ -261,7 +261,7 @@ def test_operators_of_spark_before_4_are_recognised_by_their_schemas(recording: 
     for operator in said:
         store.delete(f"state/{operator.id}/_metadata/metadata")
     files = CheckpointFiles(store)
-    # Of two that keep the same nothing says which one it was.
+    # Two operators that store the same cannot be told apart by their files.
     same = {"applyInPandasWithState": ("flatMapGroupsWithState", "map-groups")}
     expected = [(each.id, *same.get(each.name, (each.name, each.kind)), {*each.stores}, each.tables) for each in said]
     assert [(each.id, each.name, each.kind, {*each.stores}, each.tables) for each in files.operators] == expected

@@ -18,7 +18,7 @@ def log(*sources: str) -> dict[str, tuple[int, ...]]:
     [
         (['{"orders":{"0":17,"1":4}}'], {"orders": (17, 4)}),
         (['{"orders":{"1":4,"0":17},"refunds":{"0":3}}'], {"orders": (17, 4), "refunds": (3,)}),
-        # Of a partition that is not read, nothing is known.
+        # Nothing is known about a partition that is not read.
         (['{"orders":{"2":4}}'], {"orders": (0, 0, 4)}),
         (['{"orders":{"0":17}}', '{"orders":{"0":9}}'], {"orders": (17,), "orders.1": (9,)}),
         (['{"logOffset":3}'], {"source-0": (4,)}),

@@ -71,7 +71,7 @@ def test_a_global_aggregate_gets_a_key_and_a_distinct_row_has_no_values() -> Non
 def test_user_state_keeps_its_field_names_and_its_timeout_becomes_a_time(kind: str) -> None:
     key, inside = _struct(("k", StringType())), _struct(("n", LongType()))
     table = _table(kind, key=key, value=_struct(("groupState", inside), ("timeoutTimestamp", LongType())))
-    # A state whose fields are all null is none that is not there.
+    # A state whose fields are all null differs from a missing state.
     assert _columns(table.values) == [("n", pa.int64()), ("has_state", pa.bool_()), ("due_at", INSTANT)]
     assert has_timeout(table.values)
     assert not has_timeout(_table(kind, key=key, value=_struct(("groupState", inside))).values)

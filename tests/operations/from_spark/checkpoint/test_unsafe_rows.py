@@ -107,7 +107,7 @@ def test_rows_are_read_as_spark_reads_them(of: tuple[StructType, list[Any]]) -> 
     session.conf.set("spark.sql.session.timeZone", "UTC")
     frame = session.createDataFrame(rows, kind).coalesce(1)
     laid = [bytes(each.getBytes()) for each in frame._jdf.queryExecution().executedPlan().executeCollect()]
-    # Something before the first: rows need not begin where the buffer does.
+    # One byte before the first row: rows need not begin where the buffer begins.
     data = b"\x07" + b"".join(laid)
     starts = 1 + np.cumsum([0, *map(len, laid)])[:-1]
     assert is_readable(kind)

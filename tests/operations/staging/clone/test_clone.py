@@ -471,7 +471,7 @@ def test_the_pin_of_a_clone_that_was_never_created_is_not_reused(app: FlightsApp
     app.store = store
     app.run(flights(10))
     make(app)
-    # It goes, once there is a clone from which nobody else can be made.
+    # The snapshot is deleted as soon as a clone exists that no other clone can be made from.
     assert [snapshot.name for snapshot in list_snapshots(store, "flights")] == ["clone-staging-2"]
     assert apps.read_app(store, "staging").origin.snapshot == "clone-staging-2"
 
@@ -546,7 +546,7 @@ def test_a_clone_takes_the_same_number_of_requests_for_any_size_of_state() -> No
 
 
 def test_a_clone_takes_at_most_six_store_requests_per_stage(app: FlightsApp) -> None:
-    """Not counted: requests per app, and the reads of versions with records in flight."""
+    """The limit does not count requests per app, nor the reads of versions with records in flight."""
     app.step_all()
     app.store = counting = Recording(app.store)
     make(app)

@@ -47,9 +47,9 @@ def all_points() -> int:
 
 
 def seen(app: FlightsApp, born: int = 0) -> str:
-    """Return whether others see the clone as missing or complete; its stage `legs` begins with version `born`.
+    """Return the state of the clone that other processes see: missing or complete.
 
-    Fails for anything in between.
+    The clone's stage `legs` begins with version `born`. Fails for any state in between.
     """
     store = fresh(app.store)
     whole = "staging" in apps.list_apps(store)
@@ -95,7 +95,7 @@ def test_abandoning_an_unfinished_clone_removes_its_pin_and_frees_its_name() -> 
         try:
             drop(app)
         except NotFound:
-            # It was killed before it had begun. What it pinned, the next one of its name takes away.
+            # It was killed before it had begun. The next clone of the same name deletes what it pinned.
             make(app)
             drop(app)
         assert list_snapshots(app.store, "flights") == ()

@@ -350,7 +350,7 @@ def test_after_a_promotion_the_old_program_cannot_take_over_the_new_app_by_name(
     def start(called: str, file: Path, topic: str = TOPIC) -> PreflightResult:
         return preflight(replace(program("p", topic, OUT), name=called, file=file), options, Listener())
 
-    # Also where it does not fit what is stored by now: the way on would be one back to it.
+    # The same if the program does not fit the stored versions any more: the way to continue is to promote one back.
     for called, topic in (("p", TOPIC), ("p", "another"), ("s", TOPIC)):
         with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it") as said:
             start(called, files["p"], topic)
@@ -366,7 +366,7 @@ def test_after_a_promotion_the_old_program_cannot_take_over_the_new_app_by_name(
     assert (old.claimer.app.name, old.claimer.publishes, old.is_clone) == ("p", {}, True)
     for info in list(world.store.list("s/")):
         world.store.delete(info.key)
-    # Whatever took it away, nothing begins anew as production.
+    # Whatever deleted the app, no new app starts under the production name.
     for called in "ps":
         with pytest.raises(
             Refused, match="since a promotion, the name 'p' belongs to app 's', which is gone: a new app cannot have it"

@@ -37,7 +37,7 @@ def trial(began: tuple[FlightsApp, Cut]) -> None:
                 for topic in [topic for topic in app.kafka.topics if topic.startswith(f"{name}-by-")]:
                     del app.kafka.topics[topic]
 
-            # By words that name another moment meanwhile.
+            # With a reference that names another moment by then.
             how: Any = {"at": start, "channels": app.kafka, "by": "ada@host", "is_logged": False}
             create = partial(clone, store, "flights", name, **how)
             remove = partial(remove_temporary_clone, store, "flights", name, "a trial", outside, lambda: None)
@@ -56,7 +56,7 @@ def test_a_killed_trial_leaves_no_partial_app_and_the_next_call_removes_its_clon
     met, num_ssts = set[str](), sum("/sst/" in key for key in keys_of(store_of(began_app()[0])))
     for (app, start), _ in killed_at_each_call("trial", began_app, trial, store):
         met.add(seen(app, start.stages["legs"].version))
-        # Whoever looks at the app meanwhile sees it as it was.
+        # Readers of the app see it unchanged meanwhile.
         assert resolve(app.store, "flights", now_ms=app.clock.now_ms).stages == app.heads
         trial((app, start))
         assert seen(app) == "nothing"

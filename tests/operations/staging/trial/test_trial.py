@@ -97,7 +97,7 @@ def test_a_trial_reports_the_rows_that_differ_and_leaves_nothing(till: Till) -> 
     (sent,) = data["sinks"]
     assert sent["added"] == sent["removed"] > 0
     assert "till: accounts, " in report.read_text()
-    # A difference that is meant is none, nor is a column that is new. A query that turns out to be none is told, too.
+    # An intended difference does not count, nor does a new column. An invalid query is reported, too.
     added = new.with_name("added.py")
     added.write_text(new.read_text().replace("n=sw.count()", 'number=sw.count(), low=sw.min("amount")'))
     meant, wrong = (f"FROM accounts WHERE before_{name} = after_{name}" for name in ("number", "n"))
@@ -106,7 +106,7 @@ def test_a_trial_reports_the_rows_that_differ_and_leaves_nothing(till: Till) -> 
     assert (data["tables"][0]["unlike"], len(data["migrated"])) == (["column n was renamed to number"], 2)
     (told_late,) = data["not_allowed"]
     assert told_late.endswith(f"({wrong})")
-    # Who stops it, by whichever signal, hears of no difference.
+    # If the user stops it, by either signal, it reports no difference.
     app = sw.open(ledger.store, kafka=ledger.bootstrap).app("till")
     for number, at in ((signal.SIGINT, "starting stage"), (signal.SIGTERM, "claiming")):
         told: list[str] = []
