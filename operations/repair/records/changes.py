@@ -58,3 +58,8 @@ def parting_rows(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]
     pairs = pair_equal_rows(before.select(shown), after.select(shown))
     alone = (np.setdiff1d(np.arange(rows.num_rows), own) for rows, own in zip((before, after), pairs, strict=True))
     return before.take(pa.array(next(alone))), after.take(pa.array(next(alone)))
+
+
+def shown_rows(rows: pa.Table) -> pa.Table:
+    """Return rows that a version sent without internal columns."""
+    return rows.select([name for name in rows.column_names if name not in (HASH, RECORD)])

@@ -63,7 +63,9 @@ class RepairCall:
 
     Args:
         program: The program that ran, open for replays.
-        requested: Records to take out or to replace; empty to undo the newest repair.
+        requested: Records to take out or to replace; for an undo, the values of replaced records.
+        undo: True to undo the newest repair.
+        max_keys: Maximum number of keys of all stages whose past is changed.
         no_sinks: True to leave what sinks got as it is; else a repair that changes what they got is refused.
         on_wait: Called with the reason of a wait.
         on_version: Called before each version is replayed.
@@ -72,6 +74,7 @@ class RepairCall:
     program: LoadedProgram
     requested: Substitutes
     by: str
+    undo: bool = False
     max_keys: int = 1_000
     no_sinks: bool = False
     timeout_s: float = 60.0
@@ -95,7 +98,7 @@ class RepairCall:
             Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that are to be others; a stage has
                 rows to read that are to be others and no runner; or others kept committing.
         """
-        store, undo = self.program.store, not self.requested
+        store, undo = self.program.store, self.undo
         check_exclusion(store, self.app, Intent.EDIT, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
         before = REPAIRS.all(store, self.app)
         if undo:

@@ -20,7 +20,6 @@ from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.diff.equality import pair_similar_rows
 from ....snapshot.diff.key_changes import KeyChanges
 from ....snapshot.diff.reading import version_that_consumed, versions_that_read
-from ....store.sst.schema import HASH
 from ....store.versions import history, published
 from ....store.versions.manifest import Manifest
 from ...debugging.replay.batches import OpenBatches, ReplayBatch
@@ -190,7 +189,3 @@ def _senders_first(heads: Mapping[str, Manifest]) -> tuple[str, ...]:
         stage: {at.upstream for at in head.inputs.values() if at.upstream in heads} for stage, head in heads.items()
     }
     return tuple(TopologicalSorter(senders).static_order())
-
-
-def shown_rows(rows: pa.Table) -> pa.Table:
-    return rows.select([name for name in rows.column_names if name != HASH])
