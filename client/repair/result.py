@@ -35,8 +35,8 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
         if (more := len(changes) - MAX_SHOWN) > 0:
             yield f"and {more:,} more; --json gives all"
     yield from _sink_lines(done)
-    for reader, channel, version in plan.in_flight:
-        yield f"{reader} has still to read what the sender's v{version} sent to {channel}: run the app first"
+    for reader, channel, sent in plan.in_flight:
+        yield f"{reader} has still to read what the sender's v{sent} sent to {channel}: run the app first"
     if not dry_run and done.versions and not done.undone:
         yield "to undo it: ", NextCommand(f"slackwater repair {app} --undo")
     data = {

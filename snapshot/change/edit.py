@@ -116,7 +116,7 @@ def put_rows(
 ) -> EditDone:
     """Commit a repair: put rows, computed from the version `head`, into its stage's table, through its runner if any.
 
-    `rows` has key, values and `DELETED`, one row per key. Raises `Outdated` if a version has read records since, and
+    `rows` has key, values and `DELETED`, one row per key. Raises `Outdated` if a version has written rows since, and
     the errors of `edit`.
     """
     data = _encode(rows)

@@ -171,7 +171,7 @@ class EditRequest(Struct, frozen=True):
     """True if `error` is that of `check_base`."""
     kind: Literal["edit", "repair"] = "edit"
     base: limits.Seq = 0
-    """Version from which the rows were computed: no later one may have read records. 0 for rows of no version."""
+    """Version from which the rows were computed: no later one may have written any. 0 for rows of no version."""
 
     @property
     def id(self) -> str:
@@ -201,11 +201,11 @@ def find_edit_version(store: ObjectStore, request: EditRequest, head: Manifest) 
 
 
 def check_base(store: ObjectStore, request: EditRequest, head: Manifest) -> None:
-    """Raise `Outdated` if a version up to `head` has read records since the one that a request is based on."""
+    """Raise `Outdated` if a version up to `head` wrote rows since the one that a request is based on."""
     for version in history.iter_backwards(store, head) if request.base else ():
         if version.version <= request.base:
             return
-        if version.has_read or version.edited is not None or version.rewind is not None:
+        if version.traits.writes_rows or version.rewind is not None:
             raise Outdated(
                 f"{version.stage}@v{version.version} is newer than the rows, which were computed at v{request.base}",
                 hint="repeat the command",
@@ -213,7 +213,7 @@ def check_base(store: ObjectStore, request: EditRequest, head: Manifest) -> None
 
 
 class Outdated(Refused):
-    """Rows of a request were computed from a version that is no longer the newest one that read records."""
+    """Rows of a request were computed from a version that is no longer the newest one that wrote rows."""
 
 
 def withdraw_edit(store: ObjectStore, app: str, request: EditRequest) -> None:

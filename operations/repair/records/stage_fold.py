@@ -7,7 +7,7 @@ rows are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
@@ -28,6 +28,7 @@ from ....store.sst.hashing import hash_keys, normalise_keys
 from ....store.sst.schema import DUE, HASH, arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
+from ....store.versions.side_tables import REJECTED
 from ...debugging.explain.walk import difference_of_key, reasons_of_change, writes_of_key
 from ...debugging.replay.batches import OpenBatches
 from ...debugging.replay.known_rows import KnownRows, known_schema, merge_known
@@ -80,6 +81,8 @@ class StageFold:
     """Keys whose rows differ from what was committed, with `_hash`."""
     rows: pa.Table = field(init=False)
     """Rows of `keys` without the taken records (`known_schema`)."""
+    _followed: pa.Table = field(init=False)
+    """Keys that were followed at some version, with `_hash`."""
     _obstacles: dict[int, dict[int, str]] = field(default_factory=dict)
     _waiting: list[int] = field(default_factory=list)
 
@@ -97,6 +100,7 @@ class StageFold:
             return
         self.keys = pa.schema([pa.field(HASH, pa.int64()), *arrow_schema(self._table.key)]).empty_table()
         self.rows = known_schema(self._table).empty_table()
+        self._followed = self.keys
         last = 0
         while self._waiting:
             version = heappop(self._waiting)
@@ -132,7 +136,7 @@ class StageFold:
         manifest = history.read(self.batches.program.store, self.head.app, self.head.stage, version)
         self._check_passable(manifest)
         if not manifest.traits.reads_records:
-            self._settle(manifest)
+            self._pass_repair(manifest)
             return
         replay = self._open(version)
         _check_state(replay)
@@ -178,17 +182,43 @@ class StageFold:
         self.limit.add(self.head.stage, hashes.tolist())
         version = replay.after.version
         self.begun[version] = keys
-        values, present, seqs = replay.stored.get_rows(hashes, keys)
-        columns = [pa.array(hashes), *keys.columns, *values.columns, pa.array(seqs)]
-        rows = pa.table(columns, schema=self.rows.schema).filter(pa.array(present))
-        self.rows = pa.concat_tables([self.rows, rows]).sort_by(HASH)
-        self.keys = pa.concat_tables([self.keys, keys.add_column(0, HASH, pa.array(hashes))])
-        for at in range(keys.num_rows):
-            for later in self._later_versions(replay, keys.slice(at, 1), int(hashes[at])):
-                heappush(self._waiting, later)
-        if _may_keep_rows(replay):
-            for later in self._later_batches(version):
-                heappush(self._waiting, later)
+        keyed = keys.add_column(0, HASH, pa.array(hashes))
+        self._begin(replay.before, keyed)
+        known = np.isin(hashes, self._followed[HASH].to_numpy())
+        self._followed = pa.concat_tables([self._followed, keyed.filter(pa.array(~known))])
+        later = set[int]()
+        for at in np.flatnonzero(~known).tolist():
+            later.update(self._later_versions(replay, keys.slice(at, 1), int(hashes[at])))
+        if _may_keep_rows(replay) and not known.all():
+            later.update(self._later_batches(version))
+        self._open_together(later)
+        for other in later:
+            heappush(self._waiting, other)
+
+    def _open_together(self, versions: Iterable[int]) -> None:
+        store = self.batches.program.store
+        manifests = (history.read(store, self.head.app, self.head.stage, version) for version in sorted(versions))
+        self.batches.open_together([manifest for manifest in manifests if manifest.has_read])
+
+    def _begin(self, before: Manifest, keys: pa.Table) -> None:
+        """Take the rows that keys have in a version as those without the taken records. `keys` have `_hash`."""
+        values, present, seqs = self._stored(before).get_rows(keys[HASH].to_numpy(), keys.select(self._key))
+        rows = pa.table([*keys.columns, *values.columns, pa.array(seqs)], schema=self.rows.schema)
+        self.rows = pa.concat_tables([self.rows, rows.filter(pa.array(present))]).sort_by(HASH)
+        self.keys = pa.concat_tables([self.keys, keys])
+
+    def _stored(self, version: Manifest) -> TableLookUps:
+        program = self.batches.program
+        return TableLookUps(program.store, program.cache, self._table, version.ssts, version.clock_ms)
+
+    def _pass_repair(self, manifest: Manifest) -> None:
+        """Follow again the keys that an earlier repair changed: it may take out other records than this one."""
+        left = pc.invert(pc.is_in(self._followed[HASH], self.keys[HASH].combine_chunks()))
+        store = self.batches.program.store
+        self._begin(
+            history.read(store, manifest.app, manifest.stage, manifest.version - 1), self._followed.filter(left)
+        )
+        self._settle(manifest)
 
     def _later_versions(self, replay: StageReplay, key: pa.Table, value: int) -> Iterator[int]:
         """Yield the later versions that wrote a key, and keep why those that are no batches did."""
@@ -206,7 +236,8 @@ class StageFold:
         versions = VersionList(self.batches.program.store, self.head.app, self.head.stage, self.head.version)
         for numbers in self.head.base_versions(version):
             for manifest in versions.read(*map(versions.index_from_version, numbers)):
-                if manifest.has_read:
+                # A retry of rejected records reads nothing.
+                if manifest.has_read or (manifest.traits.reads_records and REJECTED in manifest.side_tables):
                     yield manifest.version
 
     def _merge(self, replay: StageReplay, every: pa.Table, changed: pa.Table) -> None:
@@ -246,8 +277,7 @@ class StageFold:
 
     def _compare(self, after: Manifest, keys: pa.Table, known: pa.Table) -> KeyChanges:
         program, hashes = self.batches.program, np.asarray(self.keys[HASH].to_numpy(), np.int64)
-        stored = TableLookUps(program.store, program.cache, self._table, after.ssts, after.clock_ms)
-        committed, had_row, _ = stored.get_rows(hashes, keys)
+        committed, had_row, _ = self._stored(after).get_rows(hashes, keys)
         rows, has_row, _ = KnownRows(program.store, program.cache, self._table, (), 0, rows=known).get_rows(
             hashes, keys
         )
