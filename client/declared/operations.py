@@ -86,9 +86,9 @@ class EditOptions(GuardedOptions, total=False):
 class RepairOptions(GuardedOptions, total=False):
     """Take records out of the past of the keys that they touched, or put others in their place.
 
-    Replays the keys' later records without them, through all stages, and commits the rows that differ, as one version
-    per stage: the tables are then those of an app that never read the records. If the app is running, its runner
-    applies the repair between two batches, and reads nothing meanwhile. A repeated command finishes an interrupted one.
+    Replays the keys' later records without them, in all stages, and commits the rows that differ, one version per
+    stage: the tables are then those of an app that never read the records. The app may run; it reads nothing meanwhile.
+    A repeated command finishes an interrupted one.
     """
 
     undo: Annotated[bool, Param("Undo the newest repair: its records count again.")]

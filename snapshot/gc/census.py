@@ -128,7 +128,7 @@ OBJECT_KINDS = (
         export="read",
     ),
     _row(keys.forget_journal(_A), "the journal of an unfinished `slackwater forget`: kept until it is done"),
-    _row(keys.hold(_A), "the offsets at which a promotion holds the app: kept until it is decided"),
+    _row(keys.hold(_A), "the offsets at which a promotion or a repair holds the app: kept until it is done"),
     _row(
         keys.protected(_A),
         "the protection of the app: kept until `slackwater protect --off`",
