@@ -84,7 +84,7 @@ class EditOptions(GuardedOptions, total=False):
 
 
 class RepairOptions(GuardedOptions, total=False):
-    """Take records out of the past of the keys that they touched, or put others in their place.
+    """Take records out of the past of their keys, or replace them.
 
     Replays the keys' later records without them, in all stages, and commits the rows that differ, one version per
     stage: the tables are then those of an app that never read the records. The app may run; it reads nothing meanwhile.

@@ -5,7 +5,7 @@ came first.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -131,6 +131,16 @@ def put_rows(
     )
     _put_request(store, head.app, request, data)
     return _carry_out(store, cache, head.app, request, Change(rows=rows), edit.by, timeout_s, on_wait)
+
+
+def finish_repairs(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> None:
+    """Finish the requests of interrupted repairs: record those that were committed, and withdraw the others."""
+    for request in EDITS.all(store, app):
+        if request.kind == "repair" and request.stage in heads:
+            if (done := find_edit_version(store, request, heads[request.stage])) is not None:
+                finish_edit(store, app, request, done)
+            else:
+                withdraw_edit(store, app, request)
 
 
 def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes) -> None:

@@ -38,7 +38,7 @@ RAISED_BY = {
     "snapshot/change/switch.py": ("promote",),
     **{f"snapshot/change/{file}": ("migrate",) for file in ("migrat", "fill")},
     "operations/repair/records/": ("repair",),
-    "snapshot/change/edit": ("edit", "repair"),
+    "snapshot/change/edit": ("edit",),
     "snapshot/gc/": ("gc",),
     "snapshot/query/export.py": ("export",),
     "snapshot/query/row_source.py": ("init",),

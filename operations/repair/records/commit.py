@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ....common import instants, runtime
 from ....errors import Refused
-from ....snapshot.change.edit import put_rows
+from ....snapshot.change.edit import finish_repairs, put_rows
 from ....snapshot.change.switch import reachable_position, why_not_reached
 from ....snapshot.cut.moments import heads_of, stages_of
 from ....snapshot.take.audit_log import operation_message
@@ -114,6 +114,7 @@ class RepairCall:
         if dry_run:
             return RepairDone(plan, repair, undo)
         self._check_sinks(plan)
+        finish_repairs(store, self.app, plan.heads)
         if repair is not None:
             REPAIRS.put(store, repair, self.app)
         plan = self._commit_all(plan, sets, (repair or (*before,)[-1]).what)

@@ -242,18 +242,14 @@ class StageFold:
 
     def _merge(self, replay: StageReplay, every: pa.Table, changed: pa.Table) -> None:
         keys = self.keys.select(self._key)
-        self._check_replay(replay, keys)
+        if (reason := difference_of_key(replay, keys)) is not None:
+            raise Refused(reason, hint="slackwater check FILE")
         known = KnownRows.of(replay, self.rows)
         own, now = (filter_by_keys(rows, keys) for rows in (every, changed))
         was = replay.merge(own) if own.num_rows else StepResult(pa.table({}))
         result, self.rows = merge_known(replay, now, known.rows) if now.num_rows else (was, self.rows)
         self._note_emitted(replay, was if own.num_rows else None, result if now.num_rows else None)
         self._settle(replay.after)
-
-    def _check_replay(self, replay: StageReplay, keys: pa.Table) -> None:
-        for at in range(keys.num_rows):
-            if (reason := difference_of_key(replay, keys.slice(at, 1))) is not None:
-                raise Refused(reason, hint="slackwater check FILE")
 
     def _note_emitted(self, replay: StageReplay, was: StepResult | None, now: StepResult | None) -> None:
         schemas = replay.step.state.emitted_schemas
