@@ -263,7 +263,7 @@ def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
     elif change.expired:
         yield "the row expired, by no record"
     elif manifest.edited is not None:
-        yield f"an edit by hand, by {manifest.edited.by}: {manifest.edited.what}"
+        yield f"{manifest.traits.noun}, by {manifest.edited.by}: {manifest.edited.what}"
     elif not manifest.traits.reads_records:
         yield f"{manifest.traits.noun}, which reads no records"
 
