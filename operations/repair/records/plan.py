@@ -23,8 +23,9 @@ from ....snapshot.diff.reading import version_that_consumed, versions_that_read
 from ....store.versions import history, published
 from ....store.versions.manifest import Manifest
 from ...debugging.replay.batches import OpenBatches, ReplayBatch
+from .bounds import KeyLimit
 from .changes import BatchChange
-from .stage_fold import KeyLimit, SentRows, StageFold
+from .stage_fold import SentRows, StageFold
 
 Substitutes = Mapping[RecordLocation, bytes | None]
 """Records to take out, with the value of the record to put in its place; None for no record."""

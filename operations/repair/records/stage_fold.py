@@ -20,12 +20,10 @@ from ....errors import Refused
 from ....snapshot.change.edited import DELETED
 from ....snapshot.diff.key_changes import KeyChanges
 from ....snapshot.diff.key_history import RowChange, VersionList
-from ....state.event_time import EventTimeScan
-from ....state.kinds.kind import kind_of
 from ....state.step import StepResult
 from ....store.read.multi_get import TableLookUps
 from ....store.sst.hashing import hash_keys, normalise_keys
-from ....store.sst.schema import DUE, HASH, arrow_schema
+from ....store.sst.schema import HASH, arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
 from ....store.versions.side_tables import REJECTED
@@ -33,27 +31,11 @@ from ...debugging.explain.walk import difference_of_key, reasons_of_change, writ
 from ...debugging.replay.batches import OpenBatches
 from ...debugging.replay.known_rows import KnownRows, known_schema, merge_known
 from ...debugging.replay.stage_replay import StageReplay, filter_by_keys
+from .bounds import KeyLimit, check_state, check_watermark
 from .changes import BatchChange, changed_rows, parting_rows
 
 SentRows = tuple[pa.Table, pa.Table]
 """Rows that a version sent and would not send now, and rows that it would send now and did not."""
-
-
-@dataclass(slots=True)
-class KeyLimit:
-    """Maximum number of keys of all stages together whose past may be changed."""
-
-    most: int
-    keys: set[tuple[str, int]] = field(default_factory=set)
-
-    def add(self, stage: str, hashes: list[int]) -> None:
-        self.keys.update((stage, value) for value in hashes)
-        if len(self.keys) > self.most:
-            stages = ", ".join(sorted({name for name, _ in self.keys}))
-            raise Refused(
-                f"the repair touches {len(self.keys):,} keys or more of {stages}; expected {self.most:,} at most",
-                hint="`slackwater impact` shows which; --max-keys allows more",
-            )
 
 
 @dataclass
@@ -121,7 +103,7 @@ class StageFold:
 
     def _fold_stateless(self, version: int) -> None:
         replay, change = self._open(version), self.changes[version]
-        _check_watermark(replay, replay.rows(), changed_rows(replay, change))
+        check_watermark(replay, replay.rows(), changed_rows(replay, change))
         batch = self.batches.opened[self.head.stage, version]
         for output in replay.stage.writes:
             own = batch.for_output(output.name)
@@ -139,12 +121,12 @@ class StageFold:
             self._pass_repair(manifest)
             return
         replay = self._open(version)
-        _check_state(replay)
+        check_state(replay)
         rows, seeds = replay.rows(), [self.seeds[version]] if version in self.seeds else []
         after = changed_rows(replay, self.changes[version]) if version in self.changes else rows
         every, changed = (replay.step.split_late(some)[0] for some in (rows, after))
         if version in self.changes:
-            _check_watermark(replay, rows, after)
+            check_watermark(replay, rows, after)
             seeds += [some.select(self._key) for some in parting_rows(every, changed)]
             if (late := replay.stage.late_output) is not None:
                 self._note_sent(version, late.name, replay.late_rows(rows), replay.late_rows(after))
@@ -295,45 +277,6 @@ def edit_rows(changes: KeyChanges) -> pa.Table:
     return rows.append_column(DELETED, pa.array(~changes.has_row)).combine_chunks()
 
 
-def _name(replay: StageReplay) -> str:
-    return f"{replay.after.stage}@v{replay.after.version}"
-
-
 def _may_keep_rows(replay: StageReplay) -> bool:
     bound = replay.shape.bound
     return bound is not None and bound.may_keep_rows
-
-
-def _check_state(replay: StageReplay) -> None:
-    """Raise `Refused` if a key's row depends on more than its records and the row before them."""
-    table, kind = replay.table, kind_of(replay.table.state)
-    reason = ""
-    if kind.waiting_rows:
-        reason = f"its rows hold {kind.waiting_rows}"
-    elif replay.due is not None or DUE in (column.name for column in table.values):
-        reason = "its rows fall due"
-    elif table.ttl is not None:
-        reason = "its rows expire"
-    elif replay.look_ups:
-        reason = "its rows have parts in tables of their own"
-    if reason:
-        raise Refused(
-            f"cannot repair keys of {replay.after.app}/{replay.after.stage}: {reason}",
-            hint=f"correct the topic, and `slackwater rewind {replay.after.app}@REF` to before the record",
-        )
-
-
-def _check_watermark(replay: StageReplay, before: pa.Table, after: pa.Table) -> None:
-    """Raise `Refused` if the watermark of a batch depends on its change."""
-    times, watermarks = replay.after.event_time, replay.shape.watermarks
-    if not watermarks or times is None or times.bound_ms is None:
-        return
-    scan = EventTimeScan(watermarks, times.bound_ms)
-    for watermark, was, now in zip(watermarks, scan.scan(before).latest_ms, scan.scan(after).latest_ms, strict=True):
-        for name in watermark.inputs:
-            stored = replay.after.inputs[name].watermark_ms
-            if was != now and was is not None and stored == was - watermark.delay_ms:
-                raise Refused(
-                    f"{_name(replay)}: the record moved the watermark of {name!r}, on which later batches depend",
-                    hint=f"correct the topic, and `slackwater rewind {replay.after.app}@REF` to before the record",
-                )
