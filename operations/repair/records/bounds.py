@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ....errors import Refused
-from ....state.event_time import EventTimeScan
+from ....state.event_time import EventTimeScan, later_time
 from ....state.kinds.kind import kind_of
 from ....store.sst.schema import DUE
+from ....store.versions.limits import YEAR_1_MS
 from ...debugging.replay.stage_replay import StageReplay
 
 
@@ -57,8 +58,10 @@ def check_watermark(replay: StageReplay, before: pa.Table, after: pa.Table) -> N
     scan = EventTimeScan(watermarks, times.bound_ms)
     for watermark, was, now in zip(watermarks, scan.scan(before).latest_ms, scan.scan(after).latest_ms, strict=True):
         for name in watermark.inputs:
-            stored = replay.after.inputs[name].watermark_ms
-            if was != now and was is not None and stored == was - watermark.delay_ms:
+            earlier = replay.before.inputs.get(name)
+            at_ms = max(YEAR_1_MS, now - watermark.delay_ms) if now is not None else None
+            moved_ms = later_time(earlier.watermark_ms if earlier is not None else None, at_ms)
+            if was != now and moved_ms != replay.after.inputs[name].watermark_ms:
                 raise Refused(
                     f"{replay.after.stage}@v{replay.after.version}: the record moved the watermark of {name!r}, on "
                     "which later batches depend",

@@ -78,6 +78,8 @@ def test_a_record_that_moved_the_watermark_is_refused_and_one_beside_it_is_not()
     rows = [{"k": "a", "x": 1, "at": at(minute)} for minute in (30, 29.9, 31)]
     ran = runs_of(windows(), [[json.dumps(row).encode()] for row in rows])  # type: ignore[list-item]
     refuse(ran, "in[0]@2", Refused, "moved the watermark")
+    with pytest.raises(Refused, match="moved the watermark"):
+        repaired(ran, {"in[0]@1": {"k": "a", "x": 1, "at": at(40)}})
     assert repaired(ran, {"in[0]@1": None}).versions
 
 
