@@ -263,13 +263,13 @@ def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
     elif change.expired:
         yield "the row expired, by no record"
     elif manifest.edited is not None:
-        yield f"an edit by hand, by {manifest.edited.by}: {manifest.edited.what}"
+        yield f"{manifest.traits.noun}, by {manifest.edited.by}: {manifest.edited.what}"
     elif not manifest.traits.reads_records:
         yield f"{manifest.traits.noun}, which reads no records"
 
 
 def difference_of_key(replay: StageReplay, key: pa.Table) -> str | None:
-    """Return why a replay of a batch gives another row of a key than was committed; None if it gives the same."""
+    """Return why a replay of a batch gives other rows of keys than were committed; None if it gives the same."""
     written = filter_by_keys(replay.written_rows(), key)
     new = replay.merge(filter_by_keys(replay.rows(), key), hash_range(key)).new
     if not len(replay.differing_keys(written, filter_by_keys(new, key))):
