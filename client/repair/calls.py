@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import Usage
 from ...snapshot.bisect.verdict import RecordLocation
@@ -11,6 +12,28 @@ from ..backends import Backends
 from ..declared.operations import RepairOptions
 from ..replays import open_program_of
 from ..show.shown import Result
+
+if TYPE_CHECKING:
+    from ...operations.repair.records.plan import RepairPlan
+
+
+def plan_repair(
+    client: Backends,
+    app: str,
+    drop: Sequence[RecordLocation],
+    code: str | Path | None,
+    progress: Callable[[str], None],
+) -> RepairPlan:
+    """Return what a repair that takes these records out would change; see `StoredApp.repair`. Changes nothing."""
+    with open_program_of(client, app, _program_path(client, app, code), progress) as program:
+        from ...operations.repair.records.commit import RepairCall
+
+        requested: dict[RecordLocation, bytes | None] = dict.fromkeys(drop)
+        return RepairCall(program, requested, client.by).run(dry_run=True).plan
+
+
+def _program_path(client: Backends, app: str, code: str | Path | None) -> str:
+    return client.program_path(app, code, "to replay the batches with", "FILE, the program that ran")
 
 
 def repair_records(
@@ -33,8 +56,7 @@ def repair_records(
     if both := sorted(set(map(str, requested)) & set(values)):
         raise Usage(f"{both[0]} is both dropped and replaced", hint="name it once")
     requested |= {RecordLocation.parse(record): value for record, value in values.items()}
-    file = client.program_path(app, code, "to replay the batches with", "FILE, the program that ran")
-    with open_program_of(client, app, file, progress) as program:
+    with open_program_of(client, app, _program_path(client, app, code), progress) as program:
         from ...operations.repair.records.commit import RepairCall
         from .result import repair_result
 
