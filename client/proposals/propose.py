@@ -51,6 +51,7 @@ class Proposal:
 
     @property
     def heading(self) -> str:
+        """First line of the message, and title of an issue."""
         return f"{self.app}: {self.invariant} fails"
 
     @property
