@@ -36,12 +36,14 @@ from .declared.operations import (
     GuardedOptions,
     KeysOptions,
     LookOptions,
+    RepairOptions,
     ResetOptions,
     RetentionOptions,
     RewindOptions,
 )
 from .declared.questions import When
 from .failover import AppFailover
+from .repair.calls import repair_records
 from .show import maintenance, rows
 from .show.shown import Result
 from .when import moment_text
@@ -195,6 +197,32 @@ class StoredApp(AppFailover):
             on_wait=lambda runner: client.note(on_wait.format(runner)),
         )
         return maintenance.edit_result(done, previous, with_values=show_values, dry_run=options["dry_run"])
+
+    def repair(
+        self,
+        *,
+        drop: Sequence[str] = (),
+        replace: Mapping[str, str | Path | bytes] | None = None,
+        code: str | Path | None = None,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+        **options: Unpack[RepairOptions],
+    ) -> Result:
+        """Take records out of the past of the keys that they touched, or put others in their place.
+
+        Args:
+            drop: locations of records to take out, as `bisect` and `why` print them: `topic[partition]@offset`.
+            replace: records to put in the place of others: by location, the value, or a file with it.
+            code: the file of the program that ran; default: the one in the settings.
+            on_progress: called with a line about the current step.
+
+        Raises:
+            Usage: neither records nor `undo` are given, or both; a location is malformed, or no Kafka is configured.
+            NotFound: no stage has read a record, the versions that did were collected, or there is nothing to undo.
+            Refused: a key's row depends on more than its records, the program is no function of its input, sinks got
+                rows that would be others, too many keys are touched, or the app did not come to rest in time.
+        """
+        self._check_allowed("to repair it", options)
+        return repair_records(self._client, self.name, drop, replace or {}, code, options, on_progress)
 
     def forget(
         self,

@@ -26,7 +26,7 @@ _FIND = {
     "rejected": "rows",
 }
 _STAGE = {"clone": "clone", "trial": "trial", "migrate": "programs", "promote": "keep"}
-_REPAIR = {**dict.fromkeys(("rewind", "reset", "edit", "forget"), "keep"), "recover": "failover"}
+_REPAIR = {**dict.fromkeys(("rewind", "reset", "edit", "repair", "forget"), "keep"), "recover": "failover"}
 _OPERATE = {
     **dict.fromkeys(("compact", "gc", "archive", "rescale", "retire", "protect"), "keep"),
     "replicate": "failover",

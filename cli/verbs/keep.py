@@ -12,6 +12,7 @@ from ...client.declared.operations import (
     GuardedOptions,
     PromoteOptions,
     RemoveOptions,
+    RepairOptions,
     ResetOptions,
     RetentionOptions,
     RewindOptions,
@@ -31,6 +32,8 @@ from ..options import (
     flag,
     option,
     parse_keys,
+    parse_pairs,
+    program_option,
 )
 from ..session import Session, group, throttle, verb
 
@@ -112,6 +115,28 @@ def edit(
 ) -> None:
     app, name = session.table(table_name)
     session.show(app.edit(name, sql, rows=rows or "", show_values=not hide_values, **options))
+
+
+@verb(
+    "slackwater repair flights --drop 'flights[1]@49625' --code flights.py --dry-run",
+    "slackwater repair flights --drop 'flights[1]@49625' --no-sinks --message 'sent twice'",
+    "slackwater repair flights --replace 'flights[1]@49625=corrected.json'",
+    "slackwater repair flights --undo",
+    kafka=True,
+    changes=True,
+)
+def repair(
+    session: Session,
+    app_name: str = APP,
+    drop: Repeated = option("RECORD", "Record to take out: TOPIC[PARTITION]@OFFSET, in quotes. May be repeated."),
+    replace: Repeated = option("RECORD=FILE", "Record and a file with the value to put in its place. May be repeated."),
+    code: Path | None = program_option("The program that ran."),
+    **options: Unpack[RepairOptions],
+) -> None:
+    pairs = parse_pairs("--replace", replace, "RECORD=FILE", "flights[1]@49625=corrected.json")
+    with session.progress() as progress:
+        done = session.app(app_name).repair(drop=drop or (), replace=pairs, code=code, on_progress=progress, **options)
+    session.show(done)
 
 
 @verb(

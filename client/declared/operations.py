@@ -83,6 +83,24 @@ class EditOptions(GuardedOptions, total=False):
     again: Annotated[bool, Param("Repeat a statement that was applied in the last ten minutes.")]
 
 
+class RepairOptions(GuardedOptions, total=False):
+    """Take records out of the past of their keys, or replace them.
+
+    Replays the keys' later records without them, in all stages, and commits the rows that differ, one version per
+    stage: the tables are then those of an app that never read the records. The app may run; it reads nothing meanwhile.
+    A repeated command finishes an interrupted one.
+    """
+
+    undo: Annotated[bool, Param("Undo the newest repair: its records count again.")]
+    no_sinks: Annotated[
+        bool, Param("Repair the tables although sinks got rows that would be others; --dry-run shows these rows.")
+    ]
+    max_keys: Annotated[
+        int, Param("Refuse if more keys of all stages are touched.", "N", default=1_000, limits=_AT_LEAST_ONE)
+    ]
+    timeout_s: Annotated[float, Param("How long to wait for the app's runner. Default: 60s.", default=60.0)]
+
+
 class KeysOptions(TypedDict, total=False):
     """Options for keys to forget: files with keys, other values of a key, and record fields that hold a key."""
 

@@ -91,7 +91,7 @@ def _other_effects(entry: LogEntry) -> Iterator[str]:
     if entry.reset:
         yield f"offsets reset: {formats.join_ranges(entry.reset)}"
     if entry.edited:
-        yield f"edit: {entry.edited}"
+        yield f"{entry.kind}: {entry.edited}"
     if entry.deployed:
         yield f"deploy: {entry.deployed}"
     if entry.renamed:

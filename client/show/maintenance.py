@@ -46,7 +46,7 @@ _RULES = {
 }
 
 
-GUARDED_VERBS = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh"
+GUARDED_VERBS = "rewind, reset, edit, repair, forget, retire, promote, app rm, clone rm and clone refresh"
 
 
 def explanation_result(explanation: Explanation) -> Result:

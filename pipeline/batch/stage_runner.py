@@ -12,7 +12,7 @@ from ...common import instants, runtime
 from ...errors import SlackwaterError, Unavailable
 from ...snapshot.change.edit import change_of, newest_active_cut
 from ...snapshot.change.edited import compute_edit
-from ...snapshot.under_way.runners import EDITS, EditRequest, find_edit_version
+from ...snapshot.under_way.runners import EDITS, EditRequest, Outdated, check_base, find_edit_version
 from ...state.event_time import BatchTimes
 from ...state.next_version import BatchResult, ProtocolOutcome, TaskReport, has_rows, next_version
 from ...state.records import Position
@@ -283,18 +283,20 @@ class StageRunner:
             try:
                 try:
                     cut = newest_active_cut(store, base.app, base.stage, base)
+                    check_base(store, request, base)
                     change = change_of(store, base.app, request)
                     change_set = compute_edit(job.store, job.cache, cut, base.stage, change, request.edit)
                 except SlackwaterError as error:
                     if isinstance(error, Unavailable):
                         raise
-                    EDITS.put(store, replace(request, error=error.message), base.app)
+                    outdated = isinstance(error, Outdated)
+                    EDITS.put(store, replace(request, error=error.message, outdated=outdated), base.app)
                     return
                 if change_set is None:
                     EDITS.put(store, replace(request, error="no row would change any more"), base.app)
                     return
                 draft = commit.successor(
-                    base, kind="edit", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
+                    base, kind=request.kind, epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
                 )
                 with self._batch_context():
                     self._commit(base, change_set.apply_to(draft), (), started)

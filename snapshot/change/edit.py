@@ -5,7 +5,7 @@ came first.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -29,7 +29,16 @@ from ..query.row_source import RowSource
 from ..take.audit_log import find_operation, operation_message, record_operation_once
 from ..take.taking import RETRY_WINDOW_MS
 from ..under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
-from ..under_way.runners import EDITS, EditRequest, find_edit_version, live_heartbeats, runner_of, withdraw_edit
+from ..under_way.runners import (
+    EDITS,
+    EditRequest,
+    Outdated,
+    check_base,
+    find_edit_version,
+    live_heartbeats,
+    runner_of,
+    withdraw_edit,
+)
 from .edited import Change, EditEffect, compute_edit, read_rows, require_table
 
 _POLL_S = 0.2
@@ -93,6 +102,45 @@ def edit(
             return EditDone(app, stage, preview.changes if preview is not None else None)
         _put_request(store, app, request, data)
     return _carry_out(store, cache, app, earlier or request, Change(sql, rows), by, timeout_s, on_wait)
+
+
+def put_rows(
+    store: ObjectStore,
+    cache: SstCache,
+    head: Manifest,
+    rows: pa.Table,
+    edit: Edit,
+    *,
+    timeout_s: float,
+    on_wait: Callable[[str], None] = lambda _runner: None,
+) -> EditDone:
+    """Commit a repair: put rows, computed from the version `head`, into its stage's table, through its runner if any.
+
+    `rows` has key, values and `DELETED`, one row per key. Raises `Outdated` if a version has written rows since, and
+    the errors of `edit`.
+    """
+    data = _encode(rows)
+    request = EditRequest(
+        edit,
+        head.stage,
+        head.version,
+        instants.now_ms(),
+        rows=xxh3_128_hexdigest(data),
+        kind="repair",
+        base=head.version,
+    )
+    _put_request(store, head.app, request, data)
+    return _carry_out(store, cache, head.app, request, Change(rows=rows), edit.by, timeout_s, on_wait)
+
+
+def finish_repairs(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> None:
+    """Finish the requests of interrupted repairs: record those that were committed, and withdraw the others."""
+    for request in EDITS.all(store, app):
+        if request.kind == "repair" and request.stage in heads:
+            if (done := find_edit_version(store, request, heads[request.stage])) is not None:
+                finish_edit(store, app, request, done)
+            else:
+                withdraw_edit(store, app, request)
 
 
 def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes) -> None:
@@ -171,11 +219,13 @@ def _carry_out(
         answer = EDITS.find(store, request.id, app)
         if answer is not None and answer.error:
             withdraw_edit(store, app, request)
-            raise Refused(f"the runner could not apply the edit: {answer.error}", hint="nothing was changed")
+            kind = Outdated if answer.outdated else Refused
+            raise kind(f"the runner could not apply the {request.kind}: {answer.error}", hint="nothing was changed")
         if runtime.monotonic() > deadline:
             withdraw_edit(store, app, request)
             raise Refused(
-                f"runner {runner} did not apply the edit of {app}/{stage} within {patience_s:g} s; it was withdrawn",
+                f"runner {runner} did not apply the {request.kind} of {app}/{stage} within {patience_s:g} s; it was "
+                "withdrawn",
                 hint=f"`slackwater status {app}` shows if it is alive; --timeout waits longer",
             )
         runtime.sleep(_POLL_S)
@@ -186,7 +236,7 @@ def finish_edit(store: ObjectStore, app: str, request: EditRequest, manifest: Ma
     versions = {manifest.stage: (manifest.version - 1, manifest.version)}
     detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
-    record_operation_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
+    record_operation_once(store, app, request.kind, detail, request.edit.by, versions, since_ms=since_ms, message=why)
     withdraw_edit(store, app, request)
 
 
@@ -206,6 +256,7 @@ def _edit_in_process(
         nonlocal result
         if find_edit_version(store, request, head) is not None:
             return False
+        check_base(store, request, head)
         result = compute_edit(store, cache, newest_active_cut(store, app, stage, head), stage, change, request.edit)
         return result is not None
 
@@ -213,8 +264,12 @@ def _edit_in_process(
         assert result is not None  # noqa: S101  `still_to_do` was true
         return result.apply_to(draft)
 
-    change_once = Amendment("edit", update, requires=still_to_do)
-    newest = amend(store, (app, stage), change_once, by=by, now_ms=instants.now_ms).manifest
+    change_once = Amendment(request.kind, update, requires=still_to_do)
+    try:
+        newest = amend(store, (app, stage), change_once, by=by, now_ms=instants.now_ms).manifest
+    except Outdated:
+        withdraw_edit(store, app, request)
+        raise
     if (done := find_edit_version(store, request, newest)) is None:
         withdraw_edit(store, app, request)
         return EditDone(app, stage, None)

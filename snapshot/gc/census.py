@@ -113,6 +113,11 @@ OBJECT_KINDS = (
     _row(_json(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
     _row(_json(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"),
     _row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
+    _row(
+        _json(keys.repairs(_A), _U),
+        "a repair, with the records that it took out: kept until it is undone",
+        replicate="along",
+    ),
     _row(_json(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"),
     _row(
         _json(keys.forgotten(_A), _N),
@@ -123,7 +128,7 @@ OBJECT_KINDS = (
         export="read",
     ),
     _row(keys.forget_journal(_A), "the journal of an unfinished `slackwater forget`: kept until it is done"),
-    _row(keys.hold(_A), "the offsets at which a promotion holds the app: kept until it is decided"),
+    _row(keys.hold(_A), "the offsets at which a promotion or a repair holds the app: kept until it is done"),
     _row(
         keys.protected(_A),
         "the protection of the app: kept until `slackwater protect --off`",

@@ -42,7 +42,7 @@ class Operation(Struct, frozen=True):
 
 
 VERBS = (
-    *("clone", "clone refresh", "promote", "rewind", "reset", "edit", "forget", "migrate"),
+    *("clone", "clone refresh", "promote", "rewind", "reset", "edit", "repair", "forget", "migrate"),
     *("rescale", "retire", "compact", "replicate", "recover", "recover --drill", "gc", "archive", "init", "app rm"),
     *("attach", "adopt", "protect", "protect --off", "rejected --retry", "watch"),
     *("token add", "token rm"),

@@ -9,7 +9,7 @@ the edit. An edit is made only once, because the version that makes it names the
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -167,6 +167,11 @@ class EditRequest(Struct, frozen=True):
     The rows are stored beside the request, as an Arrow stream.
     """
     error: limits.Text = ""
+    outdated: bool = False
+    """True if `error` is that of `check_base`."""
+    kind: Literal["edit", "repair"] = "edit"
+    base: limits.Seq = 0
+    """Version from which the rows were computed: no later one may have written any. 0 for rows of no version."""
 
     @property
     def id(self) -> str:
@@ -174,7 +179,7 @@ class EditRequest(Struct, frozen=True):
 
     def is_same_edit(self, other: "EditRequest") -> bool:
         own_fields, other_fields = (
-            (compared.stage, compared.sql, compared.rows, compared.edit.by) for compared in (self, other)
+            (compared.stage, compared.kind, compared.sql, compared.rows, compared.edit.by) for compared in (self, other)
         )
         return own_fields == other_fields
 
@@ -193,6 +198,22 @@ def find_edit_version(store: ObjectStore, request: EditRequest, head: Manifest) 
         if version.edited is not None and version.edited.id == request.id:
             return version
     return None
+
+
+def check_base(store: ObjectStore, request: EditRequest, head: Manifest) -> None:
+    """Raise `Outdated` if a version up to `head` wrote rows since the one that a request is based on."""
+    for version in history.iter_backwards(store, head) if request.base else ():
+        if version.version <= request.base:
+            return
+        if version.traits.writes_rows or version.rewind is not None:
+            raise Outdated(
+                f"{version.stage}@v{version.version} is newer than the rows, which were computed at v{request.base}",
+                hint="repeat the command",
+            )
+
+
+class Outdated(Refused):
+    """Rows of a request were computed from a version that is no longer the newest one that wrote rows."""
 
 
 def withdraw_edit(store: ObjectStore, app: str, request: EditRequest) -> None:

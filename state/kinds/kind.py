@@ -82,6 +82,8 @@ class BoundState:
     __slots__ = ()
     due_by: DueBy | None = None
     """Clock that makes a row fall due by passing `_due_at`: the clock or the watermark; None if rows never do."""
+    may_keep_rows: ClassVar[bool] = False
+    """True if `merge` may leave the row of a key as it is, although the batch has records of the key."""
     if TYPE_CHECKING:  # fields in some subclasses, properties in others
 
         @property

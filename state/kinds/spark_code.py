@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,7 @@ Begin: TypeAlias = "Callable[[Handle, BatchMoment], Instance]"
 class BoundCode(BoundState):
     """User code, bound to the schemas of its rows."""
 
+    may_keep_rows: ClassVar[bool] = True
     python: PythonRows
     order_by: tuple[str, ...]
     key: tuple[str, ...]

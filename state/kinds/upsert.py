@@ -61,6 +61,7 @@ class Upsert(Kind, frozen=True, tag="upsert"):
 
 @dataclass(frozen=True, slots=True)
 class _BoundUpsert(BoundState):
+    may_keep_rows: ClassVar[bool] = True
     by: str
     delete_when: str | None
     values: pa.Schema

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "rewind",
-    "edit", "promote", "demote", "forget", "recover", "reset",
+    "edit", "repair", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
 
 CONTINUE_HINT = "let the newer runner continue, or stop it and start this one again"
@@ -59,6 +59,8 @@ class Traits:
     """True if inputs, channels and sinks may be removed by the version, and records may be lost."""
     sets_sinks: bool = False
     sets_offsets: bool = False
+    repairs_rows: bool = False
+    """True if the version changes rows to what they would be without records that a user took out."""
     ends_replays: bool = False
     """True if later batches can be replayed only on the rows of this version or of a later version."""
     shows_reading: bool = False
@@ -81,6 +83,9 @@ CLAIM: Final = Traits(
 )
 BATCH: Final = Traits("batch", "a batch", fences=False, reads_records=True, writes_rows=True, shows_reading=True)
 EDIT: Final = Traits("edit", "an edit by hand", ("edit",), fences=False, writes_rows=True, ends_replays=True)
+REPAIR: Final = Traits(
+    "repair", "a repair", ("repair",), fences=False, writes_rows=True, repairs_rows=True, ends_replays=True
+)
 
 INIT: Final = Traits("init", "an import of a table's first rows", ("init", "adopt"), may_begin=True, brings_rows=True)
 CLONE: Final = Traits(
@@ -172,7 +177,7 @@ FORGET: Final = Traits(
 KINDS: Final[Mapping[VersionKind, Traits]] = {
     kind.name: kind
     for kind in (
-        *(CLAIM, BATCH, EDIT, INIT, CLONE, RENAME, COMPACTION, RESCALE, RETIRE, MIGRATION, REWIND, RESET),
+        *(CLAIM, BATCH, EDIT, REPAIR, INIT, CLONE, RENAME, COMPACTION, RESCALE, RETIRE, MIGRATION, REWIND, RESET),
         *(RECOVER, PROMOTE, DEMOTE, FORGET),
     )
 }

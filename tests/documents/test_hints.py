@@ -37,6 +37,7 @@ RAISED_BY = {
     "snapshot/bisect/": ("bisect",),
     "snapshot/change/switch.py": ("promote",),
     **{f"snapshot/change/{file}": ("migrate",) for file in ("migrat", "fill")},
+    "operations/repair/records/": ("repair",),
     "snapshot/change/edit": ("edit",),
     "snapshot/gc/": ("gc",),
     "snapshot/query/export.py": ("export",),

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ....pipeline.batch.rerun import RecordNumbers
 from ....snapshot.diff.equality import has_floats, pair_similar_rows
-from ....store.read.multi_get import TableLookUps
-from ....store.sst.schema import OP, SEQ, TOMBSTONE, arrow_schema
 from ....store.versions.manifest import Manifest
 from ..replay.batches import OpenBatches, ReplayBatch, SubsetReplay
+from ..replay.known_rows import known_schema, merge_known
 from ..replay.stage_replay import StageReplay, filter_by_keys
 from ..replay.what_if import ChosenRecords
-
-
-@dataclass(frozen=True, slots=True)
-class OneRow(TableLookUps):
-    """Look-ups in a table for a single key: return its row, if the key has a row."""
-
-    row: pa.Table = field(kw_only=True)
-    """At most one row, with value columns and `_seq`."""
-
-    def get_rows(
-        self, hashes: npt.NDArray[np.int64], keys: pa.Table
-    ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """Return the row for the key. `TableLookUps.get_rows` describes the result."""
-        values = self.row.drop_columns([SEQ])
-        if self.row.num_rows:
-            return values, np.array([True]), np.asarray(self.row[SEQ].to_numpy(), np.int64)
-        nulls = [pa.nulls(1, kind) for kind in values.schema.types]
-        return pa.table(nulls, schema=values.schema), np.array([False]), np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +46,12 @@ class KeyFold:
     def row(self, chosen: ChosenRecords) -> pa.Table:
         """Return the key's row after all batches with only the chosen source records: a table of at most one row."""
         subset = SubsetReplay(self.batches, chosen)
-        first = self.steps[0][0].replay
-        columns = [*arrow_schema((*first.table.key, *first.table.values)), pa.field(SEQ, pa.int64())]
-        row = pa.schema(columns).empty_table()
+        row = known_schema(self.steps[0][0].replay.table).empty_table()
         for batch, rows in self.steps:
             replay = batch.replay
             present = rows.filter(pa.array(np.isin(replay.record_of(rows), _processed(replay, subset.numbers(batch)))))
             if present.num_rows:
-                row = _next_row(replay, present, row)
+                row = merge_known(replay, present, row)[1]
         return row
 
     def gives(self, expected: pa.Table, chosen: ChosenRecords) -> bool:
@@ -93,14 +71,3 @@ def _is_simple(replay: StageReplay) -> bool:
 
 def _processed(replay: StageReplay, numbers: RecordNumbers) -> RecordNumbers:
     return numbers[numbers < replay.count]
-
-
-def _next_row(replay: StageReplay, rows: pa.Table, row: pa.Table) -> pa.Table:
-    key = [column.name for column in replay.table.key]
-    stored = replay.stored
-    look_ups = OneRow(stored.store, stored.cache, stored.table, (), stored.clock_ms, row=row.drop_columns(key))
-    new = replay.step.apply(rows, look_ups, None).new
-    if not new.num_rows:
-        return row  # the state kept the row as it was
-    new = new.filter(pa.array(np.asarray(new[OP].to_numpy()) != TOMBSTONE))
-    return new.select(row.column_names).cast(row.schema)

@@ -266,16 +266,13 @@ def reasons_of_change(manifest: Manifest, change: RowChange) -> Iterator[str]:
     elif change.expired:
         yield "the row expired, by no record"
     elif manifest.edited is not None:
-        yield f"an edit by hand, by {manifest.edited.by}: {manifest.edited.what}"
+        yield f"{manifest.traits.noun}, by {manifest.edited.by}: {manifest.edited.what}"
     elif not manifest.traits.reads_records:
         yield f"{manifest.traits.noun}, which reads no records"
 
 
 def difference_of_key(replay: StageReplay, key: pa.Table) -> str | None:
-    """Return a sentence if a replay of a batch gives a different row of a key than was committed, else None.
-
-    The sentence gives the likely reason.
-    """
+    """Return a sentence with the likely reason if a replay gives other rows of keys than were committed, else None."""
     written = filter_by_keys(replay.written_rows(), key)
     new = replay.merge(filter_by_keys(replay.rows(), key), hash_range(key)).new
     if not len(replay.differing_keys(written, filter_by_keys(new, key))):

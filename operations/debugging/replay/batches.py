@@ -32,10 +32,12 @@ from ....store.versions.manifest import Manifest, SideTable
 from ....store.versions.side_tables import REJECTED, as_main_table, table_name
 from .inputs import ORIGIN_SCHEMA
 from .program import LoadedProgram
-from .stage_replay import StageReplay
+from .stage_replay import StageReplay, run_together
 
 LinePosition = tuple[int, int, int]
 """Sort key of a commit in the order of all commits of an app (the app's line)."""
+_TOGETHER = 50_000
+"""Number of records of several batches up to which a function runs over all at once."""
 _KEY = ["topic", "partition", "offset", "row"]
 
 
@@ -184,6 +186,25 @@ class OpenBatches:
         if place not in self.opened:
             self.opened[place] = ReplayBatch(StageReplay.for_version(self.program, after))
         return self.opened[place]
+
+    def open_together(self, versions: Sequence[Manifest]) -> None:
+        """Open batches of one stage, and run its function over the records of many batches at once.
+
+        Raises the errors of `open`.
+        """
+        chunks, size = [list[StageReplay]()], 0
+        for after in versions:
+            if (after.stage, after.version) in self.opened:
+                continue
+            replay = self.open(after).replay
+            if size > _TOGETHER:
+                chunks.append([])
+                size = 0
+            chunks[-1].append(replay)
+            size += replay.count
+        for replays in chunks:
+            if len(replays) > 1:
+                run_together(replays)
 
     def is_full(self, stage: str, version: int) -> bool:
         """Return True if this batch is not open, and the maximum number of batches is open."""

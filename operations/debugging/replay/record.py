@@ -183,7 +183,8 @@ def _open_search(
     if after.table is None and not after.side_tables:
         raise UnprovedRecord(f"stage {after.stage!r} has no table")
     if after.edited is not None:
-        raise UnprovedRecord(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
+        noun, edited = after.traits.noun, after.edited
+        raise UnprovedRecord(f"{stage}@v{after.version} is {noun}, by {edited.by}: {edited.what}")
     search = RecordSearch.open(program, predicate, bad, stage, changed)
     search.find_last = last
     replay = search.root.replay

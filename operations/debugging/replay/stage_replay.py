@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -339,6 +339,31 @@ class StageReplay:
                 for name, rows in inputs.items()
             ]
             return Rerun(self.stage, self.shape, records, self.output).to_arrow()
+
+
+def run_together(replays: Sequence[StageReplay]) -> None:
+    """Run a stage's function once over the records of several batches, in place of once for each batch.
+
+    Does nothing if the function mixes records: each batch is then replayed by itself.
+    """
+    starts = np.cumsum([0, *(replay.count for replay in replays)])
+    inputs = {name: pa.concat_tables([replay.records[name].rows for replay in replays]) for name in replays[0].records}
+    numbers = {
+        name: np.concatenate([replay.numbers[name] + start for replay, start in zip(replays, starts, strict=False)])
+        for name in inputs
+    }
+    rows, is_traceable = replays[0]._run_function(inputs, numbers)
+    if not is_traceable:
+        return
+    index, records = rows.schema.get_field_index(RECORD), np.asarray(rows[RECORD].to_numpy(), np.int64)
+    of_batch = np.searchsorted(starts, records, side="right") - 1
+    for at, replay in enumerate(replays):
+        own = of_batch == at
+        field = rows.schema.field(index)
+        renumbered = rows.filter(pa.array(own)).set_column(
+            index, field, pa.array(records[own] - starts[at], field.type)
+        )
+        replay.__dict__["_all"] = renumbered, True
 
 
 def filter_by_keys(rows: pa.Table, keys: pa.Table | None) -> pa.Table:

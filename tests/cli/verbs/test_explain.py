@@ -1,4 +1,4 @@
-"""`why` and `impact` on the command line, compared with the same calls from Python."""
+"""`why`, `impact` and `repair` as typed, and the same from Python."""
 
 import importlib.util
 from pathlib import Path
@@ -99,3 +99,31 @@ def test_what_cannot_be_answered_is_refused_with_the_next_step(
     assert "no program given" in without.stderr
     with sw.open() as client, pytest.raises(sw.errors.Usage):
         client.app("shop").impact("orders[0]")
+
+
+def test_repair_takes_a_record_out_and_an_undo_brings_it_back(ran: Any) -> None:
+    dropped = ("repair", "shop", "--drop", "orders[0]@0", "--code", "shop.py")
+    planned = from_json(*dropped, "--dry-run")
+    change = {"key": {"country": "DE"}, "change": "changed"}
+    rows = {"before": {"orders": 2, "most": 7}, "after": {"orders": 1, "most": 3}}
+    assert planned["changes"] == {"countries": [change | rows]}
+    assert ran.app.at().get("countries", "DE")["orders"] == 2
+    said = slackwater(*dropped, "--message", "sent twice")
+    assert said.exit_code == 0, said.output
+    assert "drop orders[0]@0: changed 1 row of shop" in said.output
+    assert "to undo it: slackwater repair shop --undo" in said.output
+    assert ran.app.at().get("countries", "DE") == {"country": "DE", "orders": 1, "most": 3}
+    assert "done already" in slackwater(*dropped).output
+    (noted,) = from_json("log", "shop", "--operations", "--verb", "repair")
+    assert (noted["message"], [*noted["after"]]) == ("sent twice", ["countries"])
+    newest = from_json("history", "shop/countries", "DE")
+    assert newest["changes"][0]["after"] == rows["after"]
+    assert ran.app.repair(undo=True, code="shop.py").data["undone"]
+    assert ran.app.at().get("countries", "DE") == {"country": "DE", "orders": 2, "most": 7}
+    Path("other.json").write_text('{"country": "IT", "cents": 9}')
+    replaced = ("repair", "shop", "--replace", "orders[0]@1=other.json", "--code", "shop.py")
+    assert from_json(*replaced)["replaced"].keys() == {"orders[0]@1"}
+    assert ran.app.at().get("countries", "FR") is None
+    assert ran.app.at().get("countries", "IT") == {"country": "IT", "orders": 1, "most": 9}
+    for words in ((), ("--drop", "orders[0]@0", "--undo"), ("--drop", "orders")):
+        assert slackwater("repair", "shop", *words, "--code", "shop.py").exit_code == 2

@@ -146,6 +146,7 @@ LOOKS = {
 }
 CHANGES_ELSEWHERE = {
     "archive": "reads records: tests/operations/maintenance/test_fill.py",
+    "repair": "replays with Spark: tests/operations/repair/records",
     "attach": "reads with Spark: tests/cli/verbs/test_attached.py",
     "adopt": "reads with Spark: tests/operations/from_spark/adopt/test_adoption.py",
     "export": "with --iceberg, which wants a store that others can read: tests/cli/verbs/test_export_iceberg.py",

@@ -10,6 +10,7 @@ from slackwater.operations.erasure.forget import forget
 from slackwater.operations.exchange.export import export_folder
 from slackwater.operations.key_search.key_fields import DeclaredFields
 from slackwater.operations.maintenance.removal import Protection, Removal, remove_app
+from slackwater.operations.repair.records.journal import Repair
 from slackwater.operations.staging.refresh import RefreshJournal
 from slackwater.snapshot.change.migrate import carry_out
 from slackwater.snapshot.change.stages import RetryRequest
@@ -62,6 +63,7 @@ NOTES = {
     keys.json_object(keys.published_positions(APP, "carriers", "sink"), 1): PublishedPosition(1, 0, 0),
     keys.json_object(keys.runners(APP), ID): Heartbeat(ID, BY, {}),
     keys.json_object(keys.retries(APP), ID): RetryRequest(ID, "aircraft", 1, BY),
+    keys.json_object(keys.repairs(APP), ID): Repair(ID, BY, 1, ("orders[0]@1",), {}),
     keys.hold(APP): Hold(APP, APP, "other", BY, 1, {}, None),
     keys.protected(APP): Protection(APP, BY, 1),
     keys.json_object(keys.replicas(APP), "r1"): KnownReplica(APP, "r1", "/srv/replica", {}, 1, 1),

@@ -1,0 +1,116 @@
+"""One record taken out of a table with a day of history: seconds and bytes, beside reading the day again."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import slackwater as sw
+from msgspec.structs import replace
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from slackwater.operations.debugging.replay.program import open_program
+from slackwater.operations.repair.records.commit import RepairCall
+from slackwater.pipeline.kafka.protocol import Record
+from slackwater.snapshot.bisect.verdict import RecordLocation
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Input
+from slackwater.store.versions.side_tables import added_ssts
+from slackwater.testing import Ran, run
+
+from ...support.row import Row
+from ...support.written import Stage
+
+KEYS, VERSIONS, BATCH = 5_000_000, 86_400, 20
+SECONDS = 3 * 3600
+"""Time to write the history."""
+_LATER = 24
+"""Later records of the dropped record's key."""
+
+
+def rows(folder: Path, quick: bool) -> list[Row]:
+    """Repair one key of five million, at the begin of a day of one version a second."""
+    keys, versions = (KEYS // 50, VERSIONS // 50) if quick else (KEYS, VERSIONS)
+    ran = run(_app(), {"events": [{"k": _name(0), "x": 1}]})
+    day = _Day(ran, folder, keys)
+    for version in range(versions):
+        day.step(is_hot=version % (versions // (_LATER + 1)) == 0)
+    client = ran.app._client
+    store = open_store(str(ran.folder.path / "store"))
+    kafka = client.require_channels("to read the records").kafka
+    before = day.stage.head
+    with open_program(ran.declared, store, SstCache(folder / "cold", 8 << 30), kafka) as program:
+        began = time.monotonic()
+        call = RepairCall(program, {RecordLocation("events", 0, 1): None}, "bench")
+        done = call.run()
+        took = time.monotonic() - began
+    after = history.head(store, "bench", "t")
+    assert after is not None
+    (change,) = done.plan.changes["t"]
+    assert change.after == {"n": int(day.counts[0]) - 1, "total": int(day.totals[0]) - day.first}
+    written = sum(sst.bytes for sst in added_ssts(before, after))
+    what = f"repair: 1 record of {keys:,} keys, {versions:,} versions, {done.plan.versions} replayed"
+    return [
+        Row.at_most(f"{what}: seconds", f"{took:.1f} s", "Spark runs already", took, 30),
+        Row.at_most("repair: bytes of SSTs written for one key", f"{written:,}", "", written, 100_000),
+    ]
+
+
+def _name(number: int) -> str:
+    return f"key{number:09}"
+
+
+def _app() -> sw.App:
+    app = sw.App("bench")
+
+    def parsed(raw: DataFrame) -> DataFrame:
+        return raw.select(F.from_json(F.col("value").cast("string"), "k string, x long").alias("r")).select("r.*")
+
+    app.stage(name="t", reads=sw.topic("events"), key="k", state=sw.aggregate(n=sw.count(), total=sw.sum("x")))(parsed)
+    return app
+
+
+class _Day:
+    """History of one table: a version with all keys, and then small versions, each with the records that it read."""
+
+    def __init__(self, ran: Ran, folder: Path, keys: int) -> None:
+        self._store, self._kafka = open_store(str(ran.folder.path / "store")), ran.kafka
+        head = history.head(self._store, "bench", "t")
+        assert head is not None
+        self.stage = Stage(self._store, SstCache(folder / "writer", 8 << 30), head)
+        self.counts, self.totals = np.ones(keys, np.int64), np.ones(keys, np.int64)
+        self.first, self._offset, self._random = 0, 1, np.random.default_rng(1)
+        numbers = pa.array(np.arange(keys)).cast(pa.string())
+        self._names = pc.binary_join_element_wise("key", pc.utf8_lpad(numbers, 9, "0"), "")
+        self.stage.put(pa.table({"k": self._names, "n": self.counts, "total": self.totals}))
+        self.stage.compact(full=True)
+
+    def step(self, *, is_hot: bool) -> None:
+        chosen = np.unique(self._random.integers(1, len(self.counts), BATCH))
+        if is_hot:
+            chosen = np.insert(chosen, 0, 0)
+        amounts = self._random.integers(1, 1_000, len(chosen))
+        self.first = self.first or int(amounts[0])
+        self.counts[chosen] += 1
+        self.totals[chosen] += amounts
+        names = self._names.take(pa.array(chosen))
+        values = (
+            json.dumps({"k": name, "x": amount})
+            for name, amount in zip(names.to_pylist(), amounts.tolist(), strict=True)
+        )
+        self._kafka._append("events", [Record(value.encode(), partition=0) for value in values])
+        self._offset += len(chosen)
+        self.stage.put(
+            pa.table({"k": names, "n": self.counts[chosen], "total": self.totals[chosen]}), self._read(len(chosen))
+        )
+        self.stage.compact()
+
+    def _read(self, count: int) -> dict[str, Input]:
+        source = self.stage.head.inputs["events"]
+        return {"events": replace(source, offsets=(self._offset,), rows=count)}

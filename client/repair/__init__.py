@@ -1,0 +1,1 @@
+"""Repair of the past of a few keys: the call, and its output."""

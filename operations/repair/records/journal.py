@@ -1,0 +1,89 @@
+"""Repairs of an app that are in force or under way: which records they took out, and what they put in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+from xxhash import xxh3_128_hexdigest
+
+from ....errors import NotFound, Refused
+from ....snapshot.bisect.verdict import RecordLocation
+from ....store.objects.protocol import ObjectStore
+from ....store.versions import keys, limits
+from ....store.versions.codec import JsonFolder
+from .plan import Substitutes
+
+
+class Repair(Struct, frozen=True):
+    """Repair of an app. The values that replace records are not kept, so that a forget need not search them."""
+
+    id: limits.Ulid
+    by: limits.ShortText
+    created_ms: limits.TimeMs
+    dropped: tuple[limits.ShortText, ...]
+    replaced: dict[limits.ShortText, limits.Checksum]
+    """Checksum of the value in the place of each replaced record."""
+    state: Literal["begun", "done", "undoing"] = "begun"
+
+    @property
+    def what(self) -> str:
+        """Line for logs."""
+        parts = [f"drop {', '.join(self.dropped)}"] if self.dropped else []
+        parts += [f"replace {', '.join(self.replaced)}"] if self.replaced else []
+        return f"{'undo of ' if self.state == 'undoing' else ''}{'; '.join(parts)}"
+
+
+REPAIRS = JsonFolder(Repair, keys.repairs, lambda repair: repair.id)
+"""Repairs that are not undone, oldest first."""
+
+
+def new_parts(repairs: Iterable[Repair], requested: Substitutes) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the records that no repair in force drops or replaces yet: dropped ones, and replaced with checksums.
+
+    Raises `Refused` if a repair in force does something else with one of the records.
+    """
+    in_force = {record: repair for repair in repairs for record in (*repair.dropped, *repair.replaced)}
+    dropped, replaced = [], {}
+    for record, value in requested.items():
+        name, checksum = str(record), xxh3_128_hexdigest(value) if value is not None else ""
+        earlier = in_force.get(name)
+        if earlier is None and value is None:
+            dropped.append(name)
+        elif earlier is None:
+            replaced[name] = checksum
+        elif earlier.state == "undoing" or earlier.replaced.get(name, "") != checksum:
+            raise Refused(
+                f"repair {earlier.id}, by {earlier.by}, is in force for {name}: {earlier.what}",
+                hint="undo it first: slackwater repair APP --code FILE --undo",
+            )
+    return tuple(dropped), replaced
+
+
+def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, bytes | None]) -> Substitutes:
+    """Return what repairs put in the place of records. `values` has the values of replaced records.
+
+    Raises `Refused` if the value of a replaced record is not among `values`.
+    """
+    result: dict[RecordLocation, bytes | None] = {}
+    for repair in repairs:
+        result |= dict.fromkeys(map(RecordLocation.parse, repair.dropped))
+        for name, checksum in repair.replaced.items():
+            value = values.get(record := RecordLocation.parse(name))
+            if value is None or xxh3_128_hexdigest(value) != checksum:
+                raise Refused(
+                    f"repair {repair.id} put another record in the place of {name}, whose value is not kept",
+                    hint=f"give it again, from the same file: --replace '{name}=FILE'",
+                )
+            result[record] = value
+    return result
+
+
+def repair_to_undo(store: ObjectStore, app: str) -> Repair:
+    """Return the repair whose undo was interrupted, or else the newest one. Raises `NotFound` if there is none."""
+    repairs = REPAIRS.all(store, app)
+    begun = [repair for repair in repairs if repair.state == "undoing"]
+    if not repairs:
+        raise NotFound(f"repair of {app}", "to undo", hint=f"`slackwater log {app} --operations` lists what was done")
+    return (begun or [*repairs])[-1]

@@ -1,0 +1,192 @@
+"""Plan of a repair: the rows of every stage as they would be without some records, stage by stage from the topics on.
+
+A stage's changed input is, for a user's topic, the records themselves, and for a channel the difference between what
+the sender's versions sent and what they would have sent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+import numpy as np
+import pyarrow as pa
+
+from ....errors import NotFound, Refused
+from ....pipeline.api.topic import Repartition
+from ....snapshot.bisect.verdict import RecordLocation
+from ....snapshot.diff.equality import pair_similar_rows
+from ....snapshot.diff.key_changes import KeyChanges
+from ....snapshot.diff.reading import version_that_consumed, versions_that_read
+from ....store.versions import history, published
+from ....store.versions.manifest import Manifest
+from ...debugging.replay.batches import OpenBatches, ReplayBatch
+from .bounds import KeyLimit
+from .changes import BatchChange
+from .stage_fold import SentRows, StageFold
+
+Substitutes = Mapping[RecordLocation, bytes | None]
+"""Records to take out, with the value of the record to put in its place; None for no record."""
+Seeds = Mapping[str, Mapping[int, pa.Table]]
+"""Keys that a repair changes, by stage and first version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRows:
+    """Rows that a version wrote to a sink, and would not or would otherwise write without the records."""
+
+    stage: str
+    version: int
+    sink: str
+    withdrawn: pa.Table
+    new: pa.Table
+    is_published: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """Rows that a repair changes. `heads` has the versions from which it was computed."""
+
+    app: str
+    heads: Mapping[str, Manifest]
+    changes: Mapping[str, KeyChanges]
+    """Changed rows by stage, senders first."""
+    begun: Seeds
+    sinks: tuple[SinkRows, ...]
+    in_flight: tuple[tuple[str, str, int], ...]
+    """Reader, channel and sender's version of rows that a stage has still to read and that are to be others."""
+    read_by: Mapping[RecordLocation, tuple[str, ...]]
+    """Versions that read each record, as `stage@vN`."""
+    versions: int
+    """Number of versions that were replayed."""
+
+
+@dataclass
+class RepairPlanner:
+    """Planner of repairs. Batches stay open, so that a second plan replays only what is new.
+
+    Args:
+        max_keys: Maximum number of keys of all stages whose past is changed.
+        on_version: Called before each version is replayed.
+    """
+
+    batches: OpenBatches
+    max_keys: int
+    on_version: Callable[[Manifest], None] = lambda _manifest: None
+    _changes: dict[str, dict[int, BatchChange]] = field(default_factory=dict)
+    _sinks: list[SinkRows] = field(default_factory=list)
+    _in_flight: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def plan(self, heads: Mapping[str, Manifest], substitutes: Substitutes, seeds: Seeds) -> RepairPlan:
+        """Plan the rows as they are without the records, and follow the keys `seeds` as well.
+
+        Raises:
+            NotFound: No stage has read one of the records, or the versions that did were collected.
+            Refused: A key's row depends on more than its records, the program is no function of its input, or more
+                than `max_keys` keys are touched.
+        """
+        self._changes, self._sinks, self._in_flight = defaultdict(dict), [], []
+        read_by = {record: tuple(self._substitute(heads, record, value)) for record, value in substitutes.items()}
+        limit, begun, changes = KeyLimit(self.max_keys), dict[str, Mapping[int, pa.Table]](), dict[str, KeyChanges]()
+        for stage in _senders_first(heads):
+            head = heads[stage]
+            own = self._changes[stage], seeds.get(stage, {})
+            fold = StageFold(self.batches, head, *own, limit, self.on_version)
+            fold.run()
+            begun[stage] = fold.begun
+            if (now := fold.changes_now()) is not None:
+                changes[stage] = now
+            for (version, output), rows in sorted(fold.sent.items(), key=lambda item: item[0]):
+                self._pass_on(heads, head, version, output, rows)
+        return RepairPlan(
+            self.batches.program.app.name,
+            heads,
+            changes,
+            begun,
+            tuple(self._sinks),
+            tuple(dict.fromkeys(self._in_flight)),
+            read_by,
+            len(self.batches.opened),
+        )
+
+    def _substitute(self, heads: Mapping[str, Manifest], record: RecordLocation, value: bytes | None) -> Iterator[str]:
+        """Change the input of the batches that read a record. Yields their versions."""
+        place, store = (record.topic, record.partition, record.offset), self.batches.program.store
+        readers = [head for head in heads.values() if any(at.topic == record.topic for at in head.inputs.values())]
+        versions = [(head, version) for head in readers for version in versions_that_read(store, head, *place)]
+        if not versions:
+            raise NotFound(
+                "record that a stage has read",
+                str(record),
+                hint=f"`slackwater log {self.batches.program.app.name}` shows the offsets that each version read",
+            )
+        for head, version in versions:
+            self._change_batch(head, version, record, value)
+            yield f"{head.stage}@v{version}"
+
+    def _change_batch(self, head: Manifest, version: int, record: RecordLocation, value: bytes | None) -> None:
+        batch = self._open(head, version)
+        if (number := batch.replay.number_of(record)) is None:
+            raise Refused(
+                f"{batch!r} rejected {record}, so no row was made of it: there is nothing to repair",
+                hint=f"slackwater rejected {head.app}/{head.stage}",
+            )
+        change = self._changes[head.stage].setdefault(version, BatchChange())
+        change.drop(np.array([number]))
+        if value is not None:
+            name, records, at = batch.replay.find_record(number)
+            row = records.rows.slice(at, 1)
+            index = row.schema.get_field_index("value")
+            change.add(name, row.set_column(index, row.schema.field(index), pa.array([value], row.schema.types[index])))
+
+    def _open(self, head: Manifest, version: int) -> ReplayBatch:
+        manifest = history.read(self.batches.program.store, head.app, head.stage, version)
+        if (head.stage, version) not in self.batches.opened:
+            self.on_version(manifest)
+        return self.batches.open(manifest)
+
+    def _pass_on(self, heads: Mapping[str, Manifest], head: Manifest, version: int, name: str, rows: SentRows) -> None:
+        output = next(output for output in self.batches.program.app.stages[head.stage].writes if output.name == name)
+        store = self.batches.program.store
+        if not isinstance(output, Repartition):
+            position = published.newest(store, head, name) if name in head.sinks else None
+            is_published = position is not None and position.version >= version
+            self._sinks.append(SinkRows(head.stage, version, name, *rows, is_published))
+            return
+        for reader in heads.values():
+            source = reader.inputs.get(name)
+            if source is None or source.upstream != head.stage:
+                continue
+            if source.version < version:
+                self._in_flight.append((reader.stage, name, version))
+            elif (consumed := version_that_consumed(store, reader, name, version)) is not None:
+                self._receive(reader, consumed, name, version, rows)
+
+    def _receive(self, reader: Manifest, version: int, channel: str, sent: int, rows: SentRows) -> None:
+        batch = self._open(reader, version)
+        withdrawn, new = rows
+        change = self._changes[reader.stage].setdefault(version, BatchChange())
+        part = next((part for part in batch.parts if (part.name, part.version) == (channel, sent)), None)
+        if withdrawn.num_rows:
+            received = part.received if part is not None else batch.replay.records[channel].rows.slice(0, 0)
+            pairs = pair_similar_rows(withdrawn.select(received.column_names).cast(received.schema), received)[1]
+            if part is None or len(pairs) < withdrawn.num_rows:
+                raise Refused(
+                    f"a replay of the sender does not send to {batch!r} what it read from {channel!r}: the program is "
+                    "no function of its input",
+                    hint="slackwater check FILE",
+                )
+            numbers = part.numbers[pairs]
+            change.drop(numbers[numbers < batch.replay.count])
+        if new.num_rows:
+            schema = batch.replay.schemas[channel]
+            change.add(channel, new.select(schema.names).cast(schema))
+
+
+def _senders_first(heads: Mapping[str, Manifest]) -> tuple[str, ...]:
+    senders = {
+        stage: {at.upstream for at in head.inputs.values() if at.upstream in heads} for stage, head in heads.items()
+    }
+    return tuple(TopologicalSorter(senders).static_order())

@@ -1,0 +1,168 @@
+"""Repairs that cannot be exact are refused by name, and change nothing; a killed one is finished by its repetition."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from slackwater.errors import NotFound, Refused, SlackwaterError
+from slackwater.operations.repair.records.commit import RepairCall
+from slackwater.operations.repair.records.journal import REPAIRS
+from slackwater.snapshot.bisect.verdict import RecordLocation
+from slackwater.snapshot.under_way.runners import EDITS
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.local import LocalStore
+from slackwater.testing import Ran, run
+
+from tests.crash.points import NumberedStore, killed_at_each_call
+from tests.operations.debugging.explain.programs import fed, one_table, parsed, program_of
+from tests.operations.debugging.explain.test_stages import KEYS, three_stages, two_topics
+
+from .test_law import at, repaired, runs_of, tables, windows
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def one(state: Any, function: Callable[[DataFrame], DataFrame] = parsed, **more: Any) -> sw.App:
+    app = sw.App(f"a-{uuid4().hex[:8]}")
+    app.stage(name="t", reads=sw.topic("in"), key="k", state=state, **more)(function)
+    return app
+
+
+def refuse(ran: Ran, place: str, kind: type[SlackwaterError], *words: str, **how: Any) -> None:
+    before = tables(ran)
+    with pytest.raises(kind) as told:
+        repaired(ran, {place: None}, **how)
+    assert all(word in f"{told.value.message} {told.value.hint}" for word in words), told.value
+    assert tables(ran) == before
+    store = ran.app._client.store
+    assert (REPAIRS.all(store, ran.declared.name), EDITS.all(store, ran.declared.name)) == ((), ())
+
+
+ROWS = [{"k": "a", "x": 1, "seq": 0}, {"k": "a", "x": 2, "seq": 1}]
+
+
+def test_a_row_edited_since_is_refused() -> None:
+    ran = run(one_table("sum"), {"in": ROWS})
+    ran.app.edit("t", "UPDATE t SET total = 50 WHERE k = 'a'")
+    refuse(ran, "in[0]@0", Refused, "t@v3", "an edit by hand", "slackwater edit")
+
+
+def test_a_program_that_is_no_function_of_its_input_is_refused() -> None:
+    def random(raw: DataFrame) -> DataFrame:
+        return parsed(raw).withColumn("x", (F.rand() * 1_000_000_000).cast("long"))
+
+    ran = run(one(sw.aggregate(total=sw.sum("x")), random), {"in": ROWS})
+    refuse(ran, "in[0]@0", Refused, "gives another row than was committed", "slackwater check")
+
+
+def test_rows_that_expire_or_wait_are_refused() -> None:
+    ran = run(one(sw.aggregate(n=sw.count()), table=sw.table(ttl="1 day")), {"in": ROWS})
+    refuse(ran, "in[0]@0", Refused, "its rows expire")
+    orders = [{"k": "a", "item": "pen", "at": at(1)}]
+    ran = run(two_topics(), {"orders": orders})
+    refuse(ran, "orders[0]@0", Refused, "cannot repair keys of", "slackwater rewind")
+
+
+def test_a_record_that_moved_the_watermark_is_refused_and_one_beside_it_is_not() -> None:
+    rows = [{"k": "a", "x": 1, "at": at(minute)} for minute in (30, 29.9, 31)]
+    ran = runs_of(windows(), [[json.dumps(row).encode()] for row in rows])  # type: ignore[list-item]
+    refuse(ran, "in[0]@2", Refused, "moved the watermark")
+    with pytest.raises(Refused, match="moved the watermark"):
+        repaired(ran, {"in[0]@1": {"k": "a", "x": 1, "at": at(40)}})
+    assert repaired(ran, {"in[0]@1": None}).versions
+
+
+def test_more_keys_than_allowed_are_refused() -> None:
+    given = fed(three_stages(), Random(1), keys=KEYS)
+    place = next(place for place, row in given.sent.items() if row["x"] < 90)
+    refuse(given.ran, place, Refused, "2 keys or more of accounts, shops", "--max-keys", max_keys=1)
+
+
+def test_rows_of_sinks_are_named_unless_they_are_left_to_the_user() -> None:
+    given = fed(three_stages(), Random(1), keys=KEYS)
+    place = next(place for place, row in given.sent.items() if row["x"] < 90)
+    before = tables(given.ran)
+    with program_of(given.ran) as program:
+        call = RepairCall(program, {RecordLocation.parse(place): None}, "ada@host")
+        with pytest.raises(Refused, match=r"sinks of a-.* got rows that would be others: shops@v"):
+            call.run()
+        assert call.run(dry_run=True).plan.sinks
+    assert tables(given.ran) == before
+
+
+def test_what_was_never_read_or_never_taken_is_refused() -> None:
+    app = one(sw.aggregate(total=sw.sum("x")), on_error="reject")
+    ran = run(app, {"in": ROWS})
+    refuse(ran, "in[0]@9", NotFound, "in[0]@9")
+    refuse(ran, "other[0]@0", NotFound, "other[0]@0")
+    with pytest.raises(NotFound, match="repair of"):
+        repaired(ran, undo=True)
+
+
+def test_a_rejected_record_is_refused() -> None:
+    def strict(raw: DataFrame) -> DataFrame:
+        return raw.select(F.from_json(F.col("value").cast("string"), "k string, x string").alias("r")).select(
+            "r.k", F.expr("cast(r.x as long)").alias("x")
+        )
+
+    app = one(sw.aggregate(total=sw.sum("x")), strict, on_error="reject")
+    ran = run(app, {"in": [{"k": "a", "x": "1"}, {"k": "a", "x": "one"}]})
+    refuse(ran, "in[0]@1", Refused, "rejected in[0]@1", "slackwater rejected")
+
+
+class World(NamedTuple):
+    """An app whose folder is copied, so that each killed call begins with the same."""
+
+    ran: Ran
+    folder: Path
+    store: NumberedStore
+
+
+def test_a_repair_that_is_killed_anywhere_is_finished_by_the_same_call(tmp_path: Path) -> None:
+    given = fed(three_stages(), Random(2), runs=3, per_run=3, keys=KEYS)
+    place = next(place for place, row in given.sent.items() if row["x"] < 90)
+    root = given.ran.folder.path / "store"
+    before = tables(given.ran)
+
+    def build() -> World:
+        folder = tmp_path / uuid4().hex
+        shutil.copytree(root, folder)
+        return World(given.ran, folder, NumberedStore(LocalStore(folder)))
+
+    def work(world: World) -> object:
+        with program_of(given.ran) as program:
+            there = replace(program, store=world.store)
+            return RepairCall(there, {RecordLocation.parse(place): None}, "ada@host", no_sinks=True).run()
+
+    def shown(world: World) -> dict[str, Any]:
+        client = sw.open(store=str(world.folder))
+        newest = client.app(given.ran.declared.name).at()
+        return {
+            name: newest.query(f'FROM "{name}" ORDER BY ALL').to_arrow_table().to_pylist() for name in newest.tables
+        }
+
+    expected = None
+    for world, _ended in killed_at_each_call("repair", build, work, lambda world: world.store):
+        if expected is None:
+            expected = shown(world)
+            assert expected != before
+            continue
+        # Each table is as before or as after, and the same call brings all to the latter.
+        assert all(rows in (before[name], expected[name]) for name, rows in shown(world).items())
+        work(world)
+        assert shown(world) == expected
+        store = LocalStore(world.folder)
+        assert [repair.state for repair in REPAIRS.all(store, given.ran.declared.name)] == ["done"]
+        assert EDITS.all(store, given.ran.declared.name) == ()
+        assert verify(store, given.ran.declared.name).consistent
