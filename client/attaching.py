@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.extras import require_extras
 from ..errors import Refused, Usage
-from ..operations.from_spark.attach.rows import valid_name
-from ..operations.from_spark.attach.tail import Tail
+from ..operations.attach.rows import valid_name
+from ..operations.attach.tail import Tail
 from ..store.versions import keys
 from ..store.versions.apps import folder_of
 from .backends import Backends
@@ -18,10 +18,10 @@ from .show import programs as shown
 from .show.shown import Result
 
 if TYPE_CHECKING:
+    from ..operations.attach.follower import Follower
     from ..operations.from_spark.adopt.adopting import AdoptionRequest
     from ..operations.from_spark.adopt.adoption import AdoptedBatch
     from ..operations.from_spark.adopt.shadow import ShadowRun
-    from ..operations.from_spark.attach.follower import Follower
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def make_follower(client: Backends, tail: Tail, on_version: "Callable[[Result], 
 
     `on_version` is called with the result for each new version.
     """
-    from ..operations.from_spark.attach.follower import Follower
+    from ..operations.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
     return Follower(

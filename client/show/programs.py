@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...common import instants
+from ...operations.attach.tail import AttachPlan, FollowedVersion
 from ...operations.exchange.initialise import Initialised
 from ...operations.from_spark.adopt.adoption import AdoptedBatch, AdoptionResult
-from ...operations.from_spark.attach.tail import AttachPlan, FollowedVersion
 from ...pipeline.listener import BatchReport
 from ...snapshot.change.migrate import Migrated, describe_stage_change
 from ...snapshot.query.log import describe_imported_batches

@@ -23,6 +23,7 @@ from ....errors import NotFound, ObjectNotFound, Refused
 from ....pipeline.spark.session import spark_session
 from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ....store.versions.column_types import quote_for_spark
+from ...attach.protocol import DELETED, ReadableBatch, ReadableTable
 from .changelogs import (
     Changelog,
     codec_of,
@@ -36,7 +37,6 @@ from .changelogs import (
 )
 from .files import CheckpointFiles
 from .places import open_files, open_without_spark
-from .protocol import DELETED, ReadableBatch, ReadableTable
 from .state_files import StoreFolder, check_state_files, root_cause
 from .tables import StateTable, contains_type, make_state_table, map_nested
 from .unsafe_rows import UnknownLayout

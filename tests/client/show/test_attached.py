@@ -5,12 +5,12 @@ from pathlib import Path
 from slackwater.client.show.programs import attach_plan_result, attached_version_result
 from slackwater.client.show.programs import attach_result as shown_caught_up
 from slackwater.client.show.shown import Result
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.tail import Tail
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.operations.from_spark.attach.following import caught_up, commit, query, tail
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint
+from tests.operations.attach.following import caught_up, commit, query, tail
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint
 
 
 def said(result: Result) -> str:

@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.tail import Tail
 from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
@@ -24,7 +24,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import CloneJournal, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
-from tests.operations.from_spark.attach.following import commit, query
+from tests.operations.attach.following import commit, query
 
 pytestmark = pytest.mark.usefixtures("no_spark")
 

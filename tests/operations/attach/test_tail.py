@@ -19,7 +19,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import codec, keys
 
 from tests.crash.points import Killed, killed_at_each_call
-from tests.operations.from_spark.attach.following import (
+from tests.operations.attach.following import (
     SEEN,
     START_MS,
     TOTALS,
@@ -33,7 +33,7 @@ from tests.operations.from_spark.attach.following import (
     truth,
     versions,
 )
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, Row
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, Row
 from tests.support.collecting import AgingStore
 
 DAY = datetime.date(2026, 11, 26)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from slackwater.errors import Gone
-from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELETED, ReadableBatch, ReadableTable
+from slackwater.operations.attach.protocol import APPENDED, DELETED, ReadableBatch, ReadableTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,26 +16,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ....errors import Refused, Usage
-from ....pipeline.batch.task_count import TaskCount
-from ....snapshot.diff.key_changes import KeyChanges
-from ....state.kinds.kind import Attached
-from ....store.compaction.merge import iter_visible_rows
-from ....store.objects.counting import ReadCounters
-from ....store.objects.many import map_concurrently
-from ....store.objects.protocol import ObjectStore
-from ....store.read.cache import SstCache
-from ....store.read.multi_get import multi_get
-from ....store.read.parts import find_parts
-from ....store.sst import writer
-from ....store.sst.arrow_types import from_arrow
-from ....store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
-from ....store.versions import keys
-from ....store.versions.entries.ssts import Sst
-from ....store.versions.manifest import Column, Manifest, SideTable, Table
-from ...exchange.initialise import count_slots, sort_by_hash, split_by_slot
-from ..checkpoint.protocol import APPENDED, DELETED, ReadableTable
+from ...errors import Refused, Usage
+from ...pipeline.batch.task_count import TaskCount
+from ...snapshot.diff.key_changes import KeyChanges
+from ...state.kinds.kind import Attached
+from ...store.compaction.merge import iter_visible_rows
+from ...store.objects.counting import ReadCounters
+from ...store.objects.many import map_concurrently
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.multi_get import multi_get
+from ...store.read.parts import find_parts
+from ...store.sst import writer
+from ...store.sst.arrow_types import from_arrow
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
+from ...store.versions import keys
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Column, Manifest, SideTable, Table
+from ..exchange.initialise import count_slots, sort_by_hash, split_by_slot
+from .protocol import APPENDED, DELETED, ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _MAX_NAME_LENGTH = 63

@@ -8,22 +8,22 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ....common import instants, runtime
-from ....errors import Gone, Refused
-from ....snapshot.cut.moments import heads_of
-from ....snapshot.take.audit_log import record_operation, whoami
-from ....snapshot.under_way.exclusion import Intent, check_exclusion
-from ....store.objects.counting import CountingStore
-from ....store.objects.many import map_concurrently
-from ....store.objects.protocol import ObjectStore
-from ....store.read.cache import SstCache
-from ....store.versions import amend as amending
-from ....store.versions import apps, history
-from ....store.versions.amend import Amendment, amend
-from ....store.versions.entries.ssts import Sst
-from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
-from ....store.versions.side_tables import as_main_table, table_name
-from ..checkpoint.protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
+from ...common import instants, runtime
+from ...errors import Gone, Refused
+from ...snapshot.cut.moments import heads_of
+from ...snapshot.take.audit_log import record_operation, whoami
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...store.objects.counting import CountingStore
+from ...store.objects.many import map_concurrently
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import amend as amending
+from ...store.versions import apps, history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
+from ...store.versions.side_tables import as_main_table, table_name
+from .protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
 from .rows import RowWriter, declare_tables, reconcile_tables, tables_by_side, with_tables
 from .steps import ReadChanges, adapt_batches_per_version, next_step
 
