@@ -1,4 +1,4 @@
-"""Follower of a Spark query: claims a stage, then commits a version for each batch, or for several if it lags."""
+"""Follower of a query or topic: claims a stage, then commits a version for each batch, or for several if it lags."""
 
 import re
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from ...errors import Gone, Refused
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.take.audit_log import record_operation, whoami
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...state.records import id_to_store, is_other_topic
 from ...store.objects.counting import CountingStore
 from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
@@ -21,9 +22,9 @@ from ...store.versions import amend as amending
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.entries.ssts import Sst
-from ...store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
+from ...store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Reset, Table
 from ...store.versions.side_tables import as_main_table, table_name
-from .protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
+from .protocol import FollowedCheckpoint, ReadableBatch, ReadableTable, TablesGrew
 from .rows import RowWriter, declare_tables, reconcile_tables, tables_by_side, with_tables
 from .steps import ReadChanges, adapt_batches_per_version, next_step
 
@@ -94,6 +95,9 @@ class Tail:
     def __post_init__(self, store: ObjectStore) -> None:
         self._store = CountingStore(store)
         self._rows = RowWriter(self._store, self.cache, self.app, self.stage)
+        self._declare()
+
+    def _declare(self) -> None:
         tables_by_name = declare_tables(self.checkpoint.tables, self.partitions)
         self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
@@ -102,6 +106,7 @@ class Tail:
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
+        self.checkpoint.resume(head)
         tables = self._checked_tables(head)
         committed, available = self.checkpoint.committed_batches(), self.checkpoint.readable_batches()
         if committed and not available:
@@ -123,6 +128,7 @@ class Tail:
         """Claim the stage under a new epoch. Creates the app if it is missing."""
         check_exclusion(self._store, self.app, Intent.RUN)
         head = history.head(self._store, self.app, self.stage)
+        self.checkpoint.resume(head)
         self._checked_tables(head)
         previous = head.attached if head is not None else None
 
@@ -130,7 +136,8 @@ class Tail:
             tables = self._checked_tables(draft if draft.attached is not None else None)
             self._needs_whole_state = self._needs_whole_state or not tables.keys() <= tables_by_side(draft).keys()
             attached = draft.attached or FollowedQuery(self.checkpoint.query, 0)
-            return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.location))
+            followed = replace(attached, checkpoint=self.checkpoint.location, formats=dict(self.checkpoint.formats))
+            return replace(with_tables(draft, tables), attached=followed)
 
         def requires(version: Manifest) -> bool:
             self._checked_tables(version)
@@ -153,6 +160,7 @@ class Tail:
             take_stats=self._store.take_stats,
         )
         self.head, self._head_read_s = amended.manifest, runtime.monotonic()
+        self.checkpoint.resume(self.head)
         if previous is None:
             record_operation(
                 self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.location}", whoami(),
@@ -192,6 +200,10 @@ class Tail:
             return (
                 self._commit_changes(step) if isinstance(step, ReadChanges) else (self._commit_whole_state(step.batch),)
             )
+        except TablesGrew:
+            self._declare()
+            self.claim()
+            return self.commit_next()
         except Gone as error:
             self._misses += 1
             if self._misses > _MAX_MISSES:
@@ -333,7 +345,7 @@ class Tail:
                 hint="choose another --app, or another --stage",
             )
         self._check_not_rolled_back(head)
-        return reconcile_tables(tables_by_side(head), current)
+        return reconcile_tables(tables_by_side(head), current, head.version)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
         """Raise `Refused` if the query ran the newest version's last batch again with other offsets."""
@@ -358,11 +370,20 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
     inputs = {}
     for name, offsets in batch.offsets.items():
         topic = _input_name(name)
-        previous = draft.inputs.get(topic) or Input(topic, ())
+        previous = _with_topic_id(draft, draft.inputs.get(topic) or Input(topic, ()), batch.topic_ids.get(name, ""))
         # The sum falls if the query continues with a recreated topic.
         rows = 0 if name in batch.non_kafka else max(0, sum(offsets) - sum(previous.offsets))
         inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows)
     return inputs
+
+
+def _with_topic_id(draft: Manifest, source: Input, topic_id: str) -> Input:
+    """Return an input with its topic's current id, and a reset to the beginning if the topic was created again."""
+    if not is_other_topic(source.topic_id, topic_id):
+        return replace(source, topic_id=id_to_store(source.topic_id, topic_id))
+    start = (0,) * len(source.offsets)
+    reset = Reset(draft.version, source.offsets, start, source.topic_id)
+    return replace(source, offsets=start, resets=(*source.resets, reset), topic_id=topic_id)
 
 
 def _input_name(text: str) -> str:

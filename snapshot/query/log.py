@@ -180,8 +180,8 @@ def _describe_resets(manifest: Manifest) -> tuple[str, ...]:
 
 
 def describe_imported_batches(manifest: Manifest) -> str:
-    """Return the Spark batches that a version imported: `batch 12`, `batches 41 to 97`; empty for none."""
-    if (query := manifest.attached or manifest.adopted) is None or not query.batches:
+    """Return the Spark batches that a version imported: `batch 12`, `batches 41 to 97`; empty for none, or a topic."""
+    if (query := manifest.attached or manifest.adopted) is None or not query.batches or query.follows_topic:
         return ""
     last, first = query.next_batch - 1, query.next_batch - query.batches
     return f"batch {last}" if first == last else f"batches {first} to {last}"

@@ -23,6 +23,7 @@ from ....errors import NotFound, ObjectNotFound, Refused
 from ....pipeline.spark.session import spark_session
 from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ....store.versions.column_types import quote_for_spark
+from ....store.versions.manifest import Manifest
 from ...attach.protocol import DELETED, ReadableBatch, ReadableTable
 from .changelogs import (
     Changelog,
@@ -101,6 +102,10 @@ class Checkpoint:
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         self.tables = self._tables(files.committed_batches()[-1])
+        self.formats: Mapping[str, str] = {}
+
+    def resume(self, head: Manifest | None, /) -> None:
+        """Do nothing: Spark numbers the batches."""
 
     def committed_batches(self) -> range:
         """Return the range of committed batches up to the newest, without gaps; empty if all commits were removed."""

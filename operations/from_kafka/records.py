@@ -1,0 +1,129 @@
+"""Records of a topic as rows of a table: decoded keys and values, and the address of the record."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+from ...pipeline.kafka.columns import MessageColumns
+from ...pipeline.kafka.protocol import Kafka
+from ...state.records import Range
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
+from ..attach.protocol import DELETED, OFFSET, PARTITION
+from .formats import BadValue, Format, columns_of, fields_of
+
+_log = logging.getLogger("slackwater")
+_PATIENCE_S = 60.0
+_ADDRESS = [pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
+_READ = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64())])
+_UNMERGED_ROWS = 100_000
+
+
+@dataclass(slots=True)
+class RecordReader:
+    """Reads a topic's records as rows. Raises `Refused` for a record that cannot be decoded, with its address."""
+
+    kafka: Kafka
+    topic: str
+    key: Format
+    value: Format
+    _has_warned: bool = field(default=False, init=False)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        return pa.schema(fields_of(self.key.type, "key"))
+
+    @property
+    def value_schema(self) -> pa.Schema:
+        """Columns of the values. A field that is named as a key column gets the prefix `value_`."""
+        taken = {name.casefold() for name in self.key_schema.names}
+        fields = (
+            inner.with_name(f"value_{inner.name}") if inner.name.casefold() in taken else inner
+            for inner in fields_of(self.value.type, "value")
+        )
+        return pa.schema([*fields, *_ADDRESS])
+
+    def learn(self, samples: pa.Table, stored: tuple[pa.Schema, pa.Schema] | None) -> None:
+        """Choose the columns from some records; `stored` are the stored columns of key and value."""
+        known = [None, None] if stored is None else [self._type_of(*stored), self._type_of(stored[1], stored[0])]
+        for side, kind, stored_type in (("key", self.key, known[0]), ("value", self.value, known[1])):
+            there = pc.is_valid(samples[side])
+            self._call(lambda data, kind=kind, was=stored_type: kind.learn(data, was), side, samples.filter(there))
+
+    def _type_of(self, schema: pa.Schema, key: pa.Schema | pa.Field | None = None) -> pa.DataType:
+        own = key is None or schema is not key
+        prefixed = {f"value_{name}": name for name in key.names} if own and isinstance(key, pa.Schema) else {}
+        fields = [inner.with_name(prefixed.get(inner.name, inner.name)) for inner in schema if inner not in _ADDRESS]
+        return fields[0].type if [inner.name for inner in fields] in (["key"], ["value"]) else pa.struct(fields)
+
+    def samples(self, spans: Iterable[Range]) -> pa.Table:
+        """Return the records of some ranges, undecoded. Raises `Gone`."""
+        spans = tuple(spans)
+        parts = [batch for span in spans for batch in self._chunks((span,))]
+        return pa.Table.from_batches(parts, _READ)
+
+    def rows(self, spans: Sequence[Range], topic_id: str) -> Iterator[pa.Table]:
+        """Yield the rows of records, in order in each partition: key, values, address, and `DELETED` for tombstones.
+
+        Records without a key are left out. Raises `Gone`, `NewFields` and `Unavailable`.
+        """
+        for records in self._chunks(spans, topic_id):
+            table = pa.Table.from_batches([records])
+            if records["key"].null_count:
+                self._warn(records.filter(pc.is_null(records["key"])))
+                table = table.filter(pc.is_valid(table["key"]))
+            if table.num_rows:
+                yield self._decode(table)
+
+    def _chunks(self, spans: Sequence[Range], topic_id: str = "") -> Iterator[pa.RecordBatch]:
+        for chunk in self.kafka.read_ranges(self.topic, spans, patience_s=_PATIENCE_S, topic_id=topic_id):
+            yield MessageColumns(*chunk).to_batch(_READ)
+
+    def _decode(self, table: pa.Table) -> pa.Table:
+        deleted = np.asarray(pc.is_null(table["value"]))
+        keys = self._call(self.key.decode, "key", table)
+        values = self._call(self.value.decode, "value", table.filter(pa.array(~deleted)))
+        rows = pa.array(np.cumsum(~deleted) - 1, mask=deleted)
+        schema = pa.schema([*self.key_schema, *self.value_schema, pa.field(DELETED, pa.bool_())])
+        columns = [*columns_of(keys), *(column.take(rows) for column in columns_of(values))]
+        return pa.table([*columns, table["partition"], table["offset"], pa.array(deleted)], schema=schema)
+
+    def _call(self, decode, side: str, table: pa.Table):  # type: ignore[no-untyped-def]
+        try:
+            return decode(table[side].combine_chunks())
+        except BadValue as error:
+            partition, offset = (table[name][error.row].as_py() for name in ("partition", "offset"))
+            raise Refused(
+                f"the {side} of {self.topic}[{partition}]@{offset} cannot be decoded: {error.why}",
+                hint=f"choose another --{side}: string, bytes, long, int, double, json, registry, or FILE:FUNCTION for a "
+                "decoder of yours; --columns 'NAME TYPE, …' sets the types of JSON fields",
+            ) from error
+
+    def _warn(self, records: pa.RecordBatch) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            partition, offset = (records[name][0].as_py() for name in ("partition", "offset"))
+            _log.warning(
+                "records without a key are left out, as a KTable does: %s[%d]@%d", self.topic, partition, offset
+            )
+
+
+def last_of_each_key(parts: Sequence[pa.Table], key: list[str]) -> pa.Table:
+    """Return the last row of each key."""
+    rows = normalise_keys(pa.concat_tables(parts).combine_chunks(), key)
+    order, repeats = sort_keys(hash_keys(rows, key), rows.select(key))
+    return rows.take(pa.array(order[np.append(~repeats[1:], True)])) if rows.num_rows else rows
+
+
+def merge_rows(parts: Iterable[pa.Table], key: list[str], schema: pa.Schema) -> pa.Table:
+    """Return the last row of each key. Needs memory for these rows, and for some more."""
+    merged, unmerged = schema.empty_table(), list[pa.Table]()
+    for part in parts:
+        unmerged.append(part)
+        if sum(table.num_rows for table in unmerged) > max(_UNMERGED_ROWS, merged.num_rows):
+            merged, unmerged = last_of_each_key([merged, *unmerged], key), []
+    return last_of_each_key([merged, *unmerged], key) if unmerged else merged
