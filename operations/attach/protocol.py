@@ -6,15 +6,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Input, Manifest
 
 DELETED = "_deleted"
 """Boolean column of tables of changes: True for a deleted key, whose values are undefined."""
 APPENDED = "_appended"
 """Boolean column of tables of changes: True if the row's list has only the elements that were appended."""
-
-PARTITION, OFFSET = "_partition", "_offset"
-"""Internal value columns of rows that one Kafka record wrote: its partition and offset."""
 
 EXISTS, DUE_AT = "has_state", "due_at"
 """Last two columns of a function's state with a timeout: True if the state exists, and the timeout's time."""
@@ -64,8 +61,8 @@ class ReadableBatch:
     """Kafka's ids of the topics, if known."""
 
 
-class TablesGrew(Exception):
-    """Rows have columns that the tables lack; `tables` now has them. Another claim adds them."""
+class ClaimNeeded(Exception):
+    """The tables have new columns, or a topic was created again: another claim records that."""
 
 
 class ReadableCheckpoint(Protocol):
@@ -99,7 +96,7 @@ class ReadableCheckpoint(Protocol):
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """Return a table's rows (key and values) at the end of a batch. Raises `Gone`.
 
-        Rows with a column `DELETED` are a log: the row with the largest `OFFSET` is the row of its key.
+        Rows with a column `DELETED` are a log: the row with the largest `RECORD_OFFSET` is the row of its key.
         """
 
     def read_changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
@@ -119,6 +116,9 @@ class FollowedCheckpoint(ReadableCheckpoint, Protocol):
 
     def resume(self, head: Manifest | None, /) -> None:
         """Continue after the last batch that a version has. A checkpoint numbers its batches itself."""
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        """Return the inputs of a claim: as in the version before, except for a topic that was created again."""
 
     def newest_batch(self) -> int:
         """Return the last committed batch, -1 for none. Thread-safe."""

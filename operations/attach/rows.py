@@ -22,6 +22,7 @@ from ...pipeline.batch.task_count import TaskCount
 from ...snapshot.diff.key_changes import KeyChanges
 from ...state.fits import evolve
 from ...state.kinds.kind import Attached
+from ...state.records import RECORD_OFFSET
 from ...store.compaction.merge import iter_visible_rows
 from ...store.objects.counting import ReadCounters
 from ...store.objects.many import map_concurrently
@@ -37,7 +38,7 @@ from ...store.versions import keys
 from ...store.versions.entries.ssts import Sst
 from ...store.versions.manifest import Column, Manifest, SideTable, Table
 from ..exchange.initialise import count_slots, sort_by_hash, split_by_slot
-from .protocol import APPENDED, DELETED, OFFSET, ReadableTable
+from .protocol import APPENDED, DELETED, ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _MAX_NAME_LENGTH = 63
@@ -77,7 +78,8 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table], version: int = 0) -> dict[str, Table]:
     """Return the query's current tables, with the stored declarations of tables that are already stored.
 
-    The table of a topic gets its new columns with `version`. Raises `Refused` if a stored table is missing in `current`, or has different columns there.
+    The table of a topic gets its new columns with `version`. Raises `Refused` if a stored table is missing in
+    `current`, or has different columns there.
     """
     result, shape = {}, attrgetter("key", "values", "state")
     for name, table in current.items():
@@ -279,7 +281,7 @@ def _newest_rows(rows: pa.Table, key: list[str]) -> pa.Table:
     """Return the newest row of each key of a log, without deleted ones. Rows that are no log are returned as is."""
     if DELETED not in rows.column_names:
         return rows
-    rows = normalise_keys(rows.take(pc.sort_indices(rows[OFFSET])), key)
+    rows = normalise_keys(rows.take(pc.sort_indices(rows[RECORD_OFFSET])), key)
     order, repeats = sort_keys(rows[HASH].to_numpy(), rows.select(key))
     newest = rows.take(pa.array(order[np.append(~repeats[1:], True)]))
     return newest.filter(pc.invert(newest[DELETED])).drop_columns([DELETED])

@@ -13,7 +13,7 @@ from ...errors import Gone, Refused
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.take.audit_log import record_operation, whoami
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...state.records import id_to_store, is_other_topic
+from ...state.records import id_to_store
 from ...store.objects.counting import CountingStore
 from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
@@ -22,9 +22,9 @@ from ...store.versions import amend as amending
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.entries.ssts import Sst
-from ...store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Reset, Table
+from ...store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
 from ...store.versions.side_tables import as_main_table, table_name
-from .protocol import FollowedCheckpoint, ReadableBatch, ReadableTable, TablesGrew
+from .protocol import ClaimNeeded, FollowedCheckpoint, ReadableBatch, ReadableTable
 from .rows import RowWriter, declare_tables, reconcile_tables, tables_by_side, with_tables
 from .steps import ReadChanges, adapt_batches_per_version, next_step
 
@@ -137,7 +137,8 @@ class Tail:
             self._needs_whole_state = self._needs_whole_state or not tables.keys() <= tables_by_side(draft).keys()
             attached = draft.attached or FollowedQuery(self.checkpoint.query, 0)
             followed = replace(attached, checkpoint=self.checkpoint.location, formats=dict(self.checkpoint.formats))
-            return replace(with_tables(draft, tables), attached=followed)
+            inputs = dict(self.checkpoint.claimed_inputs(draft))
+            return replace(with_tables(draft, tables), attached=followed, inputs=inputs)
 
         def requires(version: Manifest) -> bool:
             self._checked_tables(version)
@@ -173,6 +174,14 @@ class Tail:
 
         The first version has the whole state at the oldest available batch.
         """
+        try:
+            return self._commit_next()
+        except ClaimNeeded:
+            self._declare()
+            self.claim()
+            return self._commit_next()
+
+    def _commit_next(self) -> tuple[FollowedVersion, ...]:
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed_batches(), self.checkpoint.readable_batches
@@ -200,10 +209,6 @@ class Tail:
             return (
                 self._commit_changes(step) if isinstance(step, ReadChanges) else (self._commit_whole_state(step.batch),)
             )
-        except TablesGrew:
-            self._declare()
-            self.claim()
-            return self.commit_next()
         except Gone as error:
             self._misses += 1
             if self._misses > _MAX_MISSES:
@@ -213,7 +218,7 @@ class Tail:
                     hint="restore the file if it was lost; if the query removes files before they are read, set a "
                     "larger spark.sql.streaming.minBatchesToRetain",
                 ) from error
-            return self.commit_next()
+            return self._commit_next()
 
     def _commit_changes(self, step: ReadChanges) -> tuple[FollowedVersion, ...]:
         after, up_to = step.batches[0] - 1, step.batches[-1]
@@ -350,7 +355,8 @@ class Tail:
     def _check_not_rolled_back(self, head: Manifest) -> None:
         """Raise `Refused` if the query ran the newest version's last batch again with other offsets."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
-        if last < 0 or last not in self.checkpoint.committed_batches():
+        # The batches of a topic are numbered by versions.
+        if self.checkpoint.formats or last < 0 or last not in self.checkpoint.committed_batches():
             return
         with suppress(Gone):
             current_inputs = _inputs(head, self.checkpoint.read_batch(last))
@@ -370,20 +376,12 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
     inputs = {}
     for name, offsets in batch.offsets.items():
         topic = _input_name(name)
-        previous = _with_topic_id(draft, draft.inputs.get(topic) or Input(topic, ()), batch.topic_ids.get(name, ""))
+        previous = draft.inputs.get(topic) or Input(topic, ())
         # The sum falls if the query continues with a recreated topic.
         rows = 0 if name in batch.non_kafka else max(0, sum(offsets) - sum(previous.offsets))
-        inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows)
+        topic_id = id_to_store(previous.topic_id, batch.topic_ids.get(name, ""))
+        inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows, topic_id=topic_id)
     return inputs
-
-
-def _with_topic_id(draft: Manifest, source: Input, topic_id: str) -> Input:
-    """Return an input with its topic's current id, and a reset to the beginning if the topic was created again."""
-    if not is_other_topic(source.topic_id, topic_id):
-        return replace(source, topic_id=id_to_store(source.topic_id, topic_id))
-    start = (0,) * len(source.offsets)
-    reset = Reset(draft.version, source.offsets, start, source.topic_id)
-    return replace(source, offsets=start, resets=(*source.resets, reset), topic_id=topic_id)
 
 
 def _input_name(text: str) -> str:

@@ -33,8 +33,8 @@ class Format(ABC):
     type: pa.DataType = pa.null()
     """Type of the decoded values; a struct's fields become columns. Null until `learn`."""
 
-    def learn(self, samples: pa.BinaryArray, stored: pa.DataType | None) -> None:  # noqa: B027
-        """Choose the type. `stored` is the type of the stored columns, which the new type extends, if there are any.
+    def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:  # noqa: B027
+        """Choose the type. It extends `stored`, the struct of the stored columns, if there are any.
 
         Raises `BadValue` and `Refused`.
         """
@@ -108,12 +108,10 @@ class Windowed(Format):
         names = ("window_start", "window_end") if self.is_session else ("window_start",)
         return pa.struct([*fields_of(self.inner.type, "key"), *(pa.field(name, _TIME) for name in names)])
 
-    def learn(self, samples: pa.BinaryArray, stored: pa.DataType | None) -> None:
-        inner = None
+    def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
         if stored is not None:
-            fields = [field for field in stored if field.name not in ("window_start", "window_end")]
-            inner = fields[0].type if [field.name for field in fields] == ["key"] else pa.struct(fields)
-        self.inner.learn(self._split(samples)[0], inner)
+            stored = pa.struct([field for field in stored if field.name not in ("window_start", "window_end")])
+        self.inner.learn(self._split(samples)[0], stored)
 
     def decode(self, data: pa.BinaryArray) -> pa.Array:
         keys, windows = self._split(data)
@@ -150,3 +148,8 @@ def columns_of(values: pa.Array) -> list[pa.Array]:
 
 def struct_of(columns: list[pa.Array], kind: pa.DataType) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def is_empty(kind: pa.DataType) -> bool:
+    """Return True for a type without any columns."""
+    return pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields)

@@ -37,8 +37,8 @@ def open_topic(
     """Open the topic that `kafka:TOPIC` names for a stage; `names` are those of app and stage.
 
     `formats` are the user's, by option: `key`, `value`, `columns` (types of fields, `NAME TYPE, …`), `registry`. Those
-    of the last attachment stand for missing ones. Raises `Usage` for an unknown format, `NotFound` if the topic does not exist, and `Refused` if its records cannot be
-    decoded.
+    of the last attachment stand for missing ones. Raises `Usage` for an unknown format, `NotFound` if the topic does
+    not exist, and `Refused` if its records cannot be decoded.
     """
     topic = source.removeprefix(PREFIX)
     head = history.head(store, *names)

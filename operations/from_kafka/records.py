@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +12,16 @@ import pyarrow.compute as pc
 from ...errors import Refused
 from ...pipeline.kafka.columns import MessageColumns
 from ...pipeline.kafka.protocol import Kafka
-from ...state.records import Range
+from ...state.records import RECORD_OFFSET, RECORD_PARTITION, Range
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ..attach.protocol import DELETED, OFFSET, PARTITION
-from .formats import BadValue, Format, columns_of, fields_of
+from ..attach.protocol import DELETED
+from .formats import BadValue, Format, columns_of, fields_of, is_empty
 
 _log = logging.getLogger("slackwater")
 _PATIENCE_S = 60.0
-_ADDRESS = [pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
+_ADDRESS = [pa.field(RECORD_PARTITION, pa.int32()), pa.field(RECORD_OFFSET, pa.int64())]
 _READ = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64())])
+_PREFIX = "value_"
 _UNMERGED_ROWS = 100_000
 
 
@@ -42,23 +44,22 @@ class RecordReader:
         """Columns of the values. A field that is named as a key column gets the prefix `value_`."""
         taken = {name.casefold() for name in self.key_schema.names}
         fields = (
-            inner.with_name(f"value_{inner.name}") if inner.name.casefold() in taken else inner
+            inner.with_name(f"{_PREFIX}{inner.name}") if inner.name.casefold() in taken else inner
             for inner in fields_of(self.value.type, "value")
         )
         return pa.schema([*fields, *_ADDRESS])
 
     def learn(self, samples: pa.Table, stored: tuple[pa.Schema, pa.Schema] | None) -> None:
         """Choose the columns from some records; `stored` are the stored columns of key and value."""
-        known = [None, None] if stored is None else [self._type_of(*stored), self._type_of(stored[1], stored[0])]
-        for side, kind, stored_type in (("key", self.key, known[0]), ("value", self.value, known[1])):
-            there = pc.is_valid(samples[side])
-            self._call(lambda data, kind=kind, was=stored_type: kind.learn(data, was), side, samples.filter(there))
-
-    def _type_of(self, schema: pa.Schema, key: pa.Schema | pa.Field | None = None) -> pa.DataType:
-        own = key is None or schema is not key
-        prefixed = {f"value_{name}": name for name in key.names} if own and isinstance(key, pa.Schema) else {}
-        fields = [inner.with_name(prefixed.get(inner.name, inner.name)) for inner in schema if inner not in _ADDRESS]
-        return fields[0].type if [inner.name for inner in fields] in (["key"], ["value"]) else pa.struct(fields)
+        for side, kind, known in (("key", self.key, _stored_key(stored)), ("value", self.value, _stored_value(stored))):
+            there = samples.filter(pc.is_valid(samples[side]))
+            self._call(partial(kind.learn, stored=known), side, there)
+            self._call(kind.decode, side, there)
+            if is_empty(kind.type):
+                raise Refused(
+                    f"topic {self.topic!r} has no record from which to infer the columns of its {side}s",
+                    hint="attach it once it has one, or name the columns: --columns 'amount double, …'",
+                )
 
     def samples(self, spans: Iterable[Range]) -> pa.Table:
         """Return the records of some ranges, undecoded. Raises `Gone`."""
@@ -99,8 +100,8 @@ class RecordReader:
             partition, offset = (table[name][error.row].as_py() for name in ("partition", "offset"))
             raise Refused(
                 f"the {side} of {self.topic}[{partition}]@{offset} cannot be decoded: {error.why}",
-                hint=f"choose another --{side}: string, bytes, long, int, double, json, registry, or FILE:FUNCTION for a "
-                "decoder of yours; --columns 'NAME TYPE, …' sets the types of JSON fields",
+                hint=f"choose another --{side}: string, bytes, long, int, double, json, registry, or a decoder of "
+                "yours, FILE:FUNCTION; --columns 'NAME TYPE, …' sets the types of JSON fields",
             ) from error
 
     def _warn(self, records: pa.RecordBatch) -> None:
@@ -110,6 +111,18 @@ class RecordReader:
             _log.warning(
                 "records without a key are left out, as a KTable does: %s[%d]@%d", self.topic, partition, offset
             )
+
+
+def _stored_key(stored: tuple[pa.Schema, pa.Schema] | None) -> pa.StructType | None:
+    return None if stored is None else pa.struct(list(stored[0]))
+
+
+def _stored_value(stored: tuple[pa.Schema, pa.Schema] | None) -> pa.StructType | None:
+    if stored is None:
+        return None
+    prefixed = {f"{_PREFIX}{name}": name for name in stored[0].names}
+    fields = [inner for inner in stored[1] if inner not in _ADDRESS]
+    return pa.struct([inner.with_name(prefixed.get(inner.name, inner.name)) for inner in fields])
 
 
 def last_of_each_key(parts: Sequence[pa.Table], key: list[str]) -> pa.Table:

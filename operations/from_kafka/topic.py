@@ -15,10 +15,10 @@ import pyarrow as pa
 from ...common import instants
 from ...errors import AnotherTopic, Gone, NotFound, Unavailable
 from ...pipeline.kafka.protocol import Kafka, whole_setting
-from ...state.records import Range, TopicState, explain_recreated_topic, ranges
+from ...state.records import Range, TopicState, explain_recreated_topic, ranges, restart_input
 from ...store.sst.schema import arrow_schema
-from ...store.versions.manifest import Manifest
-from ..attach.protocol import DELETED, ReadableBatch, ReadableTable, TablesGrew
+from ...store.versions.manifest import Input, Manifest
+from ..attach.protocol import DELETED, ClaimNeeded, ReadableBatch, ReadableTable
 from .formats import Format, NewFields
 from .records import RecordReader, last_of_each_key, merge_rows
 
@@ -67,13 +67,16 @@ class FollowedTopic:
     now_ms: Callable[[], int] = instants.now_ms
     _records: RecordReader = field(init=False)
     _batches: dict[int, _Batch] = field(default_factory=dict, init=False)
+    _current: TopicState = field(init=False)
+    _pending: str = field(default="", init=False)
+    """Reason for which the next batch needs the whole state."""
     _read_ms: int = field(default=0, init=False)
     _config: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._records = RecordReader(self.kafka, self.topic, self.key, self.value)
         self._config = self.kafka.topic_config(self.topic)
-        current = self.kafka.topic_state(self.topic)
+        current = self._current = self.kafka.topic_state(self.topic)
         bounds = enumerate(zip(current.earliest, current.ends, strict=True))
         spans = [
             span
@@ -113,19 +116,31 @@ class FollowedTopic:
         )
 
     def resume(self, head: Manifest | None, /) -> None:
-        self._batches, self._read_ms = {}, self.now_ms()
-        if head is not None and head.attached is not None and head.attached.next_batch:
-            source = head.inputs[self.topic]
-            self._read_ms = head.time_ms
-            self._batches[head.attached.next_batch - 1] = _Batch(
-                source.offsets, source.offsets, source.topic_id, head.time_ms
-            )
+        self._batches, self._read_ms, self._pending = {}, self.now_ms(), ""
+        if head is None or head.attached is None or not head.attached.next_batch:
+            return
+        self._current, source = self._state(), head.inputs[self.topic]
+        at = source.offsets
+        if reason := self._recreated(source.topic_id, at):
+            at, self._pending = self._current.earliest, reason
+        elif source.resets and source.resets[-1].ends == at:
+            self._pending = f"topic {self.topic!r} was deleted and created again"
+        self._read_ms = head.time_ms
+        self._batches[head.attached.next_batch - 1] = _Batch(at, at, self._current.id, head.time_ms)
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        source = draft.inputs.get(self.topic)
+        if source is None or not self._recreated(source.topic_id, source.offsets):
+            return draft.inputs
+        return draft.inputs | {self.topic: restart_input(source, self._current, draft.version)}
 
     def committed_batches(self) -> range:
         self._poll()
         return self._planned()
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
+        if not self._batches:
+            self._poll()
         # A topic has only its newest state, of which any batch up to `up_to` is a part.
         return self._planned()[-1:]
 
@@ -149,51 +164,50 @@ class FollowedTopic:
         for first in range(after + 1, up_to + 1, at_once):
             batches = [self._batches[number] for number in range(first, min(first + at_once, up_to + 1))]
             if reason := next((batch.reason for batch in batches if batch.reason), ""):
+                _log.warning("%s: all of its records are compared with the stored rows", reason)
                 raise Gone(reason)
             spans = tuple(ranges(batches[0].starts, batches[-1].ends))
             yield merge_rows(self._rows(spans, batches[-1].topic_id), key, schema)
 
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
         planned = self._batches[batch]
-        current = self.kafka.topic_state(self.topic)
-        if reason := self._recreated(planned, current):
-            raise Gone(reason)
+        current = self._current = self._state()
+        if self._recreated(planned.topic_id, planned.ends):
+            raise ClaimNeeded
         for rows in self._rows(tuple(ranges(current.earliest, planned.ends)), planned.topic_id):
             yield from last_of_each_key([rows], table.key.names).to_batches()
 
     def _rows(self, spans: tuple[Range, ...], topic_id: str) -> Iterator[pa.Table]:
         try:
             yield from self._records.rows(spans, topic_id)
-        except NewFields:
-            raise TablesGrew from None
-        except AnotherTopic as error:
-            raise Gone(error.message) from error
+        except (NewFields, AnotherTopic):
+            raise ClaimNeeded from None
 
     def _planned(self) -> range:
         numbers = tuple(self._batches)
         return range(numbers[0], numbers[-1] + 1) if numbers else range(0)
 
-    def _poll(self) -> None:
-        now_ms = self.now_ms()
+    def _state(self) -> TopicState:
         try:
-            current = self.kafka.topic_state(self.topic)
+            return self.kafka.topic_state(self.topic)
         except NotFound as error:
             raise Unavailable(
                 f"topic {self.topic!r} does not exist any more", hint="attach continues when it was created again"
             ) from error
-        last = next(reversed(self._batches.values()), None)
+
+    def _poll(self) -> None:
+        now_ms, last = self.now_ms(), next(reversed(self._batches.values()), None)
+        current = self._current = self._state()
+        if last is not None and self._recreated(last.topic_id, last.ends):
+            raise ClaimNeeded
         at = current.earliest if last is None else last.ends
-        recreated = last is not None and bool(self._recreated(last, current))
-        if current.ends == at and not recreated:
-            self._read_ms = now_ms
-            return
-        if last is None:
-            self._plan(_Batch(current.earliest, current.ends, current.id, now_ms, "the first version has all rows"))
-        elif reason := self._reason_for_whole(last, current, now_ms):
-            _log.warning("%s: all of its records are compared with the stored rows", reason)
-            self._plan(_Batch(at, current.ends, current.id, now_ms, reason))
-        else:
-            self._plan_changes(at, current, now_ms)
+        if current.ends != at:
+            reason = "the first version has all rows" if last is None else self._reason_for_whole(last, now_ms)
+            if reason:
+                self._plan(_Batch(at, current.ends, current.id, now_ms, reason))
+            else:
+                self._plan_changes(at, current, now_ms)
+            self._pending = ""
         self._read_ms = now_ms
 
     def _plan_changes(self, at: tuple[int, ...], current: TopicState, now_ms: int) -> None:
@@ -208,21 +222,21 @@ class FollowedTopic:
     def _plan(self, batch: _Batch) -> None:
         self._batches[self.newest_batch() + 1] = batch
 
-    def _recreated(self, batch: _Batch, current: TopicState) -> str:
-        return explain_recreated_topic(self.topic, batch.topic_id, batch.ends, current)
+    def _recreated(self, topic_id: str, offsets: tuple[int, ...]) -> str:
+        return explain_recreated_topic(self.topic, topic_id, offsets, self._current)
 
-    def _reason_for_whole(self, last: _Batch, current: TopicState, now_ms: int) -> str:
-        if reason := self._recreated(last, current):
-            return reason
+    def _reason_for_whole(self, last: _Batch, now_ms: int) -> str:
+        if self._pending:
+            return self._pending
         gone = [
             f"{self.topic}[{partition}] {at}..{first}"
-            for partition, (at, first) in enumerate(zip(last.ends, current.earliest, strict=False))
+            for partition, (at, first) in enumerate(zip(last.ends, self._current.earliest, strict=False))
             if at < first
         ]
         if gone:
             return f"records that attach has not read are gone from Kafka ({', '.join(gone)})"
         kept_ms = whole_setting(self._config, "delete.retention.ms") or _DAY_MS
-        if self.is_compacted and now_ms - self._read_ms > kept_ms:
+        if self.is_compacted and now_ms - self._read_ms > 0.9 * kept_ms:
             return f"{self.topic} was last read over {kept_ms:,} ms ago (delete.retention.ms): tombstones may be gone"
         return ""
 

@@ -1,5 +1,6 @@
 """Formats whose columns follow from the data: JSON, messages of a schema registry, and a decoder of the user's."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,12 @@ from ...common.extras import require_extras
 from ...errors import NotFound, Refused
 from ...pipeline.messages.json_messages import parse_json
 from ...pipeline.messages.registry import NO_SCHEMA, BadMessage, Reader, Registry, Schema, schema_ids
-from .formats import BadValue, Format, NewFields, fields_of
+from .formats import BadValue, Format, NewFields, fields_of, is_empty
 
 _MAX_FIELDS = 500
+_CHANGED = re.compile(r"it does not match the columns: .*Column\(/v/?(.*)\) changed from (\w+) to (\w+).*", re.DOTALL)
+"""Arrow's message about a JSON value of another type."""
+_ROW = re.compile(r"in row (\d+)$")
 
 
 def merge_types(stored: pa.DataType | None, current: pa.DataType) -> pa.DataType:
@@ -23,12 +27,23 @@ def merge_types(stored: pa.DataType | None, current: pa.DataType) -> pa.DataType
         fields = {known.name: known.type for known in stored}
         for new in current:
             merged = merge_types(fields.get(new.name), new.type)
-            if not _is_empty(merged):
+            if not is_empty(merged):
                 fields[new.name] = merged
         return pa.struct(list(fields.items()))
     if pa.types.is_list(stored) and pa.types.is_list(current):
         return pa.list_(merge_types(stored.value_type, current.value_type))
     return stored
+
+
+def _first_type(stored: pa.StructType | None, declared: Mapping[str, pa.DataType]) -> pa.StructType | None:
+    """Return the columns that are known before any value is: the stored ones, and the declared ones."""
+    fields = {known.name: known.type for known in stored or ()}
+    fields |= {name: kind for name, kind in declared.items() if name not in fields}
+    return pa.struct(list(fields.items())) if fields else None
+
+
+def _is_object(samples: pa.BinaryArray) -> bool:
+    return bool(samples[0].as_py().lstrip().startswith(b"{"))
 
 
 def _without_nulls(kind: pa.DataType) -> pa.DataType:
@@ -37,15 +52,11 @@ def _without_nulls(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_struct(kind):
         fields = ((inner.name, _without_nulls(inner.type)) for inner in kind)
-        return pa.struct([(name, inner) for name, inner in fields if not _is_empty(inner)])
+        return pa.struct([(name, inner) for name, inner in fields if not is_empty(inner)])
     if pa.types.is_list(kind):
         inside = _without_nulls(kind.value_type)
-        return pa.null() if _is_empty(inside) else pa.list_(inside)
+        return pa.null() if is_empty(inside) else pa.list_(inside)
     return kind
-
-
-def _is_empty(kind: pa.DataType) -> bool:
-    return pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields)
 
 
 def conform(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -69,8 +80,10 @@ class Json(Format):
     declared: Mapping[str, pa.DataType] = field(default_factory=dict)
     type: pa.DataType = field(default_factory=pa.null)
 
-    def learn(self, samples: pa.BinaryArray, stored: pa.DataType | None) -> None:
-        start = stored if stored is not None else pa.struct(list(self.declared.items())) if self.declared else None
+    def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
+        start = _first_type(stored, self.declared)
+        if start is not None and pa.types.is_struct(start) and len(samples) and not _is_object(samples):
+            start = start[0].type
         found = self._parse(samples, start, grows=True).type if len(samples) else pa.null()
         self.type = merge_types(start, found)
 
@@ -87,18 +100,20 @@ class Json(Format):
         try:
             values = parse_json(data, kind, grows=grows)
         except BadMessage as error:
-            raise BadValue(*self._first_bad(data, kind, str(error.message))) from None
+            row, why = self._first_bad(data, kind, error.message)
+            raise BadValue(row, _CHANGED.sub(r"field \1 is a \3; its column has the type of a \2", why)) from None
         if pa.types.is_struct(values.type) and values.type.num_fields > _MAX_FIELDS:
             raise BadValue(0, f"the objects have over {_MAX_FIELDS} fields, which cannot all be columns")
         return values
 
     def _first_bad(self, data: pa.BinaryArray, kind: pa.DataType | None, why: str) -> tuple[int, str]:
+        if (numbered := _ROW.search(why)) is not None:
+            return int(numbered[1]), why
         for row in range(len(data)):
             try:
                 parse_json(data.slice(row, 1), kind, grows=True)
             except BadMessage as error:
                 return row, error.message
-        # Each is valid, but not all have one type.
         return 0, why
 
 
@@ -113,7 +128,7 @@ class Registered(Format):
     _reader: Reader | None = None
     _tried: set[int] = field(default_factory=set)
 
-    def learn(self, samples: pa.BinaryArray, stored: pa.DataType | None) -> None:
+    def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
         require_extras("registry", "messages of a schema registry")
         self._use(self._newest(samples))
         self.type = merge_types(stored, self.type)
@@ -169,9 +184,10 @@ class Decoded(Format):
     declared: Mapping[str, pa.DataType] = field(default_factory=dict)
     type: pa.DataType = field(default_factory=pa.null)
 
-    def learn(self, samples: pa.BinaryArray, stored: pa.DataType | None) -> None:
-        start = stored if stored is not None else pa.struct(list(self.declared.items())) if self.declared else None
-        values = self._call(samples)
+    def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
+        start, values = _first_type(stored, self.declared), self._call(samples)
+        if start is not None and pa.types.is_struct(start) and values and not isinstance(values[0], dict):
+            start = start[0].type
         self.type = merge_types(start, _infer(values) if values else pa.null())
 
     def decode(self, data: pa.BinaryArray) -> pa.Array:

@@ -23,7 +23,7 @@ from ....errors import NotFound, ObjectNotFound, Refused
 from ....pipeline.spark.session import spark_session
 from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ....store.versions.column_types import quote_for_spark
-from ....store.versions.manifest import Manifest
+from ....store.versions.manifest import Input, Manifest
 from ...attach.protocol import DELETED, ReadableBatch, ReadableTable
 from .changelogs import (
     Changelog,
@@ -106,6 +106,9 @@ class Checkpoint:
 
     def resume(self, head: Manifest | None, /) -> None:
         """Do nothing: Spark numbers the batches."""
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        return draft.inputs
 
     def committed_batches(self) -> range:
         """Return the range of committed batches up to the newest, without gaps; empty if all commits were removed."""

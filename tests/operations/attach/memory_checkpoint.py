@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from slackwater.errors import Gone
 from slackwater.operations.attach.protocol import APPENDED, DELETED, ReadableBatch, ReadableTable
-from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.manifest import Input, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,9 @@ class MemoryCheckpoint:
 
     def resume(self, head: Manifest | None, /) -> None:
         """Do nothing: the query numbers its batches."""
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        return draft.inputs
 
     def committed_batches(self) -> range:
         return range(self.first, len(self.batches))
