@@ -61,7 +61,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
 def _rows_in(entry: LogEntry) -> Cell:
     if entry.rows_in is None or not KINDS[entry.kind].shows_reading:
         return "-"
-    return formats.upper_bound(entry.rows_in) if entry.attached else entry.rows_in
+    return formats.upper_bound(entry.rows_in) if entry.attached or entry.followed else entry.rows_in
 
 
 def _recovery_options(entry: LogEntry) -> str:

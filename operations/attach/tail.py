@@ -328,7 +328,7 @@ class Tail:
         for head in (head for head in heads if head.attached is None and not head.retired):
             raise Refused(
                 f"app {self.app!r} belongs to a program: its stage {head.stage!r} is not attached",
-                hint="attach the query under another --app",
+                hint="attach under another --app",
             )
 
     def _checked_tables(self, head: Manifest | None) -> dict[str, Table]:
@@ -338,15 +338,15 @@ class Tail:
         where = f"{self.app}/{self.stage}"
         if head.attached is None:
             raise Refused(
-                f"{where} is a stage of a program: a query cannot be attached to it",
+                f"{where} is a stage of a program: nothing can be attached to it",
                 hint="choose another --app, or another --stage",
             )
         if head.retired:
             raise Refused(f"{where} is retired", hint="choose another --stage")
         if head.attached.query != self.checkpoint.query:
             raise Refused(
-                f"{where} is attached to the query {head.attached.query} in {head.attached.checkpoint}, not to "
-                f"{self.checkpoint.query} in {self.checkpoint.location}",
+                f"{where} is attached to {_describe(head.attached.query, head.attached.checkpoint)}, not to "
+                f"{_describe(self.checkpoint.query, self.checkpoint.location)}",
                 hint="choose another --app, or another --stage",
             )
         self._check_not_rolled_back(head)
@@ -370,6 +370,10 @@ class Tail:
                     f"{self.app}/{self.stage}@v{head.version}",
                     hint="choose another --app, or another --stage; or rewind the app to a version before that",
                 )
+
+
+def _describe(query: str, location: str) -> str:
+    return location if location.endswith(f":{query}") else f"the query {query} in {location}"
 
 
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:

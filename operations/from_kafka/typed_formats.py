@@ -63,6 +63,8 @@ def conform(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return values as `kind`, whose fields they all have, possibly among fields without any value."""
     if values.type == kind:
         return values
+    if is_empty(kind):
+        return pa.nulls(len(values), kind)
     if pa.types.is_struct(kind) and pa.types.is_struct(values.type):
         columns = dict(zip((inner.name for inner in values.type), values.flatten(), strict=True))
         inside = [
@@ -84,21 +86,21 @@ class Json(Format):
         start = _first_type(stored, self.declared)
         if start is not None and pa.types.is_struct(start) and len(samples) and not _is_object(samples):
             start = start[0].type
-        found = self._parse(samples, start, grows=True).type if len(samples) else pa.null()
+        found = self._parse(samples, start).type if len(samples) else pa.null()
         self.type = merge_types(start, found)
 
     def decode(self, data: pa.BinaryArray) -> pa.Array:
         if not len(data):
             return pa.array([], self.type)
-        values = self._parse(data, self.type, grows=True)
+        values = self._parse(data, None if is_empty(self.type) else self.type)
         if (merged := merge_types(self.type, values.type)) != self.type:
             self.type = merged
             raise NewFields
         return conform(values, self.type)
 
-    def _parse(self, data: pa.BinaryArray, kind: pa.DataType | None, *, grows: bool) -> pa.Array:
+    def _parse(self, data: pa.BinaryArray, kind: pa.DataType | None) -> pa.Array:
         try:
-            values = parse_json(data, kind, grows=grows)
+            values = parse_json(data, kind, grows=True)
         except BadMessage as error:
             row, why = self._first_bad(data, kind, error.message)
             raise BadValue(row, _CHANGED.sub(r"field \1 is a \3; its column has the type of a \2", why)) from None

@@ -74,6 +74,8 @@ class LogEntry:
     """Offsets of partitions that a reset changed, as in `flights[0] 42 to 17`."""
     attached: str = ""
     """Batches that this version of an attached Spark query imported, as in `batches 41 to 97`."""
+    followed: bool = False
+    """True if the stage follows a query or topic: `rows_in` counts offsets, of which some may have no record."""
     replayable: bool | None = None
     """True if the previous version and all of the input still exist; None if unknown or if there is no input."""
     replaced: tuple[str, ...] = ()
@@ -146,6 +148,7 @@ def _log_entry(
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=_describe_resets(manifest),
         attached=describe_imported_batches(manifest),
+        followed=manifest.attached is not None,
         replayable=replayable,
         replaced=replaced,
     )

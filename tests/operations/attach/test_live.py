@@ -25,7 +25,7 @@ from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated")]
 
-QUERY = Path(__file__).parents[4] / "examples" / "spark_totals.py"
+QUERY = Path(__file__).parents[3] / "examples" / "spark_totals.py"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arro
 from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated", "one_spark"), pytest.mark.timeout(1_800)]
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 MOST_BEHIND = 3
 EVERY_S = 2
 

@@ -195,4 +195,4 @@ def test_a_program_cannot_run_on_a_stage_attached_to_a_spark_query(shop: Shop, t
     checkpoint, cache = query(), SstCache(tmp_path / "cache", 1 << 30)
     commit(checkpoint, {})
     Tail(shop.store, cache, checkpoint, shop.name, stage, by="host:1").claim()
-    shop.refused(shop.program(), Refused, f"{stage} is the state of a Spark query that slackwater is attached to")
+    shop.refused(shop.program(), Refused, f"{stage} is the state of a query or topic that slackwater is attached to")
