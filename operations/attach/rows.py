@@ -75,7 +75,9 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
     return tuple(Column(field.name, from_arrow(field.type)) for field in schema)
 
 
-def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table], version: int = 0) -> dict[str, Table]:
+def reconcile_tables(
+    stored: Mapping[str, Table], current: Mapping[str, Table], stage: str = "", version: int = 0
+) -> dict[str, Table]:
     """Return the query's current tables, with the stored declarations of tables that are already stored.
 
     The table of a topic gets its new columns with `version`. Raises `Refused` if a stored table is missing in
@@ -85,7 +87,7 @@ def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table], 
     for name, table in current.items():
         previous = stored.get(name)
         if previous is not None and Attached.is_of_topic(previous.state) and shape(previous) != shape(table):
-            result[name] = _with_new_columns(previous, table, version)
+            result[name] = _with_new_columns(stage, previous, table, version)
             continue
         if previous is not None and shape(previous) != shape(table):
             previous_columns, current_columns = (
@@ -104,9 +106,14 @@ def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table], 
     return result
 
 
-def _with_new_columns(stored: Table, current: Table, version: int) -> Table:
+def _with_new_columns(stage: str, stored: Table, current: Table, version: int) -> Table:
     removed = [column for column in stored.values if column.name not in {new.name for new in current.values}]
-    grown, _ = evolve("of the topic", stored, replace(current, values=(*current.values, *removed)), {})
+    try:
+        grown, _ = evolve(stage, stored, replace(current, values=(*current.values, *removed)), {})
+    except Refused as error:
+        raise Refused(
+            error.message, hint="attach the topic under another --stage, with the types of --columns"
+        ) from error
     old_ids = stored.column_ids
     values = (column if column.id in old_ids else replace(column, since=version) for column in grown.values)
     return replace(grown, values=tuple(values))

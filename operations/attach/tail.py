@@ -350,7 +350,7 @@ class Tail:
                 hint="choose another --app, or another --stage",
             )
         self._check_not_rolled_back(head)
-        return reconcile_tables(tables_by_side(head), current, head.version)
+        return reconcile_tables(tables_by_side(head), current, self.stage, head.version)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
         """Raise `Refused` if the query ran the newest version's last batch again with other offsets."""

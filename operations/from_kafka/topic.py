@@ -117,10 +117,10 @@ class FollowedTopic:
 
     def resume(self, head: Manifest | None, /) -> None:
         self._batches, self._read_ms, self._pending = {}, self.now_ms(), ""
-        if head is None or head.attached is None or not head.attached.next_batch:
+        source = head.inputs.get(self.topic) if head is not None else None
+        if head is None or head.attached is None or source is None:
             return
-        self._current, source = self._state(), head.inputs[self.topic]
-        at = source.offsets
+        self._current, at = self._state(), source.offsets
         if reason := self._recreated(source.topic_id, at):
             at, self._pending = self._current.earliest, reason
         elif source.resets and source.resets[-1].ends == at:

@@ -37,8 +37,7 @@ def merge_types(stored: pa.DataType | None, current: pa.DataType) -> pa.DataType
 
 def _first_type(stored: pa.StructType | None, declared: Mapping[str, pa.DataType]) -> pa.StructType | None:
     """Return the columns that are known before any value is: the stored ones, and the declared ones."""
-    fields = {known.name: known.type for known in stored or ()}
-    fields |= {name: kind for name, kind in declared.items() if name not in fields}
+    fields = {known.name: known.type for known in stored or ()} | dict(declared)
     return pa.struct(list(fields.items())) if fields else None
 
 

@@ -73,10 +73,10 @@ def _read(
         if kafka.topic_id(at.topic) != topic_id_in(commit, at.topic):
             return None
         start = window.start if window is not None else at.offset
-        read = pa.concat_tables(kafka.records(at.topic, at.partition, start, at.offset + 1))
+        parts = [*kafka.records(at.topic, at.partition, start, at.offset + 1)]
     except SlackwaterError:
         return None
-    if not read.num_rows or read["offset"][-1].as_py() != at.offset:
+    if not parts or (read := pa.concat_tables(parts))["offset"][-1].as_py() != at.offset:
         return None
     row = read.slice(read.num_rows - 1).to_pylist()[0]
     headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
