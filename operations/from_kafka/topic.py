@@ -25,8 +25,8 @@ from .records import RecordReader, last_of_each_key, merge_rows
 _log = logging.getLogger("slackwater")
 _MAX_RECORDS = 100_000
 """Maximum number of offsets in one batch."""
-_SAMPLES = 5_000
-"""Number of records at each end of a partition from which the columns are inferred."""
+_SAMPLES, _MIN_SAMPLES = 10_000, 100
+"""Records at the beginning, and at the end, of all partitions, and of each, from which columns are inferred."""
 _DAY_MS = 86_400_000
 
 
@@ -77,17 +77,11 @@ class FollowedTopic:
         self._records = RecordReader(self.kafka, self.topic, self.key, self.value)
         self._config = self.kafka.topic_config(self.topic)
         current = self._current = self.kafka.topic_state(self.topic)
-        bounds = enumerate(zip(current.earliest, current.ends, strict=True))
-        spans = [
-            span
-            for partition, (first, end) in bounds
-            for span in (
-                Range(partition, first, min(end, first + _SAMPLES)),
-                Range(partition, max(first + _SAMPLES, end - _SAMPLES), end),
-            )
-            if span.first < span.last
-        ]
-        self._records.learn(self._records.samples(spans), self.stored)
+        count = max(_MIN_SAMPLES, _SAMPLES // len(current.ends))
+        bounds = [*enumerate(zip(current.earliest, current.ends, strict=True))]
+        first = [Range(partition, at, min(end, at + count)) for partition, (at, end) in bounds]
+        last = [Range(partition, max(at + count, end - count), end) for partition, (at, end) in bounds]
+        self._records.learn(self._records.samples(first, last), self.stored)
 
     @property
     def location(self) -> str:
@@ -125,7 +119,7 @@ class FollowedTopic:
             at, self._pending = self._current.earliest, reason
         elif source.resets and source.resets[-1].ends == at:
             self._pending = f"topic {self.topic!r} was deleted and created again"
-        self._read_ms = head.time_ms
+        self._read_ms = head.attached.read_ms
         self._batches[head.attached.next_batch - 1] = _Batch(at, at, self._current.id, head.time_ms)
 
     def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:

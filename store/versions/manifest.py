@@ -326,6 +326,8 @@ class FollowedQuery(Struct, frozen=True):
     """Inputs that are no Kafka topics; they cannot be read again."""
     formats: dict[limits.Name, limits.ShortText] = {}
     """Formats of a topic's keys and values, by option of `attach`; empty for a query."""
+    read_ms: limits.AnyTimeMs = 0
+    """For a topic: time at which it was read up to the offsets, ms since 1970 UTC. Clones and rewinds keep it."""
 
     @property
     def follows_topic(self) -> bool:

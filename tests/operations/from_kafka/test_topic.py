@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, NotFound, Refused, Unavailable
+from slackwater.operations.repair.rewind import rewind
+from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
+from slackwater.snapshot.cut.refs import parse_ref
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -111,6 +114,24 @@ def test_after_a_break_longer_than_tombstones_are_kept_the_whole_topic_is_compar
     assert made.rows == 2, "the deleted row and the changed one"
     check(store, cache, topic)
     assert "tombstones may be gone" in caplog.text
+
+
+def test_a_rewind_to_a_moment_before_tombstones_were_deleted_leads_to_a_comparison(
+    cache: SstCache, topic: LoggedTopic
+) -> None:
+    store, clock = MemoryStore(), Clock()
+    topic.send(orders(0, 20))
+    following = tail_of(store, cache, topic.kafka, clock)
+    read_all(following)
+    clock.now_ms += DAY_MS
+    topic.send([("c3", None), *orders(20, 1)])
+    read_all(following)
+    topic.kafka.compact(topic.name, tombstones=True)
+    target = parse_ref("shop/totals@v2", now_ms=clock.now_ms)
+    rewind(store, "shop", target, KafkaChannels(topic.kafka), by="ann", now_ms=clock.now_ms, cache=cache)
+    assert "c3" in rows_of(store, cache, versions(store)[-1])
+    read_all(tail_of(store, cache, topic.kafka, clock))
+    assert rows_of(store, cache, versions(store)[-1]) == topic.state((99, 99))
 
 
 def test_a_topic_that_was_created_again_replaces_the_rows_and_the_history_stays(
