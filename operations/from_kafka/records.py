@@ -1,9 +1,10 @@
 """Records of a topic as rows of a table: decoded keys and values, and the address of the record."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +93,7 @@ class RecordReader:
         columns = [*columns_of(keys), *(column.take(rows) for column in columns_of(values))]
         return pa.table([*columns, table["partition"], table["offset"], pa.array(deleted)], schema=schema)
 
-    def _call(self, decode, side: str, table: pa.Table):  # type: ignore[no-untyped-def]
+    def _call(self, decode: Callable[[pa.BinaryArray], Any], side: str, table: pa.Table) -> Any:
         try:
             return decode(table[side].combine_chunks())
         except BadValue as error:

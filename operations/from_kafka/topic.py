@@ -231,7 +231,11 @@ class FollowedTopic:
             return f"records that attach has not read are gone from Kafka ({', '.join(gone)})"
         kept_ms = whole_setting(self._config, "delete.retention.ms") or _DAY_MS
         if self.is_compacted and now_ms - self._read_ms > 0.9 * kept_ms:
-            return f"{self.topic} was last read over {kept_ms:,} ms ago (delete.retention.ms): tombstones may be gone"
+            hours, kept = (span_ms / 3_600_000 for span_ms in (now_ms - self._read_ms, kept_ms))
+            return (
+                f"tombstones may be gone: {self.topic} was last read {hours:,.1f} h ago, and keeps them for "
+                f"{kept:,.1f} h (delete.retention.ms)"
+            )
         return ""
 
 

@@ -41,6 +41,11 @@ def _first_type(stored: pa.StructType | None, declared: Mapping[str, pa.DataType
     return pa.struct(list(fields.items())) if fields else None
 
 
+def _single(columns: pa.StructType | None, *, is_object: bool) -> pa.DataType | None:
+    """Return the type of values with these columns: that of the only column if values are no objects."""
+    return columns if columns is None or is_object else columns[0].type
+
+
 def _is_object(samples: pa.BinaryArray) -> bool:
     return bool(samples[0].as_py().lstrip().startswith(b"{"))
 
@@ -82,9 +87,7 @@ class Json(Format):
     type: pa.DataType = field(default_factory=pa.null)
 
     def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
-        start = _first_type(stored, self.declared)
-        if start is not None and pa.types.is_struct(start) and len(samples) and not _is_object(samples):
-            start = start[0].type
+        start = _single(_first_type(stored, self.declared), is_object=not len(samples) or _is_object(samples))
         found = self._parse(samples, start).type if len(samples) else pa.null()
         self.type = merge_types(start, found)
 
@@ -132,7 +135,7 @@ class Registered(Format):
     def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
         require_extras("registry", "messages of a schema registry")
         self._use(self._newest(samples))
-        self.type = merge_types(stored, self.type)
+        self.type = merge_types(_single(stored, is_object=pa.types.is_struct(self.type)), self.type)
 
     def decode(self, data: pa.BinaryArray) -> pa.Array:
         from ...pipeline.messages.decode import read_batch
@@ -144,7 +147,10 @@ class Registered(Format):
         values, bad = read_batch(data, self._reader, self._schema.kind, self.registry.by_id, find_all=False)
         if bad:
             raise BadValue(bad[0].row, bad[0].why)
-        return conform(values, self.type)
+        try:
+            return conform(values, self.type)
+        except pa.ArrowInvalid as error:
+            raise BadValue(0, f"its schema has other types than the stored columns: {error}") from error
 
     def _check_newer(self, data: pa.BinaryArray) -> None:
         """Use a later schema as soon as a message has one. Raises `NewFields` if it has new fields."""
@@ -186,9 +192,9 @@ class Decoded(Format):
     type: pa.DataType = field(default_factory=pa.null)
 
     def learn(self, samples: pa.BinaryArray, stored: pa.StructType | None) -> None:
-        start, values = _first_type(stored, self.declared), self._call(samples)
-        if start is not None and pa.types.is_struct(start) and values and not isinstance(values[0], dict):
-            start = start[0].type
+        values = self._call(samples)
+        is_object = not values or isinstance(values[0], dict)
+        start = _single(_first_type(stored, self.declared), is_object=is_object)
         self.type = merge_types(start, _infer(values) if values else pa.null())
 
     def decode(self, data: pa.BinaryArray) -> pa.Array:
