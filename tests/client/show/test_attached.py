@@ -21,7 +21,7 @@ def test_a_plan_lists_the_tables_and_where_history_begins(tmp_path: Path) -> Non
     store, checkpoint = MemoryStore(), query()
 
     def plan(following: Tail) -> str:
-        return said(attach_plan_result(following.plan(), checkpoint.location, checkpoint.query))
+        return said(attach_plan_result(following.plan(), checkpoint))
 
     def batches(count: int, checkpoint: MemoryCheckpoint = checkpoint) -> None:
         for number in range(count):
@@ -49,4 +49,5 @@ def test_a_plan_lists_the_tables_and_where_history_begins(tmp_path: Path) -> Non
     batches(4)
     checkpoint.clean_up(before=8)
     assert "batches 8 to 9 can be read; batches 5 to 8 become one version" in plan(following)
-    assert "shop/totals: 3 versions more, up to batch 4" in said(shown_caught_up("shop", "totals", 3, 5))
+    assert following.head is not None
+    assert "shop/totals: 3 versions more, up to batch 4" in said(shown_caught_up(following.head, 3))
