@@ -75,7 +75,7 @@ class LogEntry:
     attached: str = ""
     """Batches that this version of an attached Spark query imported, as in `batches 41 to 97`."""
     followed: bool = False
-    """True if the stage follows a query or topic: `rows_in` counts offsets, of which some may have no record."""
+    """True if the version read a followed topic: `rows_in` counts offsets, of which some may have no record."""
     replayable: bool | None = None
     """True if the previous version and all of the input still exist; None if unknown or if there is no input."""
     replaced: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ def _log_entry(
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=_describe_resets(manifest),
         attached=describe_imported_batches(manifest),
-        followed=manifest.attached is not None,
+        followed=manifest.traits.reads_records and manifest.attached is not None and manifest.attached.follows_topic,
         replayable=replayable,
         replaced=replaced,
     )
