@@ -17,7 +17,7 @@ from ...pipeline.listener import BatchReport
 from ...snapshot.change.migrate import Migrated, describe_stage_change
 from ...snapshot.query.log import describe_imported_batches
 from ...store.sst.arrow_types import python_values
-from ...store.versions.manifest import Column, Manifest
+from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from . import formats, values
 from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import MAX_SHOWN, plural
@@ -342,18 +342,23 @@ def attach_plan_result(plan: AttachPlan, source: FollowedCheckpoint) -> BlockGen
     yield f"would attach the {what} as {plan.app}/{plan.stage}; nothing was changed"
     yield ""
     rows = (
-        (name, plan.operators[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
+        (name, plan.operators[name], _columns(table.key), _columns(_visible(table)))
+        for name, table in plan.tables.items()
     )
     yield TableBlock.from_rows(("table", "operator", "key", "columns"), rows)
     yield ""
     yield _waiting_line(plan) if source.formats else _available_batches_line(plan)
     tables = {
-        name: {"operator": plan.operators[name], "key": _types(table.key), "values": _types(table.values)}
+        name: {"operator": plan.operators[name], "key": _types(table.key), "values": _types(_visible(table))}
         for name, table in plan.tables.items()
     }
     batches = [plan.available[0], plan.available[-1]] if plan.available else []
     where = {"checkpoint": source.location, "query": source.query, "formats": dict(source.formats)}
     return attributes(plan, "app", "stage", "next_batch", **where, batches=batches, tables=tables)
+
+
+def _visible(table: Table) -> list[Column]:
+    return [column for column in table.values if not is_internal(column.name)]
 
 
 def _waiting_line(plan: AttachPlan) -> str:

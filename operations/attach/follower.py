@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ...common import runtime
 from ...errors import SlackwaterError, Unavailable
 from ...pipeline.listener import Listener
-from ...pipeline.run.housekeeping import Collector, background_thread
+from ...pipeline.run.background import Collector, background_thread
 from ...pipeline.run.stopping import StopEvent
 from ...snapshot.gc.reachable import Retention
 from ...snapshot.under_way.runners import Heartbeat, HeartbeatWriter

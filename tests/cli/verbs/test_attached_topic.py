@@ -1,6 +1,8 @@
 """Verbs on an app that follows a topic: `attach`, and what a KTable gets by it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -49,7 +51,7 @@ def test_attach_says_what_it_would_do_and_each_version(kafka: MemoryKafka) -> No
     send(kafka, c1={"orders": 1, "cents": 7})
     planned = done("attach", f"kafka:{TOPIC}", "--app", "shop", "--dry-run")
     assert f"would attach the topic {TOPIC} as shop/totals; nothing was changed" in planned
-    assert "orders int64, cents int64" in planned
+    assert "orders int64, cents int64\n" in planned
     assert "history begins with the newest row of each key" in planned
     text = attach()
     assert "shop/totals@v2  1 row changed" in text
@@ -59,6 +61,24 @@ def test_attach_says_what_it_would_do_and_each_version(kafka: MemoryKafka) -> No
         "key": "string",
         "value": "json",
     }
+
+
+WITHOUT_SPARK = """
+import sys
+sys.modules |= dict.fromkeys(("pyspark", "py4j"))
+from slackwater.cli.main import app
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
+kafka = MemoryKafka.named("memory://alone")
+kafka.create_topics({"totals": 1}, config={"cleanup.policy": "compact"})
+kafka.send("totals", [Record(b'{"orders": 1}', 0, b"c1")], patience_s=5)
+app(["attach", "kafka:totals", "--app", "shop", "--once", "--kafka", "memory://alone"])
+"""
+
+
+def test_spark_is_not_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_SPARK], capture_output=True, text=True, check=False)
+    assert "shop/totals: 1 version more, up to totals[0] 1" in done.stdout, done.stderr
 
 
 def test_a_topic_is_queried_compared_and_searched_as_any_table(kafka: MemoryKafka) -> None:
