@@ -1,4 +1,4 @@
-"""Conversion of Spark queries to apps: `attach` follows a running query, `adopt` makes a stopped query a stage."""
+"""Conversion to apps: `attach` follows a running Spark query or a topic, `adopt` makes a stopped query a stage."""
 
 import os
 import socket
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.extras import require_extras
 from ..errors import Refused, Usage
-from ..operations.from_spark.attach.rows import valid_name
-from ..operations.from_spark.attach.tail import Tail
+from ..operations.attach.rows import valid_name
+from ..operations.attach.tail import Tail
 from ..store.versions import keys
 from ..store.versions.apps import folder_of
 from .backends import Backends
@@ -18,52 +18,64 @@ from .show import programs as shown
 from .show.shown import Result
 
 if TYPE_CHECKING:
+    from ..operations.attach.follower import Follower
     from ..operations.from_spark.adopt.adopting import AdoptionRequest
     from ..operations.from_spark.adopt.adoption import AdoptedBatch
     from ..operations.from_spark.adopt.shadow import ShadowRun
-    from ..operations.from_spark.attach.follower import Follower
+
+TOPIC_PREFIX = "kafka:"
+NO_FORMATS: Mapping[str, str] = {}
+"""Formats of a topic by option name: `key`, `value`, `columns`, `registry`."""
 
 
 @contextmanager
 def open_tail(
     client: Backends,
-    checkpoint: str,
+    source: str,
     app: str,
     *,
     stage: str = "",
     partitions: int = 4,
+    formats: Mapping[str, str] = NO_FORMATS,
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Tail]:
-    """Yield a `Tail`, which reads the batches of a Spark query from its checkpoint, with a local Spark.
+    """Yield a `Tail`, which follows a Spark query by its checkpoint, with a local Spark, or the topic `kafka:TOPIC`.
 
-    Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
-    that cannot be carried over.
+    Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint or topic, and `Refused` for
+    state that cannot be carried over.
     """
+    folder, by = folder_of(client.store, app), f"{socket.gethostname()}:{os.getpid()}"
+    if source.startswith(TOPIC_PREFIX):
+        from ..operations.from_kafka.opening import default_stage, open_topic
+
+        stage = stage or default_stage(source.removeprefix(TOPIC_PREFIX), app)
+        keys.check_name("stage", stage)
+        kafka = client.require_channels("to read the topic").kafka
+        topic = open_topic(client.store, kafka, source, (folder, stage), formats)
+        for line in topic.notes():
+            client.note(line)
+        yield Tail(client.store, client.cache, topic, folder, stage, by=by, partitions=partitions)
+        return
+    if formats:
+        raise Usage(
+            "--key, --value, --columns and --registry belong to a topic", hint="slackwater attach kafka:TOPIC …"
+        )
     require_extras("spark", "reading a checkpoint")
     from ..operations.from_spark.checkpoint.checkpoint import open_with_new_session
 
-    stage = stage or valid_name(PurePosixPath(checkpoint.rstrip("/")).name, "state")
+    stage = stage or valid_name(PurePosixPath(source.rstrip("/")).name, "state")
     keys.check_name("stage", stage)
-    folder = folder_of(client.store, app)
-    with open_with_new_session(checkpoint, master=master, conf=spark_conf or {}) as checkpoint_reader:
-        yield Tail(
-            client.store,
-            client.cache,
-            checkpoint_reader,
-            folder,
-            stage,
-            by=f"{socket.gethostname()}:{os.getpid()}",
-            partitions=partitions,
-        )
+    with open_with_new_session(source, master=master, conf=spark_conf or {}) as checkpoint:
+        yield Tail(client.store, client.cache, checkpoint, folder, stage, by=by, partitions=partitions)
 
 
 def make_follower(client: Backends, tail: Tail, on_version: "Callable[[Result], None]") -> "Follower":
-    """Return a loop that commits the checkpoint's new batches, sends heartbeats, and merges SSTs.
+    """Return a loop that commits the source's new batches, sends heartbeats, and merges SSTs.
 
     `on_version` is called with the result for each new version.
     """
-    from ..operations.from_spark.attach.follower import Follower
+    from ..operations.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
     return Follower(
@@ -77,10 +89,10 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
     `on_version` is called with the result for each new version.
     """
     if dry_run:
-        return shown.attach_plan_result(tail.plan(), tail.checkpoint.location, tail.checkpoint.query)
+        return shown.attach_plan_result(tail.plan(), tail.checkpoint)
     versions = make_follower(client, tail, on_version).catch_up()
-    next_batch = tail.head.attached.next_batch if tail.head is not None and tail.head.attached is not None else 0
-    return shown.attach_result(tail.app, tail.stage, versions, next_batch)
+    assert tail.head is not None  # noqa: S101  it was claimed
+    return shown.attach_result(tail.head, versions)
 
 
 def request_adoption(*details: Any) -> "AdoptionRequest":

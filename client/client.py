@@ -128,39 +128,41 @@ class Client(Backends, Displayable):
 
     def attach(
         self,
-        checkpoint: str | Path,
+        source: str | Path,
         app: str,
         *,
         stage: str = "",
         partitions: int = 4,
+        formats: Mapping[str, str] | None = None,
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> "Result":
-        """Import the batches of a Spark query's checkpoint into an app, one version per batch.
+        """Import the batches of a Spark query's checkpoint, or the records of a topic, into an app.
 
-        The query may be running: nothing is written to the checkpoint. A second call continues with new batches, and
-        `slackwater attach` follows the query continuously. Batches that Spark cleaned up before they were read become
-        one version.
+        The query or the writer of the topic may be running: nothing is written to its data. A second call continues,
+        and `slackwater attach` follows the source continuously. Batches that Spark cleaned up before they were read
+        become one version.
 
         Args:
-            checkpoint: a folder, or any path that Spark reads.
+            source: a checkpoint: a folder, or any path that Spark reads; or a compacted topic, `kafka:TOPIC`.
             app: the app that the state becomes.
-            stage: the stage and its table; default the name of the checkpoint's folder.
+            stage: the stage and its table; default the name of the checkpoint's folder, or of the topic.
             partitions: number of state partitions of new tables.
+            formats: for a topic: `key`, `value`, `columns` and `registry`, as the options of the command.
             master: master of the Spark that reads; default all cores of this machine.
             spark_conf: settings of that Spark.
             dry_run: only describe the batches.
 
         Raises:
-            Usage: a name is malformed.
-            NotFound: there is no checkpoint, or it has no batch.
-            Refused: the state cannot be carried over, with the reason; or the stage belongs to another query.
+            Usage: a name or a format is malformed.
+            NotFound: there is no checkpoint or topic, or the checkpoint has no batch.
+            Refused: the state cannot be carried over, with the reason; or the stage belongs to another source.
         """
         from .attaching import attach_batches, open_tail
 
         how: dict[str, Any] = {"stage": stage, "partitions": partitions, "master": master, "spark_conf": spark_conf}
-        with open_tail(self, str(checkpoint), app, **how) as tail:
+        with open_tail(self, str(source), app, formats=formats or {}, **how) as tail:
             return attach_batches(self, tail, lambda _landed: None, dry_run=dry_run)
 
     def adopt(

@@ -23,6 +23,7 @@ from ..snapshot.bisect.causes import (
 from ..snapshot.bisect.explained import Impact, RowExplanation
 from ..snapshot.bisect.queried_records import find_queried_records
 from ..snapshot.bisect.verdict import Hop, RecordLocation, Verdict
+from ..snapshot.bisect.written_records import find_written_records
 from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.query.columns import parse_key
 from ..store.versions import forgotten, history
@@ -64,6 +65,9 @@ def explain_verdict(
     try:
         if (queried := find_queried_records(verdict)) is not None:
             return queried
+        topics = client.channels_of(verdict.app)
+        if (written := find_written_records(client.store, client.cache, topics, verdict)) is not None:
+            return written
         cause = cause_without_replay(client, verdict)
         if cause.proved or verdict.candidates or codes is None:
             return TracedCause(cause)

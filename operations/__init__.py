@@ -7,7 +7,9 @@
 | `repair/` | rewind, reset, edit, rejected records |
 | `erasure/` | forget |
 | `disaster_recovery/` | replicate, recover |
-| `from_spark/` | attach, adopt, and the reader of Spark checkpoints |
+| `attach/` | following a running query or topic |
+| `from_spark/` | the reader of Spark checkpoints, adopt |
+| `from_kafka/` | the reader of compacted topics and of Kafka Streams' changelogs |
 | `exchange/` | init, export, Iceberg |
 | `debugging/` | replay, the record behind a change, check |
 | `maintenance/` | compact, protect, remove, filling the input archive, tokens |

@@ -12,9 +12,10 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ..store.versions.codec import register_type
-from ..store.versions.manifest import Input, Manifest, Output
+from ..store.versions.manifest import Input, Manifest, Output, Reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,16 @@ def difference(start: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
     return tuple(now - then for then, now in zip_longest(start, end, fillvalue=0)) if start and end else ()
 
 
+RECORD_PARTITION, RECORD_OFFSET = "_partition", "_offset"
+"""Internal value columns of a row that one record of the stage's only input wrote: the record's location."""
+
+
+def location_of(manifest: Manifest, partition: int, offset: int) -> str:
+    """Return the location of the record that wrote a row of a stage with one input: `topic[partition]@offset`."""
+    (source,) = manifest.inputs.values()
+    return f"{source.topic}[{partition}]@{offset}"
+
+
 _EPOCHS = "~"
 NOT_KNOWN = "?"
 
@@ -182,6 +193,16 @@ def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], cur
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
         return ""
     return describe_recreated_topic(topic, stored, offsets, current)
+
+
+def restart_input(source: Input, current: TopicState, version: int) -> Input:
+    """Return the input of a re-created topic, at its first record; `version` records the reset.
+
+    How many records of the former topic are lost is unknown.
+    """
+    reset = Reset(version, source.offsets, current.earliest, source.topic_id or NOT_KNOWN)
+    resets = (*source.resets, reset)
+    return replace(source, offsets=current.earliest, rows=0, lost=(), topic_id=current.id, resets=resets)
 
 
 def was_recreated_since_read(

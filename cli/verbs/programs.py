@@ -150,56 +150,70 @@ def _with_spark(
     return replace(options, master=master, spark_conf=spark_conf, py_files=files)
 
 
+_FORMATS = "string, bytes, long, int, double, json, registry, FILE:FUNCTION"
+
+
 @verb(
     "slackwater attach /checkpoints/totals --app shop --dry-run",
     "slackwater attach /checkpoints/totals --app shop          # while the query runs, unchanged",
     "slackwater attach s3://bucket/checkpoints/totals --app shop --stage countries --once",
+    "slackwater attach kafka:shop-totals-changelog --app shop --key string --value long",
+    kafka=True,
     changes=True,
     runs_long=True,
 )
 def attach(
     session: Session,
-    checkpoint: str = argument(
-        "CHECKPOINT", "Checkpoint of a Spark query: a folder, s3://bucket/prefix, or any path that Spark reads."
+    source: str = argument(
+        "SOURCE",
+        "Checkpoint of a Spark query (a folder, s3://bucket/prefix, or any path that Spark reads), or kafka:TOPIC.",
     ),
     app_name: str = option("APP", "Name of the app.", ..., name="--app"),
-    stage: str = option("STAGE", "Name of the stage and its table. Default: the checkpoint folder's name.", ""),
+    stage: str = option(
+        "STAGE", "Name of the stage and its table. Default: that of the checkpoint's folder or topic.", ""
+    ),
     once: bool = flag("--once", "Read the existing batches and exit."),
     every: int = duration_option("How often to look for a new batch. Default: 1s.", 1_000, name="--every", min_ms=100),
     partitions: int = option("N", "State partitions of new tables.", 4, min=1),
+    key: str = option(
+        "FORMAT", f"Of a topic's keys: {_FORMATS}, windowed:FORMAT, session:FORMAT. Default: string.", ""
+    ),
+    value: str = option("FORMAT", f"Of a topic's values: {_FORMATS}. Default: json.", ""),
+    columns: str = option("DDL", "Types of a topic's value fields, 'amount double, …'. Default: inferred.", ""),
+    registry: str = option("URL", "Schema registry, for the format registry.", ""),
     master: str | None = option("URL", "Spark master for reading the checkpoint. Default: all cores of this machine."),
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Follow a Spark query by its checkpoint: one version per batch.
+    """Follow a Spark query by its checkpoint, or a compacted topic: one version per batch.
 
-    The query keeps running unchanged; its checkpoint is only read. Its state becomes an app that you can query, diff,
-    bisect, watch and export. The history begins with the oldest batch that the checkpoint can restore; batches that
-    were cleaned up unread become one version. Runs until Ctrl-C or SIGTERM; resumable. A second attach replaces the
-    first.
+    The writer keeps running unchanged; its data is only read. A query's state, a KTable, or the changelog of a Kafka
+    Streams store becomes an app that you can query, diff, bisect, watch and export. The history begins with the oldest
+    batch that the checkpoint can restore, or with the newest row of each key of the topic; batches that were cleaned up
+    unread become one version. Runs until Ctrl-C or SIGTERM; resumable. A second attach replaces the first.
     """
     from ...client import attaching
     from ...pipeline.run.stopping import stop_signals
-    from ...pipeline.spark.conf import parse_settings
 
     if once and dry_run:
         raise Usage("--once and --dry-run exclude each other")
 
-    require_extras("spark", "reading a checkpoint")
+    formats = {"key": key, "value": value, "columns": columns, "registry": registry}
+    how: dict[str, Any] = {"formats": {name: text for name, text in formats.items() if text}}
+    starting = "reading the topic"
+    if not source.startswith(attaching.TOPIC_PREFIX):
+        require_extras("spark", "reading a checkpoint")
+        from ...pipeline.spark.conf import parse_settings
+
+        how, starting = how | {"spark_conf": parse_settings(conf or ())}, "starting Spark, which reads the checkpoint"
     opening = attaching.open_tail(
-        session.client,
-        checkpoint,
-        app_name,
-        stage=stage,
-        partitions=partitions,
-        master=master,
-        spark_conf=parse_settings(conf or ()),
+        session.client, source, app_name, stage=stage, partitions=partitions, master=master, **how
     )
     # On a shared machine, the query has a higher priority than this process.
     os.nice(10)
     with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:
-            progress("starting Spark, which reads the checkpoint")
+            progress(starting)
         with opening as tail:
             if once or dry_run:
                 tell = session.show if not session.as_json else lambda _landed: None

@@ -249,6 +249,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
                 kind=change["change"],
                 inherited=change["inherited"] or "",
                 formerly=change["formerly"] or "",
+                record=change["record"] or "",
                 windows=msgspec.convert(change["windows"], register_type(tuple[Window, ...])),
                 before=row_from_json(change["before"], kinds),
                 after=row_from_json(change["after"], kinds),

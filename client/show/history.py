@@ -61,7 +61,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
 def _rows_in(entry: LogEntry) -> Cell:
     if entry.rows_in is None or not KINDS[entry.kind].shows_reading:
         return "-"
-    return formats.upper_bound(entry.rows_in) if entry.attached else entry.rows_in
+    return formats.upper_bound(entry.rows_in) if entry.attached or entry.followed else entry.rows_in
 
 
 def _recovery_options(entry: LogEntry) -> str:
@@ -134,7 +134,8 @@ def key_history_result(
     names = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
     changes = (
         attributes(change, *names)
-        | {"change": change.kind, "inherited": change.inherited or None, "formerly": change.formerly or None}
+        | {name: getattr(change, name) or None for name in ("inherited", "formerly", "record")}
+        | {"change": change.kind}
         for change in row_history.changes
     )
     data = {
@@ -154,7 +155,7 @@ def changes_table(row_history: RowHistory) -> TableBlock:
     for change in row_history.changes:
         kind = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
         first, *more_lines = value_lines(change.before, change.after)
-        read = formats.join_ranges(map(str, change.windows))
+        read = change.record or formats.join_ranges(map(str, change.windows))
         rows.append((instants.format_with_age(change.time_ms), f"v{change.version}", kind, *first, read))
         rows += (("", "", "", *line, "") for line in more_lines)
     return TableBlock.from_rows(("committed", ">version", "", "column", ">before", ">after", "read"), rows)

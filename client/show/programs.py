@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...common import instants
+from ...operations.attach.protocol import FollowedCheckpoint
+from ...operations.attach.tail import AttachPlan, FollowedVersion
 from ...operations.exchange.initialise import Initialised
 from ...operations.from_spark.adopt.adoption import AdoptedBatch, AdoptionResult
-from ...operations.from_spark.attach.tail import AttachPlan, FollowedVersion
 from ...pipeline.listener import BatchReport
 from ...snapshot.change.migrate import Migrated, describe_stage_change
 from ...snapshot.query.log import describe_imported_batches
 from ...store.sst.arrow_types import python_values
-from ...store.versions.manifest import Column
+from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from . import formats, values
 from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import MAX_SHOWN, plural
@@ -336,21 +337,35 @@ def commit_line(commit: BatchReport) -> str:
 
 
 @result_from_blocks
-def attach_plan_result(plan: AttachPlan, where: str, query: str) -> BlockGenerator:
-    yield f"would attach the query {query} of {where} as {plan.app}/{plan.stage}; nothing was changed"
+def attach_plan_result(plan: AttachPlan, source: FollowedCheckpoint) -> BlockGenerator:
+    what = f"topic {source.query}" if source.formats else f"query {source.query} of {source.location}"
+    yield f"would attach the {what} as {plan.app}/{plan.stage}; nothing was changed"
     yield ""
     rows = (
-        (name, plan.operators[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
+        (name, plan.operators[name], _columns(table.key), _columns(_visible(table)))
+        for name, table in plan.tables.items()
     )
     yield TableBlock.from_rows(("table", "operator", "key", "columns"), rows)
     yield ""
-    yield _available_batches_line(plan)
+    yield _waiting_line(plan) if source.formats else _available_batches_line(plan)
     tables = {
-        name: {"operator": plan.operators[name], "key": _types(table.key), "values": _types(table.values)}
+        name: {"operator": plan.operators[name], "key": _types(table.key), "values": _types(_visible(table))}
         for name, table in plan.tables.items()
     }
     batches = [plan.available[0], plan.available[-1]] if plan.available else []
-    return attributes(plan, "app", "stage", "next_batch", checkpoint=where, query=query, batches=batches, tables=tables)
+    where = {"checkpoint": source.location, "query": source.query, "formats": dict(source.formats)}
+    return attributes(plan, "app", "stage", "next_batch", **where, batches=batches, tables=tables)
+
+
+def _visible(table: Table) -> list[Column]:
+    return [column for column in table.values if not is_internal(column.name)]
+
+
+def _waiting_line(plan: AttachPlan) -> str:
+    if not plan.next_batch:
+        return "history begins with the newest row of each key" if plan.available else "the topic has no records yet"
+    waiting = max(0, plan.committed.stop - plan.next_batch)
+    return f"{waiting:,} more versions would follow" if waiting else "all records have versions"
 
 
 def _available_batches_line(plan: AttachPlan) -> str:
@@ -379,21 +394,30 @@ def _columns(columns: Iterable[Column]) -> str:
 def attached_version_result(app: str, version: FollowedVersion) -> Result:
     manifest, attached = version.manifest, version.manifest.attached
     batch, batches = (attached.next_batch - 1, attached.batches) if attached else (None, 0)
+    behind = "behind the topic" if attached is not None and attached.follows_topic else "after Spark's commit"
     data = attributes(manifest, "stage", "version", app=app, batch=batch, batches=batches) | attributes(
         version, "rows", "behind_ms"
     )
     line = (
         f"{instants.format_iso(manifest.time_ms)}  {app}/{manifest.stage}@v{manifest.version}  "
-        f"{describe_imported_batches(manifest)}, "
-        f"{plural(version.rows, 'row')} changed, {formats.duration(version.behind_ms)} after Spark's commit"
+        f"{', '.join(filter(None, (describe_imported_batches(manifest), plural(version.rows, 'row') + ' changed')))}, "
+        f"{formats.duration(version.behind_ms)} {behind}"
     )
     return Result(data, line)
 
 
-def attach_result(app: str, stage: str, versions: int, next_batch: int) -> Result:
-    upto = f"up to batch {next_batch - 1}" if next_batch else "the query has not committed a batch yet"
-    line = f"{app}/{stage}: {plural(versions, 'version')} more, {upto}"
-    return Result({"app": app, "stage": stage, "versions": versions, "next_batch": next_batch}, line)
+def attach_result(head: Manifest, versions: int) -> Result:
+    attached = head.attached
+    next_batch = attached.next_batch if attached is not None else 0
+    if attached is not None and attached.follows_topic:
+        upto = (
+            f"up to {formats.format_offsets((topic, at.offsets) for topic, at in head.inputs.items()) or 'no record'}"
+        )
+    else:
+        upto = f"up to batch {next_batch - 1}" if next_batch else "the query has not committed a batch yet"
+    line = f"{head.app}/{head.stage}: {plural(versions, 'version')} more, {upto}"
+    data = attributes(head, "app", "stage", versions=versions, next_batch=next_batch)
+    return Result(data, line)
 
 
 _MAX_DIFFERENT = 5

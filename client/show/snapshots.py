@@ -200,7 +200,8 @@ def _next_steps(plan: ClonePlan, flags: str) -> Iterator[Block]:
     queries = {stage: at.attached for stage, at in plan.source.stages.items() if at.attached is not None}
     for stage, query in queries.items():
         follow = f"slackwater attach {query.checkpoint} --app {plan.info.name} --stage {stage}{flags}"
-        yield "to have it follow the query as well: ", NextCommand(follow)
+        what = "topic" if query.follows_topic else "query"
+        yield f"to have it follow the {what} as well: ", NextCommand(follow)
     if not queries:
         yield "run it: ", NextCommand(f"slackwater run FILE --app {plan.info.name}{flags}")
 

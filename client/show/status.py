@@ -111,7 +111,7 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
     if stage.keys is not None:
         table = (f"{'' if stage.keys_exact else '≤'}{stage.keys:,}", str(stage.ssts), size(stage.bytes))
     lag = f"now called {stage.called}" if stage.called else "; ".join(map(_lag, stage.inputs))
-    if stage.attached is not None:
+    if stage.attached is not None and not stage.attached.follows_topic:
         batches_behind, at = stage.batches_behind, stage.attached.next_batch - 1
         lag = (
             f"at batch {at}"

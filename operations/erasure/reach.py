@@ -34,6 +34,8 @@ def list_out_of_reach(members: tuple[Member, ...], kafka: KafkaTopics | None) ->
             query = head.attached
             assert query is not None  # noqa: S101  what a copy is
             kind = f"the checkpoint {query.checkpoint}: a batch of the query that changes the key brings it back"
+            if query.follows_topic:
+                kind = f"the topic {query.query}: a record of the key brings it back, until a tombstone follows"
             unreached["checkpoint", query.checkpoint] = OutOfReach("checkpoint", kind)
         for kind, topic in _topics(member):
             if (kind, topic) not in unreached:

@@ -1,1 +1,1 @@
-"""Operations on Spark queries: attach follows a running query, adopt converts a stopped query to a stage."""
+"""Operations on Spark queries: the checkpoint that `attach` follows, and adopt, which makes a stopped query a stage."""

@@ -186,17 +186,12 @@ class LibrdKafka(Kafka):
         with suppress(KafkaException):
             self._clients.admin.delete_records([position], request_timeout=10)[position].result()
 
-    def retention_ms(self, topic: str) -> int | None:
-        return self._topic_setting(topic, "retention.ms")
-
-    def max_message_bytes(self, topic: str) -> int | None:
-        return self._topic_setting(topic, "max.message.bytes")
-
-    def _topic_setting(self, topic: str, name: str) -> int | None:
+    def topic_config(self, topic: str) -> dict[str, str]:
         futures = self._clients.admin.describe_configs([ConfigResource("topic", topic)], request_timeout=10)
-        with suppress(KafkaException, KeyError, ValueError):
-            return int(next(iter(futures.values())).result()[name].value)
-        return None
+        with suppress(KafkaException):
+            entries = next(iter(futures.values())).result().values()
+            return {entry.name: entry.value for entry in entries if entry.value is not None}
+        return {}
 
     def write_error(self, topic: str) -> Refused | None:
         topics, admin = TopicCollection([topic]), self._clients.admin

@@ -35,6 +35,12 @@ from .protocol import (
 _CHUNK = 10_000
 _POLL_S = 0.01
 _CREATE_TIME = 1
+_DEFAULTS = {
+    "cleanup.policy": "delete",
+    "delete.retention.ms": str(DAY_MS),
+    "max.message.bytes": str(MAX_MESSAGE_BYTES),
+    "retention.ms": str(7 * DAY_MS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class _Partition:
 
     start: int = 0
     log: list[_Message | None] = field(default_factory=list)
-    """Messages by offset; None stands for a control record of a transaction."""
+    """Messages by offset; None stands for a control record of a transaction, or for a record that was compacted."""
     epoch: int = 0
 
 
@@ -85,9 +91,8 @@ class MemoryKafka(Kafka):
         self.groups: dict[str, dict[tuple[str, int], tuple[int, str]]] = {}
         """Committed offset and text of each consumer group, by topic and partition."""
         self._topics: dict[str, list[_Partition]] = {}
-        self._retention_ms: dict[str, int] = {}
-        """The topics' `retention.ms`, which deletes nothing here."""
-        self._max_bytes: dict[str, int] = {}
+        self._configs: dict[str, Mapping[str, str]] = {}
+        """The topics' properties, which delete nothing here."""
         self._ids: dict[str, str] = {}
         self.has_topic_ids = True
         """False imitates brokers without topic ids."""
@@ -140,9 +145,8 @@ class MemoryKafka(Kafka):
             for name, count in partitions.items() if not validate_only else ():
                 if name not in self._topics:
                     self._topics[name] = [_Partition() for _ in range(count)]
-                    self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
+                    self._configs[name] = {**_DEFAULTS, **(config or {})}
                     self._ids[name] = runtime.random_hex()
-                    self._max_bytes[name] = int((config or {}).get("max.message.bytes", MAX_MESSAGE_BYTES))
 
     def elect_leaders(self, topic: str) -> None:
         with self._lock:
@@ -167,11 +171,20 @@ class MemoryKafka(Kafka):
                 if partition_log.start < offset <= len(partition_log.log):
                     partition_log.start = offset
 
-    def retention_ms(self, topic: str) -> int | None:
-        return self._retention_ms.get(topic) if topic in self._topics else None
+    def compact(self, topic: str, *, tombstones: bool = False) -> None:
+        """Delete the records that a later record of their key supersedes; with `tombstones`, also tombstones."""
+        with self._lock:
+            for partition in self._partitions(topic):
+                newest = {entry.key(): entry.offset() for entry in partition.log if entry is not None}
+                partition.log[:] = [
+                    None
+                    if entry is None or newest[entry.key()] != offset or (tombstones and entry.value() is None)
+                    else entry
+                    for offset, entry in enumerate(partition.log)
+                ]
 
-    def max_message_bytes(self, topic: str) -> int | None:
-        return self._max_bytes.get(topic) if topic in self._topics else None
+    def topic_config(self, topic: str) -> Mapping[str, str]:
+        return self._configs.get(topic, {}) if topic in self._topics else {}
 
     def write_error(self, topic: str) -> Refused | None:
         return None

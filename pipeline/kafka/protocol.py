@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -187,11 +188,16 @@ class Kafka(Protocol):
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         """Delete a partition's records before an offset. Errors are ignored; the records then stay."""
 
+    def topic_config(self, topic: str) -> Mapping[str, str]:
+        """Return a topic's properties, such as `cleanup.policy`. Empty if unknown, or if the topic does not exist."""
+
     def retention_ms(self, topic: str) -> int | None:
         """Return `retention.ms` of a topic, -1 for unlimited; None if it is unknown or the topic does not exist."""
+        return whole_setting(self.topic_config(topic), "retention.ms")
 
     def max_message_bytes(self, topic: str) -> int | None:
         """Return `max.message.bytes` of a topic, the limit of one batch of records; None if unknown."""
+        return whole_setting(self.topic_config(topic), "max.message.bytes")
 
     def write_error(self, topic: str) -> Refused | None:
         """Return the error that a write to the topic would raise; None if it would succeed, or if that is unknown."""
@@ -261,6 +267,12 @@ def records_deleted_error(topic: str, partition: int, at: int, first: int, end: 
         f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
         hint="choose a moment whose records Kafka still has, or a snapshot, which stores its in-flight records",
     )
+
+
+def whole_setting(config: Mapping[str, str], name: str) -> int | None:
+    with suppress(KeyError, ValueError):
+        return int(config[name])
+    return None
 
 
 def check_topic_id(kafka: Kafka, topic: str, topic_id: str) -> None:

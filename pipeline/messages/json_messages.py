@@ -43,25 +43,33 @@ class JsonReader(Reader):
         self.type = _column_type(root, root, "#", ())
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        count = len(messages)
-        # Each message is wrapped in an object with its number. This detects a message with two values or with half a
-        # value.
-        numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
-        lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), drop_prefix(messages, HEADER_BYTES), b"}\n", b"")
-        data = lines.buffers()[2].to_pybytes() if count else b""
-        parse = arrow_json.ParseOptions(
-            explicit_schema=pa.schema([("n", pa.int64()), ("v", self.type)]),
-            newlines_in_values=True,
-            unexpected_field_behavior="ignore",
-        )
-        read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        try:
-            table = arrow_json.read_json(io.BytesIO(data), read, parse)
-        except pa.ArrowInvalid as error:
-            raise BadMessage(f"it does not match its JSON Schema: {error}") from None
-        if not table["n"].combine_chunks().equals(pa.array(np.arange(count))):
-            raise BadMessage("it is not exactly one JSON value")
-        return table["v"].combine_chunks()
+        return parse_json(drop_prefix(messages, HEADER_BYTES), self.type)
+
+
+def parse_json(texts: pa.BinaryArray, kind: pa.DataType | None, *, grows: bool = False) -> pa.Array:
+    """Parse JSON texts, each to a value of `kind`; fields that `kind` lacks are ignored.
+
+    With `grows`, they are added with the types that Arrow infers; `kind` may then be None. Raises `BadMessage` if a
+    text is not exactly one JSON value, or has other types.
+    """
+    count = len(texts)
+    # Wrap each text in an object with its number: this detects two values in a text, and half a value.
+    numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
+    lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), texts, b"}\n", b"")
+    data = lines.buffers()[2].to_pybytes() if count else b""
+    parse = arrow_json.ParseOptions(
+        explicit_schema=pa.schema([("n", pa.int64()), *([("v", kind)] if kind is not None else [])]),
+        newlines_in_values=True,
+        unexpected_field_behavior="infer" if grows else "ignore",
+    )
+    read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        table = arrow_json.read_json(io.BytesIO(data), read, parse)
+    except pa.ArrowInvalid as error:
+        raise BadMessage(f"it does not match {'its JSON Schema' if not grows else 'the columns'}: {error}") from None
+    if not table["n"].combine_chunks().equals(pa.array(np.arange(count))):
+        raise BadMessage("it is not exactly one JSON value")
+    return table["v"].combine_chunks()
 
 
 def _column_type(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:

@@ -1,4 +1,4 @@
-"""A runner's background work: reports lags and heartbeats, watches topics, and collects garbage.
+"""A runner's background work: reports lags and heartbeats, and watches topics.
 
 Heartbeats also state the reason why a stage waits; the command `status` shows it. A topic that is deleted and created
 again while the app runs is detected. For users' topics, the planners do this (`source.planner`). For repartition topics
@@ -7,7 +7,6 @@ and sinks' internal topics, the topic ids are compared at intervals and after fa
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -16,11 +15,6 @@ from pyspark.sql import SparkSession
 
 from ...common import instants, runtime
 from ...errors import AnotherTopic, Corruption, Refused, SlackwaterError, Unavailable
-from ...snapshot.cut.graph import topological_order
-from ...snapshot.cut.moments import heads_of
-from ...snapshot.gc.collect import Collected, collect
-from ...snapshot.gc.inventory import last_collection
-from ...snapshot.gc.reachable import Retention
 from ...snapshot.status.overview import StageLag, input_lag, sink_lags
 from ...snapshot.under_way.runners import BEAT_S, Heartbeat, HeartbeatWriter, live_heartbeats, runner_of
 from ...state.records import is_kafka_id, is_other_topic
@@ -39,26 +33,10 @@ from .waiting import LongWaits, Wait, queued_job_groups
 
 _log = logging.getLogger("slackwater")
 
-_JOIN_TIMEOUT_S = 2.0
 _REPORT_EVERY_S = 5.0
 _SPARK_POLL_S = 2.0
 _OTHERS_EVERY_S = 60.0
 _KAFKA_TIMEOUT_S = 2.0
-_COLLECTION_POLL_S = 300.0
-_RETRY_MS = 600_000
-"""Time in ms until the next attempt, after a collection that was interrupted or still runs."""
-
-
-@contextmanager
-def background_thread(name: str, work: Callable[[runtime.Event], None]) -> Iterator[None]:
-    over = runtime.event()
-    thread = runtime.thread(work, over, name=name)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(_JOIN_TIMEOUT_S)
 
 
 def poll_spark(spark: SparkSession, listener: Listener, queued: set[str], stopping: runtime.Event) -> None:
@@ -145,68 +123,6 @@ class LagReporter:
                 runs = None if self._live_runners is None else bool(runner_of(head, self._live_runners))
                 lags.append(StageLag(app, stage, inputs, runs, ()))
         return tuple(lags)
-
-
-@dataclass(slots=True)
-class Collector:
-    """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
-
-    The store records the app's last collection by any process. If an app has several runners, the runner of the first
-    running stage collects; the epoch of this stage identifies the runner. If that runner does not collect in time, a
-    different runner does. Two concurrent collections do no harm.
-    """
-
-    store: ObjectStore
-    app: str
-    retention: Retention
-    every_ms: int
-    by: str
-    epochs: Callable[[], Mapping[str, int]]
-    listener: Listener
-    _first_call_ms: int = 0
-
-    def run(self, stopping: runtime.Event) -> None:
-        """Collect garbage when due, until `stopping` is set.
-
-        Does not collect right at the start, because first batches need the cores. A collection that still runs at the
-        end is abandoned, and the next collection continues its work.
-        """
-        while not stopping.wait(min(_COLLECTION_POLL_S, self.every_ms / 4_000)):
-            # A failure must not end the run or later collections.
-            try:
-                done = self.collect_if_due(instants.now_ms())
-            except (Refused, Unavailable):
-                pass  # another process collects, or the next attempt succeeds
-            except SlackwaterError as error:
-                _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
-            except Exception:
-                _log.exception("gc of %s failed; the next one continues", self.app)
-            else:
-                if done is not None:
-                    self.listener.on_gc(done)
-
-    def collect_if_due(self, now_ms: int) -> Collected | None:
-        """Collect if a collection is due and it is this runner's turn; return its result, else None.
-
-        Raises the errors of `collect`. Costs one listing if no collection is due.
-        """
-        self._first_call_ms = self._first_call_ms or now_ms
-        last_ms, ended = last_collection(self.store, self.app)
-        wait_ms = self.every_ms if ended else min(self.every_ms, _RETRY_MS)
-        # The runner whose turn it is may not collect: its collection may be off, or it may have no rules.
-        passed = now_ms - max(last_ms, self._first_call_ms) >= 2 * self.every_ms
-        if now_ms - last_ms < wait_ms or not (passed or self._has_turn(now_ms)):
-            return None
-        return collect(self.store, self.app, self.retention, by=self.by)
-
-    def _has_turn(self, now_ms: int) -> bool:
-        heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
-        alive = live_heartbeats(self.store, self.app, now_ms)
-        epochs = self.epochs()
-        first = next(
-            (name for name in topological_order(heads) if name in epochs or runner_of(heads[name], alive)), None
-        )
-        return first is not None and epochs.get(first) == heads[first].epoch
 
 
 _TOPIC_CHECK_S = 5.0

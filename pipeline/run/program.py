@@ -1,6 +1,5 @@
 """Loads a user's program from a file, and runs an app of a file or of this process."""
 
-import importlib.util
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,6 +8,7 @@ from types import ModuleType
 
 from pyspark import cloudpickle
 
+from ...common.program_file import load_module
 from ...common.validation import find_program_file
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
@@ -52,15 +52,9 @@ def import_program(path: str) -> ModuleType:
 
     Raises `NotFound` if there is no such file, `Refused` if its code raises an error, and `Usage` for a folder.
     """
-    file = find_program_file(path).resolve()
-    spec = importlib.util.spec_from_file_location(file.stem.replace("-", "_"), file)
-    if spec is None or spec.loader is None:
-        raise Usage(f"{path} is not a Python file; expected one that declares a slackwater.App")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent))
-    sys.modules[spec.name] = module
+    file = find_program_file(path)
     with as_user_error("the program"):
-        spec.loader.exec_module(module)
+        module = load_module(file)
     _pickle_by_value(module)
     return module
 

@@ -38,7 +38,8 @@ from ..telemetry.logs import running_app
 from ..telemetry.spans import Tracing, configured_tracing
 from ..upkeep.archiver import Archiver
 from ..upkeep.executors import MergeSlots, count_slots
-from .housekeeping import Collector, LagReporter, TopicWatch, background_thread, poll_spark
+from .background import Collector, background_thread
+from .housekeeping import LagReporter, TopicWatch, poll_spark
 from .options import Options
 from .preflight import PreflightResult, check_kafka_reachable, check_unflushed, preflight
 from .stopping import StopEvent, StopRequested, stop_signals

@@ -15,7 +15,6 @@ from ...errors import AnotherTopic, Gone, Refused
 from ...snapshot.cut import in_flight, stored
 from ...snapshot.take import audit_log
 from ...state.records import (
-    NOT_KNOWN,
     TopicState,
     describe_recreated_topic,
     explain_recreated_topic,
@@ -23,11 +22,12 @@ from ...state.records import (
     id_to_store,
     is_kafka_id,
     is_other_topic,
+    restart_input,
     was_recreated_since_read,
 )
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.manifest import Input, LostRecords, Manifest, Reset
+from ...store.versions.manifest import Input, LostRecords, Manifest
 
 _log = logging.getLogger("slackwater")
 
@@ -90,11 +90,7 @@ class StartFinder:
             topic, source, now
         ):
             self._refuse_recreated(why, recreated_user_topic_hint(self.app, topic))
-            reset = Reset(self.head.version, source.offsets, earliest, source.topic_id or NOT_KNOWN)
-            # The number of lost records of the former topic is unknown.
-            restarted = replace(
-                source, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*source.resets, reset)
-            )
+            restarted = restart_input(source, now, self.head.version)
             return StartPosition(restarted, ends=ends, recreated_reason=why)
         source = replace(source, topic_id=id_to_store(source.topic_id, topic_id))
         at = self._check_not_past_end(

@@ -104,7 +104,7 @@ def key_change_document(change: RowChange, app: str, masking: Masking) -> Docume
     ref = f"{app}/{change.stage}@v{change.version}"
     document: Document = {"ref": ref, "time": iso_time(change.time_ms), "change": change.kind}
     document |= {name: getattr(change, name) for name in ("expired", "inherited") if getattr(change, name)}
-    read = [*map(str, change.windows)]
+    read = [change.record] if change.record else [*map(str, change.windows)]
     return document | {"read": read, "before": masking.row(change.before), "after": masking.row(change.after)}
 
 

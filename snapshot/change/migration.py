@@ -198,6 +198,7 @@ def rewind_version(
         outputs={name: output(name, written) for name, written in target.outputs.items()},
         sinks={name: replace(sink, since=draft.version) for name, sink in step.sinks.items()},
         clock_ms=target.clock_ms,
+        attached=target.attached,
         side_tables=target.side_tables,
         stopped=target.stopped,
         program=target.program,

@@ -15,6 +15,7 @@ from typing import Literal
 import pyarrow as pa
 
 from ...errors import NotFound
+from ...state.records import location_of
 from ...store.objects.counting import ReadCounters
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -101,6 +102,8 @@ class RowChange:
     after: dict[str, object] | None
     formerly: str = ""
     """Previous name of the stage, if the history starts with a rename. The older history is under that name."""
+    record: str = ""
+    """Location of the record that wrote or deleted the row, `topic[partition]@offset`, if the row stores it."""
 
     @property
     def gap(self) -> bool:
@@ -198,6 +201,7 @@ class _VisibleRow:
     seq: int = 0
     expired_ms: int | None = None
     is_after_head: bool = False
+    record: tuple[int, int] | None = None
 
 
 def _stored_spans(versions: VersionList, stored: KeyReader) -> Iterator[tuple[int, int, StoredRow | None]]:
@@ -286,7 +290,7 @@ def _visible_rows(
     None stands for the time after a row expired.
     """
     if row is None or row.values is None or row.expires_ms is None:
-        yield _VisibleRow(first, None) if row is None else _VisibleRow(first, row.values, row.seq)
+        yield (_VisibleRow(first, None) if row is None else _VisibleRow(first, row.values, row.seq, record=row.record))
         return
     expires_ms, newest = row.expires_ms, versions[last]
     if newest.clock_ms >= expires_ms:
@@ -317,6 +321,7 @@ def _row_change(versions: VersionList, later: _VisibleRow, earlier: _VisibleRow)
         else (),
         before=earlier.row,
         after=later.row,
+        record=location_of(manifest, *later.record) if later.record is not None and len(manifest.inputs) == 1 else "",
     )
 
 

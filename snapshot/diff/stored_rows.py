@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...state.records import RECORD_OFFSET, RECORD_PARTITION
 from ...store.objects.counting import ReadCounters
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -196,6 +197,8 @@ class StoredRow:
     expires_ms: int | None
     replaced_seq: int | None
     """`_seq` of the key's previous row, which this row replaced; 0 if there was none, None if unknown."""
+    record: tuple[int, int] | None = None
+    """Partition and offset of the record that wrote or deleted the row; None if the table does not store it."""
 
 
 class KeyReader:
@@ -257,7 +260,9 @@ class KeyReader:
         shown = [name for name in visible_schema(table).names if name not in key]
         expiry = [EXPIRES] if EXPIRES in block.stored.schema.names else []
         # Different keys may share a hash.
-        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, PREV, *expiry], low, high - low)])
+        names = {column.name for column in table.values}
+        record = [RECORD_PARTITION, RECORD_OFFSET] if names >= {RECORD_PARTITION, RECORD_OFFSET} else []
+        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, PREV, *expiry, *record], low, high - low)])
         keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
         # The key columns may have been renamed since.
         stored_keys = rows.select(key).rename_columns(self.key.column_names)
@@ -267,5 +272,7 @@ class KeyReader:
             expires_ms = row.column(EXPIRES)[0].as_py() if expiry else None
             # `python_rows` returns no rows for a table without value columns.
             (visible,) = python_rows(row.select(shown)) or ({},)
-            return StoredRow(seq, None if deleted else visible, expires_ms, row.column(PREV)[0].as_py())
+            place = tuple(row.column(name)[0].as_py() for name in record)
+            at = (place[0], place[1]) if place and None not in place else None
+            return StoredRow(seq, None if deleted else visible, expires_ms, row.column(PREV)[0].as_py(), at)
         return None

@@ -74,6 +74,8 @@ class LogEntry:
     """Offsets of partitions that a reset changed, in the format `flights[0] 42 to 17`."""
     attached: str = ""
     """Batches that this version of an attached Spark query imported, in the format `batches 41 to 97`."""
+    followed: bool = False
+    """True if the version read a followed topic: `rows_in` counts offsets, of which some may have no record."""
     replayable: bool | None = None
     """True if the previous version and all of the input still exist; None if unknown or if there is no input."""
     replaced: tuple[str, ...] = ()
@@ -146,6 +148,7 @@ def _log_entry(
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=_describe_resets(manifest),
         attached=describe_imported_batches(manifest),
+        followed=manifest.traits.reads_records and manifest.attached is not None and manifest.attached.follows_topic,
         replayable=replayable,
         replaced=replaced,
     )
@@ -180,8 +183,8 @@ def _describe_resets(manifest: Manifest) -> tuple[str, ...]:
 
 
 def describe_imported_batches(manifest: Manifest) -> str:
-    """Return the Spark batches that a version imported: `batch 12`, `batches 41 to 97`; empty for none."""
-    if (query := manifest.attached or manifest.adopted) is None or not query.batches:
+    """Return the Spark batches that a version imported: `batch 12`, `batches 41 to 97`; empty for none, or a topic."""
+    if (query := manifest.attached or manifest.adopted) is None or not query.batches or query.follows_topic:
         return ""
     last, first = query.next_batch - 1, query.next_batch - query.batches
     return f"batch {last}" if first == last else f"batches {first} to {last}"

@@ -282,11 +282,15 @@ class OfCode(Kind, frozen=True, kw_only=True, tag=""):
 
 
 class Attached(Kind, frozen=True, tag="attached"):
-    """State of an operator in a Spark query that slackwater follows but does not run."""
+    """State of an operator in a Spark query, or rows of a topic, that slackwater follows but does not compute."""
 
     operator: str = ""
     migrates: ClassVar[bool] = False
-    external_owner: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
+    external_owner: ClassVar[str] = "the state of a query or topic that slackwater is attached to"
+
+    @classmethod
+    def is_of_topic(cls, declared: Declaration) -> bool:
+        return declared == cls("topic").stored
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         raise Refused(

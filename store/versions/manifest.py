@@ -314,15 +314,24 @@ class Promotion(Struct, frozen=True):
 
 
 class FollowedQuery(Struct, frozen=True):
-    """Progress of a stage that follows a Spark query: its tables have the state of the query."""
+    """Progress of a stage that follows a Spark query, or a topic: its tables have the state of the query."""
 
     query: limits.ShortText
+    """Id of the query, or name of the topic."""
     next_batch: limits.Seq
     batches: limits.OneVersion[limits.Count] = 0
     """Number of the query's batches in this version; above 1 to catch up, or if state was deleted unread."""
     checkpoint: limits.ShortText = ""
     others: tuple[limits.ShortText, ...] = ()
-    """Inputs other than Kafka topics. They cannot be read again."""
+    """Inputs that are no Kafka topics; they cannot be read again."""
+    formats: dict[limits.Name, limits.ShortText] = {}
+    """Formats of a topic's keys and values, by option of `attach`; empty for a query."""
+    read_ms: limits.AnyTimeMs = 0
+    """For a topic: time at which it was read up to the offsets, ms since 1970 UTC. Clones and rewinds keep it."""
+
+    @property
+    def follows_topic(self) -> bool:
+        return bool(self.formats)
 
 
 class Manifest(Struct, frozen=True):

@@ -18,7 +18,7 @@ NOT_OURS = {"tests", "docs", "bench", "examples", "deploy", "build"}
 
 RAISED_BY = {
     "operations/from_spark/adopt/": ("adopt",),
-    "operations/from_spark/attach/": ("attach",),
+    "operations/attach/": ("attach",),
     "operations/program_changes.py": ("migrate",),
     "operations/repair/reset.py": ("reset",),
     "operations/repair/rewind_plan.py": ("rewind",),

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from ....errors import NotFound, Usage
+from ....common.program_file import load_function as named_function
+from ....errors import NotFound
 from ....pipeline.batch.rerun import numbered_records_frame
 from ....pipeline.kafka.columns import MessageColumns
 from ....pipeline.kafka.protocol import Kafka
@@ -59,20 +60,8 @@ def load_function(code: str) -> InputFunction:
 
     Raises `Usage`, `NotFound`, and `Refused` if the file fails.
     """
-    file, colon, name = code.rpartition(":")
-    if not colon or not file or not name.isidentifier():
-        raise Usage(
-            f"{code!r} names no function; expected FILE:FUNCTION",
-            hint="the function turns rows of the query's source into the input of its stateful operator",
-        )
-    module = import_program(file)
-    function = getattr(module, name, None)
-    if not callable(function):
-        functions = [
-            attribute for attribute, value in vars(module).items() if callable(value) and not attribute.startswith("_")
-        ]
-        raise NotFound(f"function of {file}", name, functions)
-    return function  # type: ignore[no-any-return]
+    meaning = "the function turns rows of the query's source into the input of its stateful operator"
+    return named_function(code, meaning, import_program)
 
 
 def find_record_in_window(kafka: Kafka, verdict: Verdict, function: InputFunction) -> RecordPath:

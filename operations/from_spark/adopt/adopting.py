@@ -20,9 +20,9 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.versions import apps, history, keys
 from ....store.versions.manifest import Table
+from ...attach.protocol import ReadableBatch, ReadableCheckpoint
 from ...exchange.first_version import FirstVersion, plan_first_version
 from ..checkpoint import checkpoint as reader
-from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint
 from .adoption import AdoptedBatch, Adoption, AdoptionResult, find_adoption
 from .attached import AttachedHistory
 from .buffers import MappedColumn

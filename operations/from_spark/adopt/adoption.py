@@ -33,10 +33,10 @@ from ....store.versions.amend import Amendment, amend, read_base
 from ....store.versions.entries.ssts import Sst
 from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Output, Table
 from ....store.versions.side_tables import part_tables, side_manifests, tables_of, with_part_tables
+from ...attach.protocol import ReadableBatch, ReadableCheckpoint
+from ...attach.rows import RowWriter
+from ...attach.steps import MAX_BATCHES
 from ...maintenance.compact import StageCompactor
-from ..attach.rows import RowWriter
-from ..attach.steps import MAX_BATCHES
-from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint
 from .mapping import StateMapping
 
 

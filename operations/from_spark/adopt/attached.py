@@ -19,8 +19,8 @@ from ....store.sst.schema import OP, TOMBSTONE
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ....store.versions.side_tables import as_main_table, table_name
-from ..attach.rows import declare_tables, tables_by_side
-from ..checkpoint.protocol import DELETED, ReadableBatch, ReadableCheckpoint, ReadableTable
+from ...attach.protocol import DELETED, ReadableBatch, ReadableCheckpoint, ReadableTable
+from ...attach.rows import declare_tables, tables_by_side
 
 
 @dataclass(slots=True)

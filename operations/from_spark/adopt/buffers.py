@@ -22,7 +22,7 @@ from ....state.kinds.aggregate import Aggregate
 from ....store.sst.arrow_types import to_arrow
 from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Column, Table
-from ..checkpoint.protocol import DELETED
+from ...attach.protocol import DELETED
 
 Array = Any  # pyarrow's compute functions accept and return both Array and ChunkedArray
 

@@ -21,9 +21,9 @@ from ....state.kinds.session import TIMES, Sessions
 from ....store.read.duckdb_view import quote_identifier
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Table, is_internal
+from ...attach.protocol import DELETED, ReadableTable
+from ...attach.rows import cast_to_columns
 from ...exchange.initialise import SORT_MEMORY
-from ..attach.rows import cast_to_columns
-from ..checkpoint.protocol import DELETED, ReadableTable
 from .buffers import Array, ColumnMapper, MappedColumn, concat_changes, map_aggregates, map_by_name_or_position
 
 _BATCH_ROWS = 1 << 17

@@ -18,8 +18,8 @@ from ....state.kinds.kind import BoundState, Kind, kind_of
 from ....state.kinds.pandas_state import PandasState
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table, is_internal
-from ..attach.rows import cast_to_columns
-from ..checkpoint.protocol import DELETED, ReadableTable, has_timeout
+from ...attach.protocol import DELETED, ReadableTable, has_timeout
+from ...attach.rows import cast_to_columns
 from .buffers import ColumnMapper, MappedColumn, concat_changes, map_aggregates, map_by_name_or_position
 from .grouped import GroupedMapping, map_join, map_sessions
 from .variables import map_processor

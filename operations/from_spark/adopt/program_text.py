@@ -9,7 +9,7 @@ import pyarrow as pa
 from ....errors import Refused
 from ....pipeline.source.spark_types import spark_schema_of
 from ....state.kinds.due import window_of
-from ..checkpoint.protocol import ReadableTable, has_timeout
+from ...attach.protocol import ReadableTable, has_timeout
 from .buffers import guess_aggregates
 
 _TODO = "# TODO: the query's steps between its source and its stateful operator."

@@ -15,7 +15,7 @@ from ....store.read.duckdb_view import quote_identifier
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
-from ..checkpoint.protocol import ReadableTable
+from ...attach.protocol import ReadableTable
 from .buffers import Array, ColumnMapper, MappedColumn, map_by_name_or_position
 from .grouped import GroupedMapping, KeyPart
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
-from .protocol import APPENDED, DELETED
+from ...attach.protocol import APPENDED, DELETED
 from .tables import StateTable
 from .unsafe_rows import Bytes, Positions, UnknownLayout, decode_rows, gather, is_readable
 

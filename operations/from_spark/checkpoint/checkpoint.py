@@ -23,6 +23,8 @@ from ....errors import NotFound, ObjectNotFound, Refused
 from ....pipeline.spark.session import spark_session
 from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ....store.versions.column_types import quote_for_spark
+from ....store.versions.manifest import Input, Manifest
+from ...attach.protocol import DELETED, ReadableBatch, ReadableTable
 from .changelogs import (
     Changelog,
     codec_of,
@@ -36,7 +38,6 @@ from .changelogs import (
 )
 from .files import CheckpointFiles
 from .places import open_files, open_without_spark
-from .protocol import DELETED, ReadableBatch, ReadableTable
 from .state_files import StoreFolder, check_state_files, root_cause
 from .tables import StateTable, contains_type, make_state_table, map_nested
 from .unsafe_rows import UnknownLayout
@@ -101,6 +102,13 @@ class Checkpoint:
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         self.tables = self._tables(files.committed_batches()[-1])
+        self.formats: Mapping[str, str] = {}
+
+    def resume(self, head: Manifest | None, /) -> None:
+        """Do nothing: Spark numbers the batches."""
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        return draft.inputs
 
     def committed_batches(self) -> range:
         """Return the range of committed batches up to the newest, without gaps; empty if all commits were removed."""

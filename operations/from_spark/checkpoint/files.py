@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
 from ....store.objects.many import map_concurrently
+from ...attach.protocol import ReadableBatch
 from .logs import (
     COMMITS,
     METADATA,
@@ -29,7 +30,6 @@ from .logs import (
 )
 from .operators import METADATA_FOLDERS, SCHEMAS, Operator, derive_metadata, is_metadata, metadata_keys, parse_operator
 from .places import ReadableFiles
-from .protocol import ReadableBatch
 from .state_files import (
     StateFile,
     StoreFolder,

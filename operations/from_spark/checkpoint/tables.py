@@ -32,8 +32,8 @@ from ....pipeline.source.spark_types import arrow_schema_of
 from ....store.sst.arrow_types import from_arrow, to_arrow
 from ....store.sst.hashing import has_floats, has_negative_zero
 from ....store.versions.column_types import quote_for_spark
+from ...attach.protocol import DUE_AT, EXISTS
 from .operators import Operator, OperatorTable
-from .protocol import DUE_AT, EXISTS
 
 _NOT_IN_COLUMN_NAMES = re.compile(r"\W+", re.ASCII)
 _INSTANT = pa.timestamp("us", "UTC")

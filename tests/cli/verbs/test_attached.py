@@ -10,8 +10,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
 from tests.cli.verbs.calling import done, from_json, rows_of, slackwater
-from tests.operations.from_spark.attach.following import START_MS, caught_up, commit, query, tail
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, Row
+from tests.operations.attach.following import START_MS, caught_up, commit, query, tail
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, Row
 
 pytestmark = pytest.mark.usefixtures("isolated")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from slackwater.client.show.programs import attach_plan_result, attached_version_result
 from slackwater.client.show.programs import attach_result as shown_caught_up
 from slackwater.client.show.shown import Result
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.tail import Tail
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.operations.from_spark.attach.following import caught_up, commit, query, tail
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint
+from tests.operations.attach.following import caught_up, commit, query, tail
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint
 
 
 def said(result: Result) -> str:
@@ -21,7 +21,7 @@ def test_a_plan_lists_the_tables_and_where_history_begins(tmp_path: Path) -> Non
     store, checkpoint = MemoryStore(), query()
 
     def plan(following: Tail) -> str:
-        return said(attach_plan_result(following.plan(), checkpoint.location, checkpoint.query))
+        return said(attach_plan_result(following.plan(), checkpoint))
 
     def batches(count: int, checkpoint: MemoryCheckpoint = checkpoint) -> None:
         for number in range(count):
@@ -49,4 +49,5 @@ def test_a_plan_lists_the_tables_and_where_history_begins(tmp_path: Path) -> Non
     batches(4)
     checkpoint.clean_up(before=8)
     assert "batches 8 to 9 can be read; batches 5 to 8 become one version" in plan(following)
-    assert "shop/totals: 3 versions more, up to batch 4" in said(shown_caught_up("shop", "totals", 3, 5))
+    assert following.head is not None
+    assert "shop/totals: 3 versions more, up to batch 4" in said(shown_caught_up(following.head, 3))

@@ -45,6 +45,7 @@ NOT_TYPED_PAGES = {
     "docs/archive.md": "needs an archive of days; tests/store/archive has it",
     "docs/benchmarks.md": "takes an hour",
     "docs/cluster.md": "needs systemd, a container engine or Kubernetes; test_deploy.py reads their files",
+    "docs/coming-from-kafka-streams.md": "needs a Kafka Streams app; tests/operations/from_kafka has one",
     "docs/coming-from-spark-adopt.md": "needs the checkpoint of a query; tests/operations/from_spark has one",
     "docs/coming-from-spark.md": "needs a running query; tests/operations/from_spark has one",
     "docs/debugging.md": "needs the app of the demo, which types the same",

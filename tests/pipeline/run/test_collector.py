@@ -8,7 +8,7 @@ from threading import enumerate as threads
 import pytest
 from slackwater.errors import Corruption, Usage
 from slackwater.pipeline.listener import Listener
-from slackwater.pipeline.run.housekeeping import Collector, background_thread
+from slackwater.pipeline.run.background import Collector, background_thread
 from slackwater.pipeline.run.options import parse_gc_interval
 from slackwater.snapshot.gc.collect import Collected
 from slackwater.snapshot.under_way import runners

@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.tail import Tail
 from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
@@ -24,7 +24,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import CloneJournal, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
-from tests.operations.from_spark.attach.following import commit, query
+from tests.operations.attach.following import commit, query
 
 pytestmark = pytest.mark.usefixtures("no_spark")
 
@@ -195,4 +195,4 @@ def test_a_program_cannot_run_on_a_stage_attached_to_a_spark_query(shop: Shop, t
     checkpoint, cache = query(), SstCache(tmp_path / "cache", 1 << 30)
     commit(checkpoint, {})
     Tail(shop.store, cache, checkpoint, shop.name, stage, by="host:1").claim()
-    shop.refused(shop.program(), Refused, f"{stage} is the state of a Spark query that slackwater is attached to")
+    shop.refused(shop.program(), Refused, f"{stage} is the state of a query or topic that slackwater is attached to")

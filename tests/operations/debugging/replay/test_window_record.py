@@ -14,8 +14,8 @@ from slackwater.snapshot.bisect.verdict import RecordPath, Verdict
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.operations.from_spark.attach.following import START_MS, caught_up, query, tail
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryTable
+from tests.operations.attach.following import START_MS, caught_up, query, tail
+from tests.operations.attach.memory_checkpoint import MemoryTable
 
 PROGRAM = """
 from pyspark.sql import functions as F

@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
+from slackwater.operations.attach.protocol import ReadableCheckpoint
 from slackwater.operations.from_spark.adopt.adoption import AdoptedBatch, Adoption
 from slackwater.operations.from_spark.adopt.mapping import map_tables
-from slackwater.operations.from_spark.checkpoint.protocol import ReadableCheckpoint
 from slackwater.state.event_time import TimeRules
 from slackwater.state.fits import declare_parts, reconcile_parts
 from slackwater.state.kinds.kind import BoundState, Kind

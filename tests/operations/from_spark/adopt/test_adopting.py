@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
+from slackwater.operations.attach.protocol import ReadableBatch
 from slackwater.operations.from_spark.adopt.adopting import AdoptionRequest, batches_to_adopt, first_offset_options
-from slackwater.operations.from_spark.checkpoint.protocol import ReadableBatch
 from slackwater.pipeline.api.stage import Stage
 
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
 
 COUNTRY = MemoryTable("", pa.schema([("country", pa.string())]), pa.schema([("count", pa.int64())]))
 

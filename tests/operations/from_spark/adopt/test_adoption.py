@@ -35,9 +35,9 @@ from ulid import ULID
 
 from tests.crash.points import Killed, killed_at_each_call
 from tests.models.profiles import scaled
+from tests.operations.attach.following import START_MS, caught_up, rows_at, tail, versions
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
 from tests.operations.from_spark.adopt.adopting import adoption, declared
-from tests.operations.from_spark.attach.following import START_MS, caught_up, rows_at, tail, versions
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable, Row
 from tests.support.collecting import AgingStore
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming import StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, LongType, StringType
 from slackwater.errors import Refused
+from slackwater.operations.attach.protocol import DELETED
 from slackwater.operations.from_spark.adopt.adoption import AdoptedBatch
 from slackwater.operations.from_spark.adopt.grouped import GroupedMapping
 from slackwater.operations.from_spark.adopt.mapping import RowMapping, StateMapping, map_tables
-from slackwater.operations.from_spark.checkpoint.protocol import DELETED
 from slackwater.state.kinds.aggregate import Aggregates
 from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.kind import BoundState, Groups, Kind, with_input_metadata
@@ -33,8 +33,8 @@ from slackwater.store.versions.manifest import Column, Table
 from slackwater.store.versions.side_tables import side_manifests
 
 from tests.models.profiles import scaled
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
 from tests.operations.from_spark.adopt.adopting import adoption, declared, table_of
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, MemoryTable
 from tests.state.kinds.spark_model import OUTPUT, struct
 from tests.state.kinds.test_processor_table import Scripted
 

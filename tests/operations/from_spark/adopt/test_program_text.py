@@ -9,7 +9,7 @@ from slackwater.operations.from_spark.adopt.program_text import program_text
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.run.program import load_app
 
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryTable
+from tests.operations.attach.memory_checkpoint import MemoryTable
 
 TIME, INT = pa.timestamp("us", "UTC"), pa.int64()
 COUNTRY = pa.schema([("country", pa.string())])

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from slackwater.errors import Corruption, Gone, Refused
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.tail import Tail
 from slackwater.operations.from_spark.checkpoint.checkpoint import DELETED, Checkpoint, open_checkpoint
 from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
 from slackwater.operations.from_spark.checkpoint.places import HadoopFiles

@@ -7,8 +7,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.attach.rows import declare_tables
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.rows import declare_tables
+from slackwater.operations.attach.tail import Tail
 from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -16,7 +16,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.side_tables import table_name
 
 from tests.models.profiles import SEARCHES
-from tests.operations.from_spark.attach.following import caught_up, rows_at
+from tests.operations.attach.following import caught_up, rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS, READ_SINCE
 from tests.operations.from_spark.checkpoint.random_schemas import query, shapes, write_input

@@ -17,8 +17,8 @@ from pyspark.sql.types import (
     VariantType,
 )
 from slackwater.errors import Refused
+from slackwater.operations.attach.protocol import has_timeout
 from slackwater.operations.from_spark.checkpoint.operators import Operator, OperatorTable
-from slackwater.operations.from_spark.checkpoint.protocol import has_timeout
 from slackwater.operations.from_spark.checkpoint.tables import StateTable, make_state_table
 
 INSTANT = pa.timestamp("us", "UTC")

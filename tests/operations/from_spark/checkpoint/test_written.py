@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from slackwater.operations.attach.protocol import APPENDED, DELETED
 from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
-from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELETED
 from slackwater.operations.from_spark.checkpoint.tables import StateTable
 
 from tests.models.profiles import SEARCHES

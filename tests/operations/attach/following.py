@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from slackwater.operations.from_spark.attach.tail import FollowedVersion, Tail
+from slackwater.operations.attach.tail import FollowedVersion, Tail
 from slackwater.store.compaction.merge import iter_visible_rows
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -13,7 +13,7 @@ from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 from slackwater.store.versions.side_tables import tables_of
 
-from tests.operations.from_spark.attach.memory_checkpoint import Changes, MemoryCheckpoint, MemoryTable, Row
+from tests.operations.attach.memory_checkpoint import Changes, MemoryCheckpoint, MemoryTable, Row
 
 START_MS = 1_700_000_000_000
 TOTALS = MemoryTable(

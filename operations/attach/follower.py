@@ -5,15 +5,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from ....common import runtime
-from ....errors import SlackwaterError, Unavailable
-from ....pipeline.listener import Listener
-from ....pipeline.run.housekeeping import Collector, background_thread
-from ....pipeline.run.stopping import StopEvent
-from ....snapshot.gc.reachable import Retention
-from ....snapshot.under_way.runners import Heartbeat, HeartbeatWriter
-from ....store.objects.protocol import ObjectStore
-from ...maintenance.compact import AppCompactor
+from ...common import runtime
+from ...errors import SlackwaterError, Unavailable
+from ...pipeline.listener import Listener
+from ...pipeline.run.background import Collector, background_thread
+from ...pipeline.run.stopping import StopEvent
+from ...snapshot.gc.reachable import Retention
+from ...snapshot.under_way.runners import Heartbeat, HeartbeatWriter
+from ...store.objects.protocol import ObjectStore
+from ..maintenance.compact import AppCompactor
 from .tail import FollowedVersion, Tail
 
 _log = logging.getLogger("slackwater")

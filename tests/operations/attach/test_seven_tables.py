@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from slackwater.operations.from_spark.attach.rows import declare_tables
-from slackwater.operations.from_spark.attach.steps import SMALL_BACKLOG
+from slackwater.operations.attach.rows import declare_tables
+from slackwater.operations.attach.steps import SMALL_BACKLOG
 from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -22,12 +22,12 @@ from slackwater.store.versions.manifest import Manifest
 from slackwater.store.versions.side_tables import table_name
 
 from tests.cli.verbs.calling import MODULE, done
-from tests.operations.from_spark.attach.following import rows_at
+from tests.operations.attach.following import rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated", "one_spark"), pytest.mark.timeout(1_800)]
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 MOST_BEHIND = 3
 EVERY_S = 2
 
@@ -55,7 +55,7 @@ def test_a_query_with_seven_tables_is_followed_without_falling_behind(
     query = (
         sys.executable,
         "-m",
-        "tests.operations.from_spark.attach.seven_tables",
+        "tests.operations.attach.seven_tables",
         str(where),
         "--every",
         f"{EVERY_S} seconds",

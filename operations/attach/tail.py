@@ -1,4 +1,4 @@
-"""Follower of a Spark query: claims a stage, then commits a version for each batch, or for several if it lags."""
+"""Follower of a query or topic: claims a stage, then commits a version for each batch, or for several if it lags."""
 
 import re
 from collections.abc import Mapping
@@ -8,22 +8,23 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ....common import instants, runtime
-from ....errors import Gone, Refused
-from ....snapshot.cut.moments import heads_of
-from ....snapshot.take.audit_log import record_operation, whoami
-from ....snapshot.under_way.exclusion import Intent, check_exclusion
-from ....store.objects.counting import CountingStore
-from ....store.objects.many import map_concurrently
-from ....store.objects.protocol import ObjectStore
-from ....store.read.cache import SstCache
-from ....store.versions import amend as amending
-from ....store.versions import apps, history
-from ....store.versions.amend import Amendment, amend
-from ....store.versions.entries.ssts import Sst
-from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
-from ....store.versions.side_tables import as_main_table, table_name
-from ..checkpoint.protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
+from ...common import instants, runtime
+from ...errors import Gone, Refused
+from ...snapshot.cut.moments import heads_of
+from ...snapshot.take.audit_log import record_operation, whoami
+from ...snapshot.under_way.exclusion import Intent, check_exclusion
+from ...state.records import id_to_store
+from ...store.objects.counting import CountingStore
+from ...store.objects.many import map_concurrently
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import amend as amending
+from ...store.versions import apps, history
+from ...store.versions.amend import Amendment, amend
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
+from ...store.versions.side_tables import as_main_table, table_name
+from .protocol import ClaimNeeded, FollowedCheckpoint, ReadableBatch, ReadableTable
 from .rows import RowWriter, declare_tables, reconcile_tables, tables_by_side, with_tables
 from .steps import ReadChanges, adapt_batches_per_version, next_step
 
@@ -94,6 +95,9 @@ class Tail:
     def __post_init__(self, store: ObjectStore) -> None:
         self._store = CountingStore(store)
         self._rows = RowWriter(self._store, self.cache, self.app, self.stage)
+        self._declare()
+
+    def _declare(self) -> None:
         tables_by_name = declare_tables(self.checkpoint.tables, self.partitions)
         self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
@@ -102,6 +106,7 @@ class Tail:
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
+        self.checkpoint.resume(head)
         tables = self._checked_tables(head)
         committed, available = self.checkpoint.committed_batches(), self.checkpoint.readable_batches()
         if committed and not available:
@@ -123,6 +128,7 @@ class Tail:
         """Claim the stage under a new epoch. Creates the app if it is missing."""
         check_exclusion(self._store, self.app, Intent.RUN)
         head = history.head(self._store, self.app, self.stage)
+        self.checkpoint.resume(head)
         self._checked_tables(head)
         previous = head.attached if head is not None else None
 
@@ -130,7 +136,9 @@ class Tail:
             tables = self._checked_tables(draft if draft.attached is not None else None)
             self._needs_whole_state = self._needs_whole_state or not tables.keys() <= tables_by_side(draft).keys()
             attached = draft.attached or FollowedQuery(self.checkpoint.query, 0)
-            return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.location))
+            followed = replace(attached, checkpoint=self.checkpoint.location, formats=dict(self.checkpoint.formats))
+            inputs = dict(self.checkpoint.claimed_inputs(draft))
+            return replace(with_tables(draft, tables), attached=followed, inputs=inputs)
 
         def requires(version: Manifest) -> bool:
             self._checked_tables(version)
@@ -153,6 +161,7 @@ class Tail:
             take_stats=self._store.take_stats,
         )
         self.head, self._head_read_s = amended.manifest, runtime.monotonic()
+        self.checkpoint.resume(self.head)
         if previous is None:
             record_operation(
                 self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.location}", whoami(),
@@ -165,6 +174,14 @@ class Tail:
 
         Must be called in a loop. The first version has the whole state at the oldest available batch.
         """
+        try:
+            return self._commit_next()
+        except ClaimNeeded:
+            self._declare()
+            self.claim()
+            return self._commit_next()
+
+    def _commit_next(self) -> tuple[FollowedVersion, ...]:
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed_batches(), self.checkpoint.readable_batches
@@ -201,7 +218,7 @@ class Tail:
                     hint="restore the file if it was lost; if the query removes files before they are read, set a "
                     "larger spark.sql.streaming.minBatchesToRetain",
                 ) from error
-            return self.commit_next()
+            return self._commit_next()
 
     def _commit_changes(self, step: ReadChanges) -> tuple[FollowedVersion, ...]:
         after, up_to = step.batches[0] - 1, step.batches[-1]
@@ -272,6 +289,7 @@ class Tail:
                     next_batch=batch.id + 1,
                     batches=batch.id + 1 - following,
                     others=tuple(sorted(map(_input_name, batch.non_kafka))),
+                    read_ms=batch.committed_ms if attached.follows_topic else 0,
                 ),
                 duration_ms=round((runtime.monotonic() - began_s) * 1_000),
             )
@@ -311,7 +329,7 @@ class Tail:
         for head in (head for head in heads if head.attached is None and not head.retired):
             raise Refused(
                 f"app {self.app!r} belongs to a program: its stage {head.stage!r} is not attached",
-                hint="attach the query under another --app",
+                hint="attach under another --app",
             )
 
     def _checked_tables(self, head: Manifest | None) -> dict[str, Table]:
@@ -321,24 +339,25 @@ class Tail:
         where = f"{self.app}/{self.stage}"
         if head.attached is None:
             raise Refused(
-                f"{where} is a stage of a program: a query cannot be attached to it",
+                f"{where} is a stage of a program: nothing can be attached to it",
                 hint="choose another --app, or another --stage",
             )
         if head.retired:
             raise Refused(f"{where} is retired", hint="choose another --stage")
         if head.attached.query != self.checkpoint.query:
             raise Refused(
-                f"{where} is attached to the query {head.attached.query} in {head.attached.checkpoint}, not to "
-                f"{self.checkpoint.query} in {self.checkpoint.location}",
+                f"{where} is attached to {_describe(head.attached.query, head.attached.checkpoint)}, not to "
+                f"{_describe(self.checkpoint.query, self.checkpoint.location)}",
                 hint="choose another --app, or another --stage",
             )
         self._check_not_rolled_back(head)
-        return reconcile_tables(tables_by_side(head), current)
+        return reconcile_tables(tables_by_side(head), current, self.stage, head.version)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
         """Raise `Refused` if the query ran the newest version's last batch again with other offsets."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
-        if last < 0 or last not in self.checkpoint.committed_batches():
+        # The batches of a topic are numbered by versions.
+        if self.checkpoint.formats or last < 0 or last not in self.checkpoint.committed_batches():
             return
         with suppress(Gone):
             current_inputs = _inputs(head, self.checkpoint.read_batch(last))
@@ -354,6 +373,10 @@ class Tail:
                 )
 
 
+def _describe(query: str, location: str) -> str:
+    return location if location.endswith(f":{query}") else f"the query {query} in {location}"
+
+
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
     inputs = {}
     for name, offsets in batch.offsets.items():
@@ -361,7 +384,8 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
         previous = draft.inputs.get(topic) or Input(topic, ())
         # The sum falls if the query continues with a recreated topic.
         rows = 0 if name in batch.non_kafka else max(0, sum(offsets) - sum(previous.offsets))
-        inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows)
+        topic_id = id_to_store(previous.topic_id, batch.topic_ids.get(name, ""))
+        inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows, topic_id=topic_id)
     return inputs
 
 

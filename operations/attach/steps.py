@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....errors import Refused
+from ...errors import Refused
 
 MAX_BATCHES = 16
 """Maximum number of batches in one read. It is small, so that the query removes none of them during the read."""

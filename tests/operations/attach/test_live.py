@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.protocol import ReadableCheckpoint
+from slackwater.operations.attach.tail import Tail
 from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
-from slackwater.operations.from_spark.checkpoint.protocol import ReadableCheckpoint
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -20,12 +20,12 @@ from slackwater.store.sst.arrow_types import python_rows
 
 from tests.cli.verbs.calling import MODULE, done, from_json
 from tests.models.profiles import SEARCHES
-from tests.operations.from_spark.attach.following import rows_at
+from tests.operations.attach.following import rows_at
 from tests.support.running import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("isolated")]
 
-QUERY = Path(__file__).parents[4] / "examples" / "spark_totals.py"
+QUERY = Path(__file__).parents[3] / "examples" / "spark_totals.py"
 
 
 @contextmanager

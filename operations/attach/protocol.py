@@ -1,10 +1,12 @@
-"""Read-only interface to the checkpoint of a Spark query."""
+"""Read-only interface to what `attach` follows and `adopt` reads: the checkpoint of a Spark query, or a topic."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
+
+from ...store.versions.manifest import Input, Manifest
 
 DELETED = "_deleted"
 """Boolean column of tables of changes: True for a deleted key, whose values are undefined."""
@@ -55,6 +57,12 @@ class ReadableBatch:
     """Time of Spark's commit, milliseconds since 1970 UTC."""
     non_kafka: frozenset[str] = frozenset()
     """Sources other than Kafka. Their offsets count files or seconds instead of records."""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's ids of the topics, if known."""
+
+
+class ClaimNeeded(Exception):
+    """The tables have new columns, or a topic was created again: another claim records that."""
 
 
 class ReadableCheckpoint(Protocol):
@@ -86,7 +94,10 @@ class ReadableCheckpoint(Protocol):
         """Return a committed batch. Raises `Gone`."""
 
     def read_rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
-        """Return a table's rows (key and values) at the end of a batch. Raises `Gone`."""
+        """Return a table's rows (key and values) at the end of a batch. Raises `Gone`.
+
+        Rows with a column `DELETED` are a log: the row with the largest `RECORD_OFFSET` is the row of its key.
+        """
 
     def read_changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
         """Return a table's changes in the batches `after` + 1 to `up_to`, one table for each batch.
@@ -97,7 +108,17 @@ class ReadableCheckpoint(Protocol):
 
 
 class FollowedCheckpoint(ReadableCheckpoint, Protocol):
-    """Checkpoint of a running query whose batches are read soon after they are committed."""
+    """Checkpoint of a running query, or a topic, whose batches are read soon after they are committed."""
+
+    @property
+    def formats(self) -> Mapping[str, str]:
+        """Formats of a topic's keys and values, as a user names them; empty for a checkpoint."""
+
+    def resume(self, head: Manifest | None, /) -> None:
+        """Continue after the last batch that a version has. A checkpoint numbers its batches itself."""
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        """Return the inputs of a claim: as in the version before, except for a topic that was created again."""
 
     def newest_batch(self) -> int:
         """Return the last committed batch, -1 for none. Thread-safe."""

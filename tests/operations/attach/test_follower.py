@@ -4,12 +4,12 @@ from itertools import repeat
 from pathlib import Path
 
 from slackwater.common import instants
-from slackwater.operations.from_spark.attach.follower import Follower
+from slackwater.operations.attach.follower import Follower
 from slackwater.snapshot.under_way.runners import batch_lag, live_heartbeats
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
-from tests.operations.from_spark.attach.following import commit, query, tail
+from tests.operations.attach.following import commit, query, tail
 from tests.support.running import eventually
 
 

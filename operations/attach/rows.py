@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -16,26 +17,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ....errors import Refused, Usage
-from ....pipeline.batch.task_count import TaskCount
-from ....snapshot.diff.key_changes import KeyChanges
-from ....state.kinds.kind import Attached
-from ....store.compaction.merge import iter_visible_rows
-from ....store.objects.counting import ReadCounters
-from ....store.objects.many import map_concurrently
-from ....store.objects.protocol import ObjectStore
-from ....store.read.cache import SstCache
-from ....store.read.multi_get import multi_get
-from ....store.read.parts import find_parts
-from ....store.sst import writer
-from ....store.sst.arrow_types import from_arrow
-from ....store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
-from ....store.versions import keys
-from ....store.versions.entries.ssts import Sst
-from ....store.versions.manifest import Column, Manifest, SideTable, Table
-from ...exchange.initialise import count_slots, sort_by_hash, split_by_slot
-from ..checkpoint.protocol import APPENDED, DELETED, ReadableTable
+from ...errors import Refused, Usage
+from ...pipeline.batch.task_count import TaskCount
+from ...snapshot.diff.key_changes import KeyChanges
+from ...state.fits import evolve
+from ...state.kinds.kind import Attached
+from ...state.records import RECORD_OFFSET
+from ...store.compaction.merge import iter_visible_rows
+from ...store.objects.counting import ReadCounters
+from ...store.objects.many import map_concurrently
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.multi_get import multi_get
+from ...store.read.parts import find_parts
+from ...store.sst import writer
+from ...store.sst.arrow_types import from_arrow
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
+from ...store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
+from ...store.versions import keys
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Column, Manifest, SideTable, Table
+from ..exchange.initialise import count_slots, sort_by_hash, split_by_slot
+from .protocol import APPENDED, DELETED, ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _MAX_NAME_LENGTH = 63
@@ -72,14 +75,20 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
     return tuple(Column(field.name, from_arrow(field.type)) for field in schema)
 
 
-def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables; a table that is already stored keeps its stored declaration.
+def reconcile_tables(
+    stored: Mapping[str, Table], current: Mapping[str, Table], stage: str = "", version: int = 0
+) -> dict[str, Table]:
+    """Return the query's current tables, with the stored declarations of tables that are already stored.
 
-    Raises `Refused` if a stored table is missing in `current`, or has different columns there.
+    The table of a topic gets its new columns with `version`. Raises `Refused` if a stored table is missing in
+    `current`, or has different columns there.
     """
     result, shape = {}, attrgetter("key", "values", "state")
     for name, table in current.items():
         previous = stored.get(name)
+        if previous is not None and Attached.is_of_topic(previous.state) and shape(previous) != shape(table):
+            result[name] = _with_new_columns(stage, previous, table, version)
+            continue
         if previous is not None and shape(previous) != shape(table):
             previous_columns, current_columns = (
                 describe_schema(arrow_schema(version.columns)) for version in (previous, table)
@@ -95,6 +104,19 @@ def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) 
             f"the query no longer has the table {missing[0]!r}", hint="attach it under another --app or --stage"
         )
     return result
+
+
+def _with_new_columns(stage: str, stored: Table, current: Table, version: int) -> Table:
+    removed = [column for column in stored.values if column.name not in {new.name for new in current.values}]
+    try:
+        grown, _ = evolve(stage, stored, replace(current, values=(*current.values, *removed)), {})
+    except Refused as error:
+        raise Refused(
+            error.message, hint="attach the topic under another --stage, with the types of --columns"
+        ) from error
+    old_ids = stored.column_ids
+    values = (column if column.id in old_ids else replace(column, since=version) for column in grown.values)
+    return replace(grown, values=tuple(values))
 
 
 def tables_by_side(manifest: Manifest) -> dict[str, Table]:
@@ -206,9 +228,10 @@ class RowWriter:
             nonlocal size
             size += num_bytes
 
-        columns = arrow_schema(table.columns)
-        fit = (part for batch in rows for part in cast_to_columns(batch, table.columns).combine_chunks().to_batches())
-        no_rows = pa.schema([pa.field(HASH, pa.int64()), *columns]).empty_table()
+        flag, rows = _log_columns(rows)
+        columns = pa.schema([*arrow_schema(table.columns), *flag])
+        fit = (part for batch in rows for part in _cast_log(batch, table.columns, flag).combine_chunks().to_batches())
+        no_rows = pa.schema([pa.field(HASH, pa.int64()), *arrow_schema(table.columns)]).empty_table()
         slots, following = table.partitions, 0
         for slot, slots, new in split_by_slot(
             sort_by_hash(fit, columns, tuple(key), on_read), lambda: count_slots(table, size)
@@ -224,6 +247,7 @@ class RowWriter:
         self, version: Manifest, table: Table, slot: int, slots: int, new: pa.Table
     ) -> Iterator[tuple[int, pa.Table]]:
         names, key = [HASH, *(column.name for column in table.columns)], [column.name for column in table.key]
+        new = _newest_rows(new, key)
         old = new.slice(0, 0)
         if version.ssts:
             stored = iter_visible_rows(self.store, self.cache, version.ssts, replace(table, partitions=slots), slot, 0)
@@ -243,6 +267,31 @@ class RowWriter:
             return put(partition=partition, rows=with_expiry(stamped, table, self.clock_ms))
 
         return tuple(map_concurrently(write, parts, _CONCURRENT_WRITES, max_unread=_CONCURRENT_WRITES))
+
+
+def _log_columns(rows: Iterable[pa.RecordBatch]) -> tuple[list[pa.Field], Iterator[pa.RecordBatch]]:
+    """Return the column `DELETED` if rows are a log, and all rows."""
+    batches = iter(rows)
+    first = next(batches, None)
+    if first is None:
+        return [], iter(())
+    flag = [first.schema.field(DELETED)] if DELETED in first.schema.names else []
+    return flag, chain([first], batches)
+
+
+def _cast_log(rows: pa.RecordBatch, columns: Sequence[Column], flag: list[pa.Field]) -> pa.Table:
+    table = cast_to_columns(rows, columns)
+    return table.append_column(flag[0], rows[DELETED]) if flag else table
+
+
+def _newest_rows(rows: pa.Table, key: list[str]) -> pa.Table:
+    """Return the newest row of each key of a log, without deleted ones. Rows that are no log are returned as is."""
+    if DELETED not in rows.column_names:
+        return rows
+    rows = normalise_keys(rows.take(pc.sort_indices(rows[RECORD_OFFSET])), key)
+    order, repeats = sort_keys(rows[HASH].to_numpy(), rows.select(key))
+    newest = rows.take(pa.array(order[np.append(~repeats[1:], True)]))
+    return newest.filter(pc.invert(newest[DELETED])).drop_columns([DELETED])
 
 
 def diff_rows(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:

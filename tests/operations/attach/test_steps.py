@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.operations.from_spark.attach.steps import (
+from slackwater.operations.attach.steps import (
     MAX_BATCHES,
     SMALL_BACKLOG,
     ReadChanges,

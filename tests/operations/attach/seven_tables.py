@@ -1,6 +1,6 @@
 """A plain Spark query whose `transformWithState` keeps seven tables: each kind of state variable, and timers.
 
-`python -m tests.operations.from_spark.attach.seven_tables CHECKPOINT` runs it until it is killed, over rows of
+`python -m tests.operations.attach.seven_tables CHECKPOINT` runs it until it is killed, over rows of
 Spark's rate source.
 """
 

@@ -10,6 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
 from slackwater.operations.maintenance.compact import StageCompactor
+from slackwater.operations.repair.rewind import rewind
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.memory import MemoryKafka
+from slackwater.pipeline.kafka.protocol import Record
+from slackwater.snapshot.cut.refs import parse_ref
 from slackwater.snapshot.cut.replicas import Replica
 from slackwater.snapshot.query.log import describe_imported_batches
 from slackwater.snapshot.take.audit_log import list_operations
@@ -19,7 +24,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import codec, keys
 
 from tests.crash.points import Killed, killed_at_each_call
-from tests.operations.from_spark.attach.following import (
+from tests.operations.attach.following import (
     SEEN,
     START_MS,
     TOTALS,
@@ -33,7 +38,7 @@ from tests.operations.from_spark.attach.following import (
     truth,
     versions,
 )
-from tests.operations.from_spark.attach.memory_checkpoint import MemoryCheckpoint, Row
+from tests.operations.attach.memory_checkpoint import MemoryCheckpoint, Row
 from tests.support.collecting import AgingStore
 
 DAY = datetime.date(2026, 11, 26)
@@ -168,6 +173,21 @@ def test_a_stage_of_a_program_or_of_another_query_is_refused(cache: SstCache) ->
         tail(store, cache, other).claim()
     with pytest.raises(Refused, match="is attached to the query 6a1c9c30"):
         tail(store, cache, other).plan()
+
+
+def test_after_a_rewind_the_batches_since_are_read_again(cache: SstCache) -> None:
+    store, checkpoint = MemoryStore(), query()
+    batches(checkpoint, 5)
+    caught_up(tail(store, cache, checkpoint))
+    later_ms, kafka = START_MS + 60_000, MemoryKafka("memory://orders")
+    kafka.create_topics({"orders": 2})
+    kafka.send("orders", [Record(b"", number % 2) for number in range(200)], patience_s=5)
+    target = parse_ref("shop/totals@v3", now_ms=later_ms)
+    rewind(store, "shop", target, KafkaChannels(kafka), by="ann", now_ms=later_ms, cache=cache)
+    assert rows_at(store, cache, versions(store)[-1]) == truth(checkpoint, 1)
+    batch(checkpoint, 5)
+    caught_up(tail(store, cache, checkpoint))
+    assert rows_at(store, cache, versions(store)[-1]) == truth(checkpoint, 5)
 
 
 def test_a_query_is_not_followed_in_a_replica(cache: SstCache) -> None:

@@ -18,8 +18,8 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.attach.rows import declare_tables
-from slackwater.operations.from_spark.attach.tail import Tail
+from slackwater.operations.attach.rows import declare_tables
+from slackwater.operations.attach.tail import Tail
 from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.pipeline.dev.jars import Jars
 from slackwater.pipeline.kafka.open import open_kafka
@@ -29,7 +29,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.side_tables import table_name
 
-from tests.operations.from_spark.attach.following import rows_at
+from tests.operations.attach.following import rows_at
 from tests.operations.from_spark.checkpoint.by_spark import by_spark, plain_arrow
 from tests.operations.from_spark.checkpoint.queries import PROVIDERS
 from tests.support.running import eventually

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from slackwater.errors import Gone
-from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELETED, ReadableBatch, ReadableTable
+from slackwater.operations.attach.protocol import APPENDED, DELETED, ReadableBatch, ReadableTable
+from slackwater.store.versions.manifest import Input, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class MemoryCheckpoint:
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
     location: str = "memory:checkpoint"
     keeps_changes: bool = True
+    formats: Mapping[str, str] = field(default_factory=dict)
     batches: list[ReadableBatch] = field(default_factory=list)
     first: int = 0
     """Oldest batch whose state and changes can be read."""
@@ -70,6 +72,12 @@ class MemoryCheckpoint:
     def state(self, batch: int) -> dict[str, dict[Row, Row]]:
         """Return the rows of all tables at the end of a batch, even one cleaned up, as the truth for tests."""
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
+
+    def resume(self, head: Manifest | None, /) -> None:
+        """Do nothing: the query numbers its batches."""
+
+    def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
+        return draft.inputs
 
     def committed_batches(self) -> range:
         return range(self.first, len(self.batches))

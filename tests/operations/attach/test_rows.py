@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.operations.from_spark.attach import rows as comparing
-from slackwater.operations.from_spark.attach.rows import RowWriter, declare_tables
+from slackwater.operations.attach import rows as comparing
+from slackwater.operations.attach.rows import RowWriter, declare_tables
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.schema import arrow_schema
 from slackwater.store.versions.manifest import Manifest, Table
 
 from tests.models.profiles import scaled
-from tests.operations.from_spark.attach.following import TOTALS, rows_at
+from tests.operations.attach.following import TOTALS, rows_at
 
 STATES = st.dictionaries(
     st.none() | st.text(max_size=3), st.tuples(st.none() | st.integers(0, 2), st.none() | st.floats(0, 1)), max_size=30

@@ -1,0 +1,142 @@
+"""Records of a topic as rows of a table: decoded keys and values, and the address of the record."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+from ...pipeline.kafka.columns import MessageColumns
+from ...pipeline.kafka.protocol import Kafka
+from ...state.records import RECORD_OFFSET, RECORD_PARTITION, Range
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
+from ..attach.protocol import DELETED
+from .formats import BadValue, Format, columns_of, fields_of, is_empty
+
+_log = logging.getLogger("slackwater")
+_PATIENCE_S = 60.0
+_ADDRESS = [pa.field(RECORD_PARTITION, pa.int32()), pa.field(RECORD_OFFSET, pa.int64())]
+_READ = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64())])
+_PREFIX = "value_"
+_UNMERGED_ROWS = 100_000
+
+
+@dataclass(slots=True)
+class RecordReader:
+    """Reads a topic's records as rows. Raises `Refused` for a record that cannot be decoded, with its address."""
+
+    kafka: Kafka
+    topic: str
+    key: Format
+    value: Format
+    _has_warned: bool = field(default=False, init=False)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        return pa.schema(fields_of(self.key.type, "key"))
+
+    @property
+    def value_schema(self) -> pa.Schema:
+        """Columns of the values. A field that is named as a key column gets the prefix `value_`."""
+        taken = {name.casefold() for name in self.key_schema.names}
+        fields = (
+            inner.with_name(f"{_PREFIX}{inner.name}") if inner.name.casefold() in taken else inner
+            for inner in fields_of(self.value.type, "value")
+        )
+        return pa.schema([*fields, *_ADDRESS])
+
+    def learn(self, samples: pa.Table, stored: tuple[pa.Schema, pa.Schema] | None) -> None:
+        """Choose the columns from some records; `stored` are the stored columns of key and value."""
+        for side, kind, known in (("key", self.key, _stored_key(stored)), ("value", self.value, _stored_value(stored))):
+            there = samples.filter(pc.is_valid(samples[side]))
+            self._call(partial(kind.learn, stored=known), side, there)
+            self._call(kind.decode, side, there)
+            if is_empty(kind.type):
+                raise Refused(
+                    f"topic {self.topic!r} has no record from which to infer the columns of its {side}s",
+                    hint="attach it once it has one, or name the columns: --columns 'amount double, …'",
+                )
+
+    def samples(self, *reads: Sequence[Range]) -> pa.Table:
+        """Return the records of several reads, undecoded. Raises `Gone`."""
+        parts = [batch for spans in reads for batch in self._chunks([span for span in spans if span.first < span.last])]
+        return pa.Table.from_batches(parts, _READ)
+
+    def rows(self, spans: Sequence[Range], topic_id: str) -> Iterator[pa.Table]:
+        """Yield the rows of records, in order in each partition: key, values, address, and `DELETED` for tombstones.
+
+        Records without a key are left out. Raises `Gone`, `NewFields` and `Unavailable`.
+        """
+        for records in self._chunks(spans, topic_id):
+            table = pa.Table.from_batches([records])
+            if records["key"].null_count:
+                self._warn(records.filter(pc.is_null(records["key"])))
+                table = table.filter(pc.is_valid(table["key"]))
+            if table.num_rows:
+                yield self._decode(table)
+
+    def _chunks(self, spans: Sequence[Range], topic_id: str = "") -> Iterator[pa.RecordBatch]:
+        for chunk in self.kafka.read_ranges(self.topic, spans, patience_s=_PATIENCE_S, topic_id=topic_id):
+            yield MessageColumns(*chunk).to_batch(_READ)
+
+    def _decode(self, table: pa.Table) -> pa.Table:
+        deleted = np.asarray(pc.is_null(table["value"]))
+        keys = self._call(self.key.decode, "key", table)
+        values = self._call(self.value.decode, "value", table.filter(pa.array(~deleted)))
+        rows = pa.array(np.cumsum(~deleted) - 1, mask=deleted)
+        schema = pa.schema([*self.key_schema, *self.value_schema, pa.field(DELETED, pa.bool_())])
+        columns = [*columns_of(keys), *(column.take(rows) for column in columns_of(values))]
+        return pa.table([*columns, table["partition"], table["offset"], pa.array(deleted)], schema=schema)
+
+    def _call(self, decode: Callable[[pa.BinaryArray], Any], side: str, table: pa.Table) -> Any:
+        try:
+            return decode(table[side].combine_chunks())
+        except BadValue as error:
+            partition, offset = (table[name][error.row].as_py() for name in ("partition", "offset"))
+            raise Refused(
+                f"the {side} of {self.topic}[{partition}]@{offset} cannot be decoded: {error.why}",
+                hint=f"choose another --{side}: string, bytes, long, int, double, json, registry, or a decoder of "
+                "yours, FILE:FUNCTION; --columns 'NAME TYPE, …' sets the types of JSON fields",
+            ) from error
+
+    def _warn(self, records: pa.RecordBatch) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            partition, offset = (records[name][0].as_py() for name in ("partition", "offset"))
+            _log.warning(
+                "records without a key are left out, as a KTable does: %s[%d]@%d", self.topic, partition, offset
+            )
+
+
+def _stored_key(stored: tuple[pa.Schema, pa.Schema] | None) -> pa.StructType | None:
+    return None if stored is None else pa.struct(list(stored[0]))
+
+
+def _stored_value(stored: tuple[pa.Schema, pa.Schema] | None) -> pa.StructType | None:
+    if stored is None:
+        return None
+    prefixed = {f"{_PREFIX}{name}": name for name in stored[0].names}
+    fields = [inner for inner in stored[1] if inner not in _ADDRESS]
+    return pa.struct([inner.with_name(prefixed.get(inner.name, inner.name)) for inner in fields])
+
+
+def last_of_each_key(parts: Sequence[pa.Table], key: list[str]) -> pa.Table:
+    """Return the last row of each key."""
+    rows = normalise_keys(pa.concat_tables(parts).combine_chunks(), key)
+    order, repeats = sort_keys(hash_keys(rows, key), rows.select(key))
+    return rows.take(pa.array(order[np.append(~repeats[1:], True)])) if rows.num_rows else rows
+
+
+def merge_rows(parts: Iterable[pa.Table], key: list[str], schema: pa.Schema) -> pa.Table:
+    """Return the last row of each key. Needs memory for these rows, and for some more."""
+    merged, unmerged = schema.empty_table(), list[pa.Table]()
+    for part in parts:
+        unmerged.append(part)
+        if sum(table.num_rows for table in unmerged) > max(_UNMERGED_ROWS, merged.num_rows):
+            merged, unmerged = last_of_each_key([merged, *unmerged], key), []
+    return last_of_each_key([merged, *unmerged], key) if unmerged else merged

