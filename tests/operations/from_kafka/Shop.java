@@ -21,6 +21,7 @@ import org.apache.kafka.streams.state.KeyValueIterator;
 import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.QueryableStoreTypes;
 import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.WindowStore;
 
 /**
  * A Kafka Streams app, as a team has it: totals by customer, orders by minute, and visits, of the topic `orders`.
@@ -75,10 +76,13 @@ class Shop {
         totals.toStream().to("totals", Produced.with(Serdes.String(), Serdes.String()));
         if (windows) {
             orders.windowedBy(TimeWindows.ofSizeWithNoGrace(MINUTE))
-                .count(Materialized.as("per-minute")).toStream()
+                .count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as("per-minute").withCachingDisabled())
+                .toStream()
                 .to("minutes", Produced.with(
                     WindowedSerdes.timeWindowedSerdeFrom(String.class, MINUTE.toMillis()), Serdes.Long()));
-            orders.windowedBy(SessionWindows.ofInactivityGapWithNoGrace(MINUTE)).count(Materialized.as("visits"));
+            // A fetch through the cache would visit every minute since 1970.
+            orders.windowedBy(SessionWindows.ofInactivityGapWithNoGrace(MINUTE))
+                .count(Materialized.<String, Long, SessionStore<Bytes, byte[]>>as("visits").withCachingDisabled());
         }
         return builder.build();
     }
