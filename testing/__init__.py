@@ -83,7 +83,8 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
     from ..operations.debugging.replay.bundle import read
     from ..operations.debugging.replay.bundled import open_bundle
     from ..operations.debugging.replay.compare import compare
-    from ..operations.debugging.replay.expectation import sorted_rows, with_canonical_nan
+    from ..operations.debugging.replay.expectation import sorted_rows
+    from ..operations.debugging.replay.literals import with_canonical_nan
 
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
         comparison = compare(*opened)

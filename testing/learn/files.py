@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...common.whole_file import atomic_file
-from ...operations.debugging.replay.expectation import literal, with_canonical_nan
+from ...operations.debugging.replay.literals import MODULES, literal, with_canonical_nan
 from .. import Ran, Record
 from .branches import Branch
 from .runs import TopicRecord, by_topic, max_records
 
-_MODULES = ("datetime", "decimal", "math")
 _OF_REJECTED = ("topic", "offset", "error")
 """Columns of rejected records that do not depend on the machine."""
 _REJECTED = f"[({', '.join(f'row[{name!r}]' for name in _OF_REJECTED)}) for row in ran.rows({{}})]"
@@ -63,7 +62,7 @@ def format_tests(app: str, program: str, tests: Sequence[LearnedTest], values: s
     constants = [f"{names[id(record)]} = {_record(record.record)}" for record in records]
     functions = [_function(number, test, names) for number, test in enumerate(tests, 1)]
     text = "\n\n\n".join(["\n".join(constants), *functions])
-    imports = "".join(f"import {name}\n" for name in _MODULES if f"{name}." in text)
+    imports = "".join(f"import {name}\n" for name in MODULES if f"{name}." in text)
     return f'''\
 """Tests learned from the history of {app}. `slackwater learn-tests {app}` writes this file again: do not edit it.
 
