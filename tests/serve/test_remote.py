@@ -169,6 +169,14 @@ def test_reconciliations_and_reasons_are_the_same(client: Client, server: Server
         theirs.reconcile("carriers", "etc/passwd")
 
 
+def test_a_token_compares_only_with_apps_that_it_may_read(own: Callable[..., Ask], app: FlightsApp) -> None:
+    ask = own(ListenOptions(needs_tokens=True))
+    with client_of(app) as client:
+        token = client.add_token("reader", ["flights"], verbs=["read", "bisect"]).data["token"]  # type: ignore[index]
+    with sw.open(ask.url, token=token) as opened, pytest.raises(Forbidden, match="may not read app 'others'"):
+        opened.app("flights").reconcile("carriers", "others/carriers")
+
+
 def encoded_again(data: object) -> Any:
     return msgspec.json.decode(encode_json(data))
 
