@@ -17,7 +17,7 @@ from .runs import TopicRecord, by_topic, max_records
 _OF_REJECTED = ("topic", "offset", "error")
 """Columns of rejected records that do not depend on the machine."""
 _REJECTED = f"[({', '.join(f'row[{name!r}]' for name in _OF_REJECTED)}) for row in ran.rows({{}})]"
-_TABLE, _SINK = "ran.rows({})", "sorted((record.key, record.value) for record in ran.sent[{}])"
+_TABLE, _SINK = "ran.rows({})", "sorted(((record.key, record.value) for record in ran.sent[{}]), key=repr)"
 Rows = Mapping[str, list[object]]
 
 
@@ -35,7 +35,7 @@ def expected_rows(ran: Ran) -> tuple[Rows, Rows]:
     rejects = {stage.rejects for stage in ran.declared.stages.values() if stage.rejects}
     tables = {table: list[object](map(with_canonical_nan, _rows(ran, table))) for table in ran}
     sent = {
-        topic: sorted((record.key, record.value) for record in records)
+        topic: sorted(((record.key, record.value) for record in records), key=repr)
         for topic, records in ran.sent.items()
         if topic not in rejects
     }
