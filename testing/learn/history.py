@@ -38,7 +38,7 @@ def sample_records(app: StoredApp, count: int) -> list[TopicRecord]:
     if not records:
         raise Refused(
             f"no record that {app.called} has read can be read any more",
-            hint=f"an input archive keeps them: slackwater archive on {app.called}",
+            hint=f"an input archive keeps them; slackwater archive {app.called} shows what it has",
         )
     return sorted(records, key=lambda record: record.record.time_ms or 0)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import Refused, SlackwaterError
 from ...state.failing import minimize_failing
+from .. import Ran
 from .branches import Branch
 from .files import LearnedTest, expected_rows, write_tests
 from .history import sample_records
@@ -98,22 +99,22 @@ class _Choice:
 
     runs: ProgramRuns
     progress: Progress
-    _known: dict[tuple[int, ...], frozenset[Branch]] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], tuple[Sequence[TopicRecord], frozenset[Branch]]] = field(default_factory=dict)
+    """Branches by the identities of the records, which are kept so that no others get these."""
 
     def reached(self, records: Sequence[TopicRecord]) -> frozenset[Branch]:
         key = tuple(map(id, records))
         if key not in self._known:
-            self.progress(f"run {self.runs.num_runs + 1}, of {len(records):,} records")
-            self._known[key] = self.runs.reached(records)
-        return self._known[key]
+            self._known[key] = records, self._observe(records)[1]
+        return self._known[key][1]
+
+    def _observe(self, records: Sequence[TopicRecord]) -> tuple[Ran, frozenset[Branch]]:
+        self.progress(f"run {self.runs.num_runs + 1}, of {len(records):,} records")
+        return self.runs.observe(records)
 
     def minimal(self, sample: Sequence[TopicRecord], wanted: frozenset[Branch]) -> Sequence[TopicRecord]:
         """Return few records that reach the wanted branches together."""
-
-        def reaches_all(some: Sequence[TopicRecord]) -> bool:
-            return bool(some) and wanted <= self.reached(some)
-
-        return minimize_failing(sample, reaches_all, max_tries=_MAX_RUNS)[0]
+        return minimize_failing(sample, lambda some: self._has_reached(some, wanted), max_tries=_MAX_RUNS)[0]
 
     def masked(self, records: Sequence[TopicRecord]) -> tuple[Sequence[TopicRecord], RecordMask]:
         """Return records with texts masked, except for fields on which the reached branches depend; and the mask."""
@@ -140,13 +141,13 @@ class _Choice:
         groups = [few] if len(few) == 1 else [*([record] for record in few), few]
         tests, seen = list[LearnedTest](), set[frozenset[Branch]]()
         for group in groups:
-            branches = self.reached(group)
+            observed, branches = self._observe(group)
             if branches in seen and group is not few:
                 continue
             seen.add(branches)
-            self.progress(f"running the program on {len(group):,} records")
             rows = expected_rows(self.runs.run(group))
-            if rows != expected_rows(self.runs.run(group)):
+            # Conditions that report their outcomes are the same conditions.
+            if rows != expected_rows(observed):
                 raise Refused(
                     f"{self.runs.file.name} gives other rows when it runs again on the same records",
                     hint=f"slackwater check {self.runs.file.name} finds the cause",

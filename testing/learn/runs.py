@@ -38,15 +38,15 @@ class ProgramRuns:
     def __post_init__(self) -> None:
         self.instrumented = instrument(self.file.read_bytes())
 
-    def reached(self, records: Sequence[TopicRecord]) -> frozenset[Branch]:
-        """Return the branches that a run on these records reaches; none if the run fails."""
+    def observe(self, records: Sequence[TopicRecord]) -> tuple[Ran, frozenset[Branch]]:
+        """Run the instrumented program; return the result, and the branches it reaches. Raises the errors of `run`."""
         self.num_runs += 1
         place = Path(tempfile.mkdtemp(dir=self.folder))
         copy, reports = place / self.file.name, place / "reached"
         reports.mkdir()
         self.instrumented.write(copy, reports)
-        run_program(load_program(copy, self.name), records)
-        return self.instrumented.reached(reports)
+        ran = run_program(load_program(copy, self.name), records)
+        return ran, self.instrumented.reached(reports)
 
     def run(self, records: Sequence[TopicRecord]) -> Ran:
         """Run the program as it is."""

@@ -41,4 +41,4 @@ def test_without_records_it_is_said_how_to_keep_them(tmp_path: Path) -> None:
     plants = Plants(tmp_path, 3)
     with plants.client, pytest.raises(Refused, match="no record") as error:
         sample_records(plants.app, 10)
-    assert "archive on" in error.value.hint
+    assert "slackwater archive plants" in error.value.hint
