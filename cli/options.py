@@ -103,10 +103,13 @@ CONF = option("KEY=VALUE", "Spark config; highest precedence. May be repeated.")
 PY_FILES = option("FILES", "Python files and zips that the program imports, comma-separated. May be repeated.")
 
 
-def program_option(explanation: str, more_about_default: str = "") -> Any:
-    """Return the option for a program's file. `more_about_default` ends the sentence about the default."""
-    text = f"{explanation} Default: [programs] of slackwater.toml{more_about_default}."
-    return option("FILE", text, callback=_check_files)
+def program_option(explanation: str, more_about_default: str | None = "") -> Any:
+    """Return the option for a program's file.
+
+    `more_about_default` ends the sentence about the default; None if there is no default.
+    """
+    default = "" if more_about_default is None else f" Default: [programs] of slackwater.toml{more_about_default}."
+    return option("FILE", f"{explanation}{default}", callback=_check_files)
 
 
 def programs_option(explanation: str) -> Any:

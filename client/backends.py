@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -212,6 +213,13 @@ def split_stage_name(text: str, noun: str = "stage") -> tuple[str, str]:
             hint=f"write {app}/{name}",
         )
     return app, name
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTable:
+    """A table of an app, `APP/TABLE@MOMENT`, to compare with; never a file with this name."""
+
+    ref: str
 
 
 def split_table_ref(text: str, noun: str = "table") -> tuple[str, str, str]:

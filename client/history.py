@@ -43,7 +43,7 @@ from ..store.versions import forgotten
 from ..store.versions import history as history_of
 from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
-from .backends import Backends
+from .backends import Backends, OtherTable
 from .declared.questions import (
     CheckOptions,
     ImpactOptions,
@@ -66,6 +66,7 @@ from .status import commits, stages, status, waiting_sentences
 from .when import NewestMomentMethods, moment_text
 
 if TYPE_CHECKING:
+    from ..snapshot.query.sql import Bounds
     from .reconcile.calls import Reconciled, WhyNot
 
 
@@ -406,47 +407,65 @@ class AppHistory(NewestMomentMethods):
     def reconcile(
         self,
         table: str,
-        theirs: pa.Table | str | Path,
+        theirs: pa.Table | str | Path | OtherTable,
         *,
         at: When = "now",
         limit: int = 50,
+        code: str | Path | None = None,
+        on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[ReconcileOptions],
     ) -> "Reconciled":
         """Compare a table with external rows, and explain the keys that differ.
 
         Args:
             table: a table of the app.
-            theirs: external rows, one per key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, which
-            may be
-                preceded by statements that attach databases with READ_ONLY; or `"app/table@moment"`.
-            at: the moment of `table`, in the forms that the method `at` takes.
+            theirs: rows, one a key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, before which
+                databases may be attached with READ_ONLY; or `"app/table@moment"`, also as an `OtherTable`.
+            at: the moment of `table`, as `at` takes it.
             limit: number of differing keys to explain; 0 for all.
+            code: the file of the program that ran, to replay batches where stored data does not prove a reason.
+            on_progress: called with a line about the current step of a replay.
 
         Raises:
             NotFound: the app, the table or the moment does not exist.
             Usage: columns do not fit, or the query does more than read.
             Refused: the rows cannot be read, or a key has several rows.
         """
-        from .reconcile.calls import open_theirs, reconcile_table
+        from .reconcile.calls import Replays, open_theirs, reconcile_table
 
-        client, moment = self._client, self._moment_of_table(table, at)
-        return reconcile_table(client, moment, table, open_theirs(client, theirs), options, max_keys=limit or None)
+        client, moment, replays = self._client, self._moment_of_table(table, at), Replays(code, on_progress)
+        rows = open_theirs(client, theirs)
+        return reconcile_table(client, moment, table, rows, options, max_keys=limit or None, replays=replays)
 
-    def why_not(self, table: str, key: object, *, at: When = "now", **options: Unpack[WhyNotOptions]) -> "WhyNot":
+    def why_not(
+        self,
+        table: str,
+        key: object,
+        *,
+        at: When = "now",
+        code: str | Path | None = None,
+        on_progress: Callable[[str], None] = lambda _doing: None,
+        bounds: "Bounds | None" = None,
+        **options: Unpack[WhyNotOptions],
+    ) -> "WhyNot":
         """Explain why a record, or every record of a key, is not in a table's row.
 
         Args:
             table: a table of the app.
             key: the key, in the forms that `Moment.get` takes.
-            at: the moment of `table`, in the forms that the method `at` takes.
+            at: the moment of `table`, as `at` takes it.
+            code: as for `reconcile`.
+            on_progress: as for `reconcile`.
+            bounds: limits of the condition `where`, for SQL of others; None for none.
 
         Raises:
             NotFound: the app, the table, the moment or the record's topic does not exist.
             Usage: the key, the record or the condition is malformed.
         """
-        from .reconcile.calls import explain_absence
+        from .reconcile.calls import Replays, explain_absence
 
-        return explain_absence(self._client, self._moment_of_table(table, at), table, key, options)
+        moment, replays = self._moment_of_table(table, at), Replays(code, on_progress)
+        return explain_absence(self._client, moment, table, key, options, replays=replays, bounds=bounds)
 
     def _moment_of_table(self, table: str, at: When) -> Moment:
         text, stage = moment_text(at), existing_stage_of_table(self._client.store, self.name, table)

@@ -189,7 +189,7 @@ def explain_row(
         )
     only = parse_key(table, newest.table, key)
     file = client.program_path(newest.app, code, "to replay the batches with", f"{_ran(newest)}, the program that ran")
-    with open_program_of(client, newest.app, file, progress) as program:
+    with open_program_file(client, newest.app, file, progress) as program:
         from ..operations.debugging.explain.answer import explain_row as explain
 
         _note_forgotten(client, (newest,))
@@ -213,7 +213,7 @@ def trace_impact(
         raise NotFound(f"topic that {app!r} reads", location.topic, topics)
     file = client.program_path(app, code, "to replay the batches with", "FILE, the program that ran")
     clones = {clone.name: (clone.source, clone.cut) for clone in list_clones(client.store) if not clone.state}
-    with open_program_of(client, app, file, progress) as program:
+    with open_program_file(client, app, file, progress) as program:
         from ..operations.debugging.explain.answer import trace_impact as trace
 
         _note_forgotten(client, stages.values())
@@ -247,7 +247,7 @@ def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object,
         raise Usage(f"stage {stage!r} has no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     file = client.program_path(app, code, "to replay with", f"{_ran(after)}, the program that ran")
-    with open_program_of(client, after.app, file) as program:
+    with open_program_file(client, after.app, file) as program:
         from ..operations.debugging.replay.compare import read_sent_rows
         from ..operations.debugging.replay.stage_replay import StageReplay
         from ..pipeline.run.claim import program_of
@@ -285,7 +285,7 @@ def check_determinism(
     versions = options["versions"]
     if versions < 1:
         raise Usage(f"check: versions is {versions}; expected 1 or more")
-    with open_program_of(client, app, code, progress) as program:
+    with open_program_file(client, app, code, progress) as program:
         from ..operations.debugging.check.check import check as check_versions
         from ..pipeline.spark.session import has_own_workers
         from .show.programs import check_result
@@ -318,7 +318,7 @@ def check_determinism(
         return check_result(str(code), program.app.name, outcomes, show_values=options["show_values"])
 
 
-def open_program_of(
+def open_program_file(
     client: Backends, app: str | None, code: str | Path, progress: Callable[[str], None] = lambda _doing: None
 ) -> "AbstractContextManager[LoadedProgram]":
     """Load the program of a file for replays. If `app` is None, the program names the app.

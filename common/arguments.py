@@ -35,7 +35,7 @@ class Param:
     metavar: str | None = None
     """Placeholder of the value in command help. If None, a parameter named `…_s` or `…_ms` is entered as a duration."""
     default: Any = _NO_DEFAULT
-    """Default value; if not set, the empty value of the type: None if allowed, `""`, False or `()`."""
+    """Default value; if not set, the empty value of the type: None if allowed, `""`, False, `()` or `{}`."""
     option: str = ""
     """Name of the command line option. If empty, it is the parameter's name in the singular, without its unit."""
     pair: str = ""
@@ -114,6 +114,8 @@ def _empty_value(kind: Any) -> Any:
     parts = union_members(kind)
     if NoneType in parts:
         return None
+    if get_origin(kind) is Mapping:
+        return {}
     return "" if str in parts else {bool: False}.get(kind, ())
 
 

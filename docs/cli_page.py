@@ -49,7 +49,7 @@ _SHARED_HEAD = (
     "the default.",
     "",
 )
-_SECTION = re.compile(r"^### (slackwater [a-z ]+)\n(.*?)(?=^##+ |\Z)", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^### (slackwater [a-z -]+)\n(.*?)(?=^##+ |\Z)", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(`[^`]*`)")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*[a-z])")
 

@@ -52,6 +52,12 @@ Record = _text_type(
     "flights[1]@49625",
     max_length=300,
 )
+TableRef = _text_type(
+    rf"^{keys.NAME}(~[0-9]{{1,3}})?/{keys.NAME}(@[^/@\x00-\x1f]+)?$",
+    "A table of an app: `app/table`, or `app/table@moment`.",
+    "flights-v2/carriers",
+    max_length=500,
+)
 Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 means the newest, or none.")]
 Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; repeatable.")]
 Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results, newest first.")]

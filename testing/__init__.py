@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..operations.debugging.replay.compare import Comparison
     from ..pipeline.api.app import App
 
-__all__ = ["MemoryKafka", "Ran", "Record", "Replayed", "replayed", "run"]
+__all__ = ["MemoryKafka", "Ran", "Record", "Replayed", "load", "replayed", "run"]
 
 Row = dict[str, object]
 
@@ -83,7 +83,8 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
     from ..operations.debugging.replay.bundle import read
     from ..operations.debugging.replay.bundled import open_bundle
     from ..operations.debugging.replay.compare import compare
-    from ..operations.debugging.replay.expectation import sorted_rows, with_canonical_nan
+    from ..operations.debugging.replay.expectation import sorted_rows
+    from ..operations.debugging.replay.literals import with_canonical_nan
 
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
         comparison = compare(*opened)
@@ -149,6 +150,18 @@ class Ran(Mapping[str, "pa.Table"]):
     def row(self, table: str, *key: object) -> Row | None:
         """Return the row of a key; None if the table has no such key. Raises `NotFound` for an unknown table."""
         return self.moment.get(table, key)
+
+
+def load(program: str | os.PathLike[str]) -> App:
+    """Return the app that a Python file declares, for `run`.
+
+    Raises `NotFound` if there is no such file, `Refused` if its code raises an error, and `Usage` unless it declares
+    one app.
+    """
+    require_extras("spark", "running an app")
+    from ..pipeline.run.program import load_app
+
+    return load_app(os.fspath(program))
 
 
 def run(

@@ -77,6 +77,7 @@ WITH_SPARK = """
     adopt checkpoint flights.py --stage carriers
     replay flights/carriers@v3 --code flights.py
     check flights.py
+    learn-tests flights --code flights.py
     trial flights --code flights.py --from flights@~1
     why flights/carriers C1 --code flights.py
     impact flights flights[0]@1 --code flights.py

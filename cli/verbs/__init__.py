@@ -20,7 +20,7 @@ _LOOK = {
 _FIND = {
     "bisect": "bisect",
     **dict.fromkeys(("why", "impact", "reconcile", "why-not"), "explain"),
-    **dict.fromkeys(("replay", "check"), "replay"),
+    **dict.fromkeys(("replay", "check", "learn-tests"), "replay"),
     "watch": "watch",
     "verify": "status",
     "rejected": "rows",

@@ -10,6 +10,7 @@ from ..quick import skip_user_code_setup
 from ..session import Session, check_names_table, verb
 
 _CODE = program_option("The program that ran.")
+_PROOF = program_option("Also replay batches with this program, where stored data does not prove a reason.", None)
 
 
 @verb(
@@ -77,9 +78,11 @@ def reconcile(
     ),
     limit: int = option("N", "Maximum keys explained; 0 explains all.", 50, min=0),
     out: Path | None = option("FILE", "Explain all keys, and write them to a .parquet, .csv or .json file."),
+    code: Path | None = _PROOF,
     **options: Unpack[ReconcileOptions],
 ) -> None:
-    skip_user_code_setup()
+    if code is None:
+        skip_user_code_setup()
     from ...client.reconcile import result
     from ...client.show import values
 
@@ -87,7 +90,12 @@ def reconcile(
         values.check_ending(out)
     app, name, moment = split_table_ref(table)
     at = moment.removeprefix("@") or "now"
-    found = session.app(app).reconcile(name, theirs, at=at, limit=0 if out else limit, **options).full_result
+    with session.progress() as progress:
+        found = (
+            session.app(app)
+            .reconcile(name, theirs, at=at, limit=0 if out else limit, code=code, on_progress=progress, **options)
+            .full_result
+        )
     if out is not None:
         values.write_table(result.differences_table(found), out)
     session.show(result.reconciliation_result(found, out))
@@ -95,7 +103,7 @@ def reconcile(
 
 @verb(
     "slackwater why-not flights/carriers UA",
-    "slackwater why-not flights/carriers UA --record 'flights[0]@1203'",
+    "slackwater why-not flights/carriers UA --record 'flights[0]@1203' --code flights.py",
     "slackwater why-not flights/aircraft N101 --where \"value::VARCHAR LIKE '%cancelled%'\"",
     name="why-not",
     kafka=True,
@@ -104,12 +112,17 @@ def why_not(
     session: Session,
     table: str = TABLE_AT,
     key: list[str] = KEY,
+    code: Path | None = _PROOF,
     **options: Unpack[WhyNotOptions],
 ) -> None:
-    skip_user_code_setup()
+    if code is None:
+        skip_user_code_setup()
     from ...client.reconcile.result import absence_result
 
     check_names_table(table, key)
     app, name, moment = split_table_ref(table)
     at = moment.removeprefix("@") or "now"
-    session.show(absence_result(session.app(app).why_not(name, parse_key_words(key), at=at, **options).full_result))
+    values = parse_key_words(key)
+    with session.progress() as progress:
+        found = session.app(app).why_not(name, values, at=at, code=code, on_progress=progress, **options)
+    session.show(absence_result(found.full_result))

@@ -1,4 +1,4 @@
-"""Verbs that run past batches again on this machine and compare the results: replay, check."""
+"""Verbs that run past batches again on this machine and compare the results: replay, check; and learn-tests."""
 
 from bdb import BdbQuit
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ import typer
 from ...client.declared.questions import CheckOptions
 from ...common.extras import require_extras
 from ...errors import Refused, Usage
-from ..options import argument, flag, option, parse_key_words, program_option
+from ..options import APP, argument, flag, option, parse_key_words, program_option
 from ..session import Session, verb
 
 _ZIP = ".zip"
@@ -119,3 +119,35 @@ def check(
     with session.progress() as progress:
         result = check_program(session.client, file, app_name, options, progress)
     session.show(result)
+
+
+@verb(
+    "slackwater learn-tests flights --code flights.py",
+    "slackwater learn-tests flights --code flights.py --out tests --records 1000",
+    name="learn-tests",
+    kafka=True,
+)
+def learn_tests(
+    session: Session,
+    app_name: str = APP,
+    code: Path | None = program_option("The program to test."),
+    out: Path = option("FOLDER", "Folder of the test file.", Path("tests/learned")),
+    records: int = option("N", "Records of each topic to try.", 200, min=1),
+    show_values: bool = flag("--show-values", "Write texts as they are, instead of pseudonyms."),
+) -> None:
+    """Write tests from the history that reach each branch of a program.
+
+    Runs the program in memory on rejected records and others from several parts of the history, and keeps the few that
+    reach each condition's outcomes: of Python, of Arrow's masks, and of Spark's where and when. The file test_APP.py
+    has these records, masked, and the rows that they give; pytest runs it without Kafka. The same command writes it
+    again. The app is not touched.
+    """
+    require_extras("spark", "learning tests")
+    from ...testing.learn.learn import learn_tests as learn
+    from ...testing.learn.shown import learned_result
+
+    app = session.app(app_name)
+    file = session.client.program_path(app.called, code, "to test")
+    with session.progress() as progress:
+        learned = learn(app, file, out, records=records, show_values=show_values, on_progress=progress)
+    session.show(learned_result(learned))

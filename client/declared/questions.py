@@ -149,8 +149,8 @@ class WhyNotOptions(TypedDict, total=False):
     """Show why records are not in a table's row.
 
     Finds the key's records in the input archive and in Kafka by the table's lineage, and follows each from version to
-    version: never in the topic, not read yet, rejected, late, and so on. A reason that only a replay of the program
-    can tell is reported as not known.
+    version: it was never in the topic, is not read yet, was rejected, was late, and so on. What is not proved or not
+    known is said.
     """
 
     record: Annotated[str, Param("Only this record: topic[partition]@offset.", "RECORD")]

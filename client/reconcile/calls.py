@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from ...snapshot.bisect.verdict import RecordLocation
 from ...snapshot.cut.moments import existing_stage_of_table
 from ...snapshot.cut.resolve import retry_if_forgotten
 from ...snapshot.query.answers import as_relation
+from ...snapshot.query.sql import Bounds
 from ...store.versions.apps import folder_of
-from ..backends import split_table_ref
+from ..backends import OtherTable, split_table_ref
 from ..declared.questions import ReconcileOptions, WhyNotOptions
+from ..replays import open_program_file
 from ..show.document import Block
 from ..show.shown import Displayable
 from . import result
@@ -71,6 +74,14 @@ class WhyNot(Displayable):
         return result.absence_blocks(self.full_result)
 
 
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """The program with which to replay what stored objects do not prove; without `code`, nothing is replayed."""
+
+    code: str | Path | None = None
+    progress: Callable[[str], None] = lambda _doing: None
+
+
 def reconcile_table(
     client: Backends,
     moment: Moment,
@@ -79,50 +90,64 @@ def reconcile_table(
     options: ReconcileOptions,
     *,
     max_keys: int | None,
+    replays: Replays,
 ) -> Reconciled:
     """Compare a table at a moment; see `AppHistory.reconcile`."""
     matching = Matching(dict(options["on"]), dict(options["columns"]), options["time"], options["tolerance"])
-    place = _place(client, moment, table)
+    with _open_place(client, moment, table, replays) as place:
 
-    def compared() -> Reconciliation:
-        return explain.reconcile(place, theirs, matching, max_keys=max_keys)
+        def compared() -> Reconciliation:
+            return explain.reconcile(place, theirs, matching, max_keys=max_keys)
 
-    return Reconciled(retry_if_forgotten(client.store, place.cut.app, compared))
+        return Reconciled(retry_if_forgotten(client.store, place.cut.app, compared))
 
 
-def explain_absence(client: Backends, moment: Moment, table: str, key: object, options: WhyNotOptions) -> WhyNot:
+def explain_absence(
+    client: Backends,
+    moment: Moment,
+    table: str,
+    key: object,
+    options: WhyNotOptions,
+    *,
+    replays: Replays,
+    bounds: Bounds | None,
+) -> WhyNot:
     """Explain why records are not in a row; see `AppHistory.why_not`."""
     if options["record"] and options["where"]:
         raise Usage("record and where both name the records", hint="give one of them")
     record = RecordLocation.parse(options["record"]) if options["record"] else None
     if record is not None and record.row is not None:
         raise Usage(f"{record} is a row of a message in a repartition topic", hint="name the record of your topic")
-    place, values = _place(client, moment, table), key if isinstance(key, tuple) else (key,)
+    values = key if isinstance(key, tuple) else (key,)
+    with _open_place(client, moment, table, replays) as place:
 
-    def found() -> Absence:
-        return explain.why_not(place, values, record=record, where=options["where"])
+        def found() -> Absence:
+            return explain.why_not(place, values, record=record, where=options["where"], bounds=bounds)
 
-    return WhyNot(retry_if_forgotten(client.store, place.cut.app, found))
+        return WhyNot(retry_if_forgotten(client.store, place.cut.app, found))
 
 
-def open_theirs(client: Backends, theirs: pa.Table | str | Path) -> Theirs:
-    """Return the external rows that a value or a text names: rows in memory, a file, a query, a URL or a table."""
+def open_theirs(client: Backends, theirs: pa.Table | str | Path | OtherTable) -> Theirs:
+    """Return the rows that a Python value or a text names: rows in memory, a file, a query, a URL or a table."""
     if isinstance(theirs, pa.Table):
         return theirs
-    if isinstance(theirs, Path) or not names_table(theirs):
+    if isinstance(theirs, str) and names_table(theirs):
+        theirs = OtherTable(theirs)
+    if not isinstance(theirs, OtherTable):
         return source_of(str(theirs))
     from ..moment import Moment
 
-    app, table, at = split_table_ref(theirs)
+    app, table, at = split_table_ref(theirs.ref)
     folder = folder_of(client.store, app)
     stage = existing_stage_of_table(client.store, folder, table, called=app)
     moment = Moment.from_ref(client, f"{folder}/{stage}{at}", "compared")
-    return AppTable(client.store, client.cache, moment.current_cut(), table, theirs)
+    return AppTable(client.store, client.cache, moment.current_cut(), table, theirs.ref)
 
 
-def _place(client: Backends, moment: Moment, table: str) -> Place:
+@contextmanager
+def _open_place(client: Backends, moment: Moment, table: str, replays: Replays) -> Iterator[Place]:
     cut = moment.current_cut()
-    return Place(
+    place = Place(
         client.store,
         client.cache,
         cut,
@@ -132,6 +157,14 @@ def _place(client: Backends, moment: Moment, table: str) -> Place:
         client.settings.declared_fields(),
         _formats(cut.stages.values()),
     )
+    if replays.code is None:
+        yield place
+        return
+    stage = place.stage  # raises for an unknown table, before Spark is started
+    with open_program_file(client, cut.app, replays.code, replays.progress) as program:
+        from ...operations.debugging.reconcile.replayed import ReplayedFates
+
+        yield replace(place, settle=ReplayedFates(program, cut.stages, stage).settle)
 
 
 def _formats(heads: Iterable[Manifest]) -> MessageDecoder | None:

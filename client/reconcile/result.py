@@ -27,16 +27,20 @@ _MAX_REASONS = 3
 
 def reconciliation_result(found: Reconciliation, out: Path | None) -> Result:
     """Return the result of `reconcile`. `out` is the file with all differing keys."""
+    failed = found.comparison.num_different > 0
+    return Result(reconciliation_data(found, out), *reconciliation_blocks(found, out), failed=failed)
+
+
+def reconciliation_data(found: Reconciliation, out: Path | None = None) -> dict[str, Any]:
     compared = found.comparison
     names = ("ours_rows", "their_rows", "agree", "differ", "here_only", "there_only", "columns", "near", "left_out")
-    data = {
+    return {
         **attributes(found, "app", "ref"),
         **attributes(compared, "table", "theirs", *names),
         "keys": [] if out is not None else values.encode_array(map(_difference_data, found.keys)),
         "gaps": found.gaps,
         "file": out,
     }
-    return Result(data, *reconciliation_blocks(found, out), failed=compared.num_different > 0)
 
 
 def reconciliation_blocks(found: Reconciliation, out: Path | None = None) -> Iterator[Block]:
@@ -165,12 +169,15 @@ def differences_table(found: Reconciliation) -> pa.Table:
 
 def absence_result(found: Absence) -> Result:
     """Return the result of `why-not`."""
-    data = {
+    return Result(absence_data(found), *absence_blocks(found))
+
+
+def absence_data(found: Absence) -> dict[str, Any]:
+    return {
         **attributes(found, "app", "table", "key", "row", "gaps"),
         "reasons": [_reason_data(reason) for reason in found.reasons],
-        "counted": [str(reason.record) for reason in found.counted],
+        "counted": [_reason_data(reason) for reason in found.counted],
     }
-    return Result(data, *absence_blocks(found))
 
 
 def absence_blocks(found: Absence) -> Iterator[Block]:
@@ -186,6 +193,8 @@ def absence_blocks(found: Absence) -> Iterator[Block]:
         first = ", ".join(str(reason.record) for reason in found.counted[:_MAX_REASONS])
         some = f", such as {first}" if len(found.counted) > _MAX_REASONS else f": {first}"
         yield f"counted: {formats.plural(len(found.counted), 'record')}{some}"
+        if doubted := sum(not reason.proved for reason in found.counted):
+            yield f"{doubted:,} of them not proved"
         if not found.reasons:
             yield found.counted[-1].sentence
     yield from found.gaps

@@ -23,10 +23,12 @@ from ..declared.questions import (
     ImpactOptions,
     MomentOptions,
     OperationsOptions,
+    ReconcileOptions,
     RejectedOptions,
     SearchOptions,
     VerifyOptions,
     When,
+    WhyNotOptions,
     WhyOptions,
 )
 from ..results import KeyHistory, Log
@@ -206,6 +208,23 @@ class ServedApp(ServedObject, NewestMomentMethods):
         Raises the errors of `replay`.
         """
         document: dict[str, Any] = self._http.post(("apps", self.name, "impact"), record=record, **options)
+        return document
+
+    def reconcile(
+        self, table: str, theirs: str, *, at: When = "now", limit: int = 50, **options: Unpack[ReconcileOptions]
+    ) -> dict[str, Any]:
+        """Compare a table with another one, `app/table@moment`; return the document of `slackwater reconcile --json`.
+
+        See `AppHistory.reconcile`. Batches are replayed if the server has the program. Raises the errors of `diff`.
+        """
+        path = ("apps", self.name, "at", moment_text(at), "tables", table, "reconcile")
+        document: dict[str, Any] = self._http.post(path, theirs=theirs, limit=limit, **options)
+        return document
+
+    def why_not(self, table: str, key: object, *, at: When = "now", **options: Unpack[WhyNotOptions]) -> dict[str, Any]:
+        """Return the document of `slackwater why-not --json`. See `AppHistory.why_not`. Raises the errors of `diff`."""
+        path = ("apps", self.name, "at", moment_text(at), "tables", table, "why-not")
+        document: dict[str, Any] = self._http.post(path, key=key_to_text(key), **options)
         return document
 
     def bisect(

@@ -10,7 +10,7 @@ from ...errors import Usage
 from ...snapshot.bisect.verdict import RecordLocation
 from ..backends import Backends
 from ..declared.operations import RepairOptions
-from ..replays import open_program_of
+from ..replays import open_program_file
 from ..show.shown import Result
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def plan_repair(
     progress: Callable[[str], None],
 ) -> RepairPlan:
     """Return what a repair that takes these records out would change; see `StoredApp.repair`. Changes nothing."""
-    with open_program_of(client, app, _program_path(client, app, code), progress) as program:
+    with open_program_file(client, app, _program_path(client, app, code), progress) as program:
         from ...operations.repair.records.commit import RepairCall
 
         requested: dict[RecordLocation, bytes | None] = dict.fromkeys(drop)
@@ -56,7 +56,7 @@ def repair_records(
     if both := sorted(set(map(str, requested)) & set(values)):
         raise Usage(f"{both[0]} is both dropped and replaced", hint="name it once")
     requested |= {RecordLocation.parse(record): value for record, value in values.items()}
-    with open_program_of(client, app, _program_path(client, app, code), progress) as program:
+    with open_program_file(client, app, _program_path(client, app, code), progress) as program:
         from ...operations.repair.records.commit import RepairCall
         from .result import repair_result
 

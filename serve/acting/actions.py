@@ -1,4 +1,4 @@
-"""Routes of bisect, verify, replay, why, impact and snapshot requests, and `/me`."""
+"""Routes of bisect, verify, replay, why, impact, reconcile, why-not and snapshot requests, and `/me`."""
 
 import asyncio
 import logging
@@ -8,8 +8,16 @@ from datetime import UTC, datetime
 from typing import Any, Unpack
 
 from ...client.app import StoredApp
-from ...client.declared.questions import ImpactOptions, SearchOptions, VerifyOptions, WhyOptions
+from ...client.declared.questions import (
+    ImpactOptions,
+    ReconcileOptions,
+    SearchOptions,
+    VerifyOptions,
+    WhyNotOptions,
+    WhyOptions,
+)
 from ...client.explain.result import explanation_data, impact_data
+from ...client.reconcile.result import absence_data, reconciliation_data
 from ...client.show.programs import replay_result
 from ...client.show.shown import Result
 from ...client.show.status import verification_result
@@ -28,6 +36,7 @@ from ..declare import (
     SnapshotName,
     Stage,
     Table,
+    TableRef,
     Version,
     endpoint,
 )
@@ -36,8 +45,10 @@ from ..service import Call, event
 from .finding import (
     bisect_and_explain,
     evaluation_data,
+    explain_absence,
     explain_row,
     limit_result,
+    reconcile_tables,
     replay_batch,
     trace_impact,
     verify_moment,
@@ -136,6 +147,34 @@ async def impact(call: Call, app: AppName, record: Record, **options: Unpack[Imp
     stored_app = await call.app_with_all_tables(app, "what a record reached")
     reached, notes = await trace_impact(call, stored_app, record, options)
     return impact_data(reached) | {"notes": notes}
+
+
+@endpoint("/apps/{app}/at/{ref}/tables/{table}/reconcile", verb="bisect", methods=("POST",), is_long=True)
+async def reconcile(
+    call: Call,
+    app: AppName,
+    ref: Moment,
+    table: Table,
+    theirs: TableRef,
+    limit: Limit = 50,
+    **options: Unpack[ReconcileOptions],
+) -> dict[str, Any]:
+    """Compare a table with another app's, or with another moment, and explain at most `limit` keys that differ."""
+    stored_app = await call.app_with_all_tables(app, "a reconciliation")
+    compared, notes = await reconcile_tables(call, stored_app, table, ref, theirs, limit, options)
+    return reconciliation_data(compared) | {"notes": notes}
+
+
+@endpoint("/apps/{app}/at/{ref}/tables/{table}/why-not", verb="bisect", methods=("POST",), is_long=True)
+async def why_not(
+    call: Call, app: AppName, ref: Moment, table: Table, key: Key, **options: Unpack[WhyNotOptions]
+) -> dict[str, Any]:
+    """Return why records are not in a row: late, rejected, filtered, not read yet, and so on."""
+    stored_app = await call.app_with_all_tables(app, "the records of a row")
+    absence, notes = await explain_absence(
+        call, stored_app, table, ref, options, lambda declared: tuple(parse_key_text(table, declared, key))
+    )
+    return absence_data(absence) | {"notes": notes}
 
 
 @endpoint("/apps/{app}/snapshots", verb="snapshot", methods=("POST",))

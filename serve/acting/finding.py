@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...client.app import StoredApp
-from ...client.declared.questions import ImpactOptions, SearchOptions, VerifyOptions, WhyOptions
+from ...client.backends import OtherTable, split_table_ref
+from ...client.declared.questions import (
+    ImpactOptions,
+    ReconcileOptions,
+    SearchOptions,
+    VerifyOptions,
+    WhyNotOptions,
+    WhyOptions,
+)
 from ...client.show import verdict as shown
 from ...common import runtime
 from ...errors import TooMuch
@@ -16,10 +24,11 @@ from ...snapshot.bisect.verdict import Evaluation, RecordLocation, Verdict
 from ...snapshot.verify.verify import Report
 from ...store.versions.manifest import Table
 from ..service import Call
-from .replays import explain_in_process, explain_row_in_process, replay_in_process, trace_impact_in_process
+from .replays import answer_in_process, explain_in_process, replay_in_process
 from .searching import Searcher, SearchStopped, check_one_predicate
 
 if TYPE_CHECKING:
+    from ...operations.debugging.reconcile.explain import Absence, Reconciliation
     from ...operations.debugging.replay.compare import Comparison
 
 
@@ -121,8 +130,8 @@ async def explain_row(
     """Return the records that made a key's row at a moment, and notes. Raises the errors of `replay_batch`."""
     with call.service.long_operation():
         key = await call.service.in_thread(lambda: key_of(stored_app.at().table_declaration(table)))
-        place = stored_app.name, table, ref
-        return await explain_row_in_process(call.service, stored_app.called, place, key, options)
+        asked = table, key, ref
+        return await answer_in_process(call.service, stored_app.called, stored_app.name, "why", asked, options)
 
 
 async def trace_impact(
@@ -131,7 +140,42 @@ async def trace_impact(
     """Return everything that a record reached, and notes. Raises the errors of `replay_batch`."""
     RecordLocation.parse(record)
     with call.service.long_operation():
-        return await trace_impact_in_process(call.service, stored_app.called, stored_app.name, record, options)
+        asked = (record,)
+        return await answer_in_process(call.service, stored_app.called, stored_app.name, "impact", asked, options)
+
+
+async def reconcile_tables(
+    call: Call, stored_app: StoredApp, table: str, ref: str, theirs: str, limit: int, options: ReconcileOptions
+) -> tuple["Reconciliation", tuple[str, ...]]:
+    """Compare a table at a moment with another one, `app/table@moment`; return the comparison, and notes.
+
+    Batches are replayed if the server has the app's program. Raises `Denied`, `TooOften`, `TooMuch` and the errors of
+    `AppHistory.reconcile`.
+    """
+    other, other_table, _ = split_table_ref(theirs)
+    call.grant.check_app(other)
+    call.grant.check_table(other_table)
+    with call.service.long_operation():
+        how = {"at": ref, "limit": limit, **options}
+        place = stored_app.called, stored_app.name
+        asked = table, OtherTable(theirs)
+        return await answer_in_process(call.service, *place, "reconcile", asked, how, is_replay=False)
+
+
+async def explain_absence(
+    call: Call,
+    stored_app: StoredApp,
+    table: str,
+    ref: str,
+    options: WhyNotOptions,
+    key_of: Callable[[Table], tuple[object, ...]],
+) -> tuple["Absence", tuple[str, ...]]:
+    """Return why records are not in a key's row at a moment, and notes; see `reconcile_tables`."""
+    with call.service.long_operation():
+        key = await call.service.in_thread(lambda: key_of(stored_app.at().table_declaration(table)))
+        how = {"at": ref, "bounds": call.bounds(stored_app.name), **options}
+        place = stored_app.called, stored_app.name
+        return await answer_in_process(call.service, *place, "why_not", (table, key), how, is_replay=False)
 
 
 def evaluation_data(step: Evaluation) -> dict[str, Any]:

@@ -3,16 +3,14 @@
 The process ends after one replay, and is killed if the replay exceeds its time limit or is cancelled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ...client.declared.questions import ImpactOptions, WhyOptions
 from ...client.replays import explain_verdict, open_batch
 from ...errors import Refused
 from ...snapshot.bisect.causes import TracedCause
-from ...snapshot.bisect.explained import Impact, RowExplanation
 from ...snapshot.bisect.verdict import Verdict
 from ..service import Service
 from ..sql import process_client
@@ -35,25 +33,15 @@ class ReplayRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class WhyRequest:
-    """Request for the records that made a row."""
+class Question:
+    """A call of a method of `AppHistory` that replays batches, or that reads too much for the server's process."""
 
     app: str
-    table: str
-    at: str
-    key: tuple[object, ...]
-    options: WhyOptions
-    program: Path
-
-
-@dataclass(frozen=True, slots=True)
-class ImpactRequest:
-    """Request for everything that a record reached."""
-
-    app: str
-    record: str
-    options: ImpactOptions
-    program: Path
+    """Name of the app's folder."""
+    method: Literal["why", "impact", "reconcile", "why_not"]
+    arguments: tuple[object, ...]
+    options: Mapping[str, Any]
+    program: Path | None
 
 
 async def explain_in_process(service: Service, verdict: Verdict, called: str) -> tuple[TracedCause, tuple[str, ...]]:
@@ -78,27 +66,24 @@ async def replay_in_process(
     return await service.replays.run(_replay, request, service.options.long_timeout_s)
 
 
-async def explain_row_in_process(
-    service: Service, called: str, ref: tuple[str, str, str], key: tuple[object, ...], options: WhyOptions
-) -> tuple[RowExplanation, tuple[str, ...]]:
-    """Return the records that made a row, by replays in a separate process, and notes.
+async def answer_in_process(
+    service: Service,
+    called: str,
+    app: str,
+    method: Literal["why", "impact", "reconcile", "why_not"],
+    arguments: tuple[object, ...],
+    options: Mapping[str, Any],
+    *,
+    is_replay: bool = True,
+) -> tuple[Any, tuple[str, ...]]:
+    """Ask a method of `AppHistory` in a process of its own; return its full answer, and notes.
 
-    `ref` has the name of the app's folder, the table and the moment. Raises `Refused` without the app's program,
-    `TooOften` and `TooMuch`.
+    `app` is the name of the app's folder. If the method needs no replay, a server without the app's program answers as
+    well. Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
     """
-    request = WhyRequest(*ref, key, options, _program_of(service, called))
-    return await service.replays.run(_why, request, service.options.long_timeout_s)
-
-
-async def trace_impact_in_process(
-    service: Service, called: str, app: str, record: str, options: ImpactOptions
-) -> tuple[Impact, tuple[str, ...]]:
-    """Return everything that a record reached, by replays in a separate process, and notes.
-
-    Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
-    """
-    request = ImpactRequest(app, record, options, _program_of(service, called))
-    return await service.replays.run(_impact, request, service.options.long_timeout_s)
+    program = _program_of(service, called) if is_replay else service.options.programs.get(called)
+    question = Question(app, method, arguments, options, program)
+    return await service.replays.run(_answer, question, service.options.long_timeout_s)
 
 
 def _program_of(service: Service, called: str) -> Path:
@@ -126,26 +111,21 @@ def _replay(request: ReplayRequest) -> tuple["Comparison", tuple[str, ...]]:
     return _with_notes(compared)
 
 
-def _why(request: WhyRequest) -> tuple[RowExplanation, tuple[str, ...]]:
-    return _with_notes(
-        lambda: (
-            process_client()
-            .unchecked_app(request.app)
-            .why(request.table, request.key, request.at, code=request.program, **request.options)
-            .full_explanation
-        )
-    )
+def _answer(question: Question) -> tuple[Any, tuple[str, ...]]:
+    def answered() -> Any:
+        app = process_client().unchecked_app(question.app)
+        answer = getattr(app, question.method)(*question.arguments, code=question.program, **question.options)
+        return getattr(answer, _FULL_ANSWERS[question.method])
+
+    return _with_notes(answered)
 
 
-def _impact(request: ImpactRequest) -> tuple[Impact, tuple[str, ...]]:
-    return _with_notes(
-        lambda: (
-            process_client()
-            .unchecked_app(request.app)
-            .impact(request.record, code=request.program, **request.options)
-            .full_impact
-        )
-    )
+_FULL_ANSWERS = {
+    "why": "full_explanation",
+    "impact": "full_impact",
+    "reconcile": "full_result",
+    "why_not": "full_result",
+}
 
 
 def _with_notes(action: Callable[[], T]) -> tuple[T, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...client.show import verdict as shown
 from ...client.show.shown import attributes, encode_json
@@ -17,6 +17,10 @@ from ...snapshot.diff.moments import TableDiff
 from ...snapshot.query.log import LogEntry
 from ..acting.finding import SearchResult
 from .masking import Masking
+
+if TYPE_CHECKING:
+    from ...operations.debugging.reconcile.explain import Absence, Reconciliation
+    from ...operations.debugging.reconcile.reasons import MissingReason
 
 Document = dict[str, Any]
 MAX_RECORDS = 20
@@ -248,6 +252,47 @@ def impact_document(impact: Impact, notes: Sequence[str], masking: Masking) -> D
         "unknown": [_masked_reason(reason, masking) for reason in impact.unknown],
         "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
     }
+
+
+def reconciliation_document(compared: "Reconciliation", notes: Sequence[str], masking: Masking) -> Document:
+    counts = ("theirs", "ours_rows", "their_rows", "agree", "differ", "here_only", "there_only", "left_out")
+    return {
+        "ref": compared.ref,
+        **attributes(compared.comparison, "table", *counts),
+        "keys": [
+            {
+                "key": masking.row(key.key),
+                "kind": key.kind,
+                "theirs": masking.row(key.theirs),
+                "ours": masking.row(key.ours),
+                "parted": f"{key.parting.change.stage}@v{key.parting.change.version}" if key.parting.change else None,
+                "records_counted": key.counted,
+                "reasons": [_reason_document(reason, masking) for reason in key.reasons[:MAX_RECORDS]],
+            }
+            for key in compared.keys
+        ],
+        "not_searched": [_masked_reason(gap, masking) for gap in compared.gaps],
+        "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
+    }
+
+
+def absence_document(absence: "Absence", notes: Sequence[str], masking: Masking) -> Document:
+    return {
+        "table": absence.table,
+        "key": masking.row(absence.key),
+        "row": masking.row(absence.row),
+        "reasons": [_reason_document(reason, masking) for reason in absence.reasons[:MAX_RECORDS]],
+        "num_reasons": len(absence.reasons),
+        "counted": [_reason_document(reason, masking) for reason in absence.counted[:MAX_RECORDS]],
+        "num_counted": len(absence.counted),
+        "not_searched": [_masked_reason(gap, masking) for gap in absence.gaps],
+        "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
+    }
+
+
+def _reason_document(reason: "MissingReason", masking: Masking) -> Document:
+    record = str(reason.record) if reason.record is not None else None
+    return attributes(reason, "kind", "proved", record=record) | {"why": _masked_reason(reason.sentence, masking)}
 
 
 def _masked_reason(text: str, masking: Masking) -> str | None:

@@ -2,18 +2,36 @@
 
 from typing import Unpack
 
-from ...client.declared.questions import DiffOptions, ImpactOptions, SearchOptions, VerifyOptions, WhyOptions
+from ...client.declared.questions import (
+    DiffOptions,
+    ImpactOptions,
+    ReconcileOptions,
+    SearchOptions,
+    VerifyOptions,
+    WhyNotOptions,
+    WhyOptions,
+)
 from ...client.show import rows as shown_rows
 from ...client.show import values
 from ...client.show.shown import attributes
+from ...errors import Usage
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.columns import select
 from ...store.archive import index
-from ..acting.finding import bisect_and_explain, explain_row, replay_batch, trace_impact, verify_moment
-from ..declare import AppName, KeyOrNone, Moment, Record, Stage, Table
+from ..acting.finding import (
+    bisect_and_explain,
+    explain_absence,
+    explain_row,
+    reconcile_tables,
+    replay_batch,
+    trace_impact,
+    verify_moment,
+)
+from ..declare import AppName, KeyOrNone, Moment, Record, Stage, Table, TableRef
 from .answers import (
     Document,
     ToolAnswer,
+    absence_document,
     change_documents,
     commit_document,
     diff_documents,
@@ -21,6 +39,7 @@ from .answers import (
     impact_document,
     iso_time,
     key_change_document,
+    reconciliation_document,
     verdict_document,
 )
 from .declared import AppOrNone, ColumnNames, KeyText, KeyTexts, Ref, ResultLimit, Sql, ToolCall, VersionNumber, tool
@@ -296,6 +315,50 @@ async def impact(call: ToolCall, app: AppName, record: Record, **options: Unpack
     reached, notes = await trace_impact(call.request, stored_app, record, options)
     return await call.in_thread(
         lambda: ToolAnswer(impact_document(reached, notes, call.masking), "rows", len(reached.rows))
+    )
+
+
+@tool("A table compared with another one", verb="bisect", is_long=True)
+async def reconcile(
+    call: ToolCall,
+    app: AppName,
+    table: Table,
+    theirs: TableRef,
+    ref: Ref = "now",
+    limit: ResultLimit = 20,
+    **options: Unpack[ReconcileOptions],
+) -> ToolAnswer:
+    """Rows of a table that differ from another table's, or from the same table at another moment, and why.
+
+    Returns how many keys agree, differ, are here only and there only; and for each key that differs the version since
+    which it does, and the records that are missing from the row. Use `why_not` for a single key.
+    """
+    request, masking = call.request, call.masking
+    stored_app = await request.app_with_all_tables(app, "a reconciliation")
+    compared, notes = await reconcile_tables(request, stored_app, table, ref, theirs, limit, options)
+    return await call.in_thread(
+        lambda: ToolAnswer(reconciliation_document(compared, notes, masking), "keys", compared.comparison.num_different)
+    )
+
+
+@tool("Why a record is not in a row", verb="bisect", is_long=True)
+async def why_not(
+    call: ToolCall, app: AppName, table: Table, key: KeyText, ref: Ref = "now", **options: Unpack[WhyNotOptions]
+) -> ToolAnswer:
+    """The reasons why input records of a key are not in its row: late, rejected, filtered, not read yet, and so on.
+
+    Use it when a row is missing or its number is too small; `why` returns the records that are in it. `proved` is false
+    if something else may be the case. With the app's program (`can_be_replayed` of `apps`), replays prove more.
+    """
+    request, masking = call.request, call.masking
+    if options["where"] and not masking.show:
+        raise Usage("values are hidden, so records cannot be chosen by a condition", hint="give record, or neither")
+    stored_app = await request.app_with_all_tables(app, "the records of a row")
+    absence, notes = await explain_absence(
+        request, stored_app, table, ref, options, lambda declared: masking.key(table, declared, key)
+    )
+    return await call.in_thread(
+        lambda: ToolAnswer(absence_document(absence, notes, masking), "reasons", len(absence.reasons))
     )
 
 

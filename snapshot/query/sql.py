@@ -178,10 +178,8 @@ def connect(
         for clause_table in clause_tables:
             files |= register_clause(con, store, cache, clause_table, cover)
         if bounds is not None:
-            con.execute("SET threads = 1")
-            con.execute("SET enable_progress_bar = false")  # a forked process inherits the shell's progress bar
-            con.execute("SET max_temp_directory_size = '0 B'")
-        if memory := f"{bounds.memory_mb} MiB" if bounds is not None else memory:
+            _set_bounds(con, bounds)
+        elif memory:
             con.execute("SET memory_limit = $memory", {"memory": memory})
         con.execute("SET allowed_paths = $files", {"files": sorted(map(str, files))})
         con.execute("SET enable_external_access = false")
@@ -190,6 +188,13 @@ def connect(
         con.close()
         raise
     return con
+
+
+def _set_bounds(con: duckdb.DuckDBPyConnection, bounds: Bounds) -> None:
+    con.execute("SET threads = 1")
+    con.execute("SET enable_progress_bar = false")  # a forked process inherits that of the shell
+    con.execute("SET max_temp_directory_size = '0 B'")
+    con.execute("SET memory_limit = $memory", {"memory": f"{bounds.memory_mb} MiB"})
 
 
 def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: PseudonymViews) -> None:
@@ -218,9 +223,11 @@ def empty_database() -> duckdb.DuckDBPyConnection:
     return duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
 
 
-def sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
-    """Open an in-memory database with these tables, without access to files and settings. The caller closes it."""
+def sandboxed_database(tables: Mapping[str, pa.Table], bounds: Bounds | None = None) -> duckdb.DuckDBPyConnection:
+    """Open a database in memory with these tables, without access to files and settings. The caller closes it."""
     con = empty_database()
+    if bounds is not None:
+        _set_bounds(con, bounds)
     for name, rows in tables.items():
         con.register(name, make_sql_safe(rows))
     con.execute("SET enable_external_access = false")

@@ -6,7 +6,15 @@ from typing import Any, get_type_hints
 import pytest
 from slackwater.cli.main import app
 from slackwater.client.app import StoredApp
-from slackwater.client.declared.questions import DiffOptions, ImpactOptions, SearchOptions, WhyOptions, WrongOptions
+from slackwater.client.declared.questions import (
+    DiffOptions,
+    ImpactOptions,
+    ReconcileOptions,
+    SearchOptions,
+    WhyNotOptions,
+    WhyOptions,
+    WrongOptions,
+)
 from slackwater.client.moment import Moment
 from slackwater.client.remote import ServedApp, ServedMoment
 from slackwater.common.arguments import all_parameters
@@ -22,6 +30,8 @@ METHODS: dict[str, tuple[type, tuple[Any, ...]]] = {
     "bisect": (SearchOptions, (StoredApp.bisect, ServedApp.bisect)),
     "why": (WhyOptions, (StoredApp.why, ServedApp.why)),
     "impact": (ImpactOptions, (StoredApp.impact, ServedApp.impact)),
+    "reconcile": (ReconcileOptions, (StoredApp.reconcile, ServedApp.reconcile)),
+    "why_not": (WhyNotOptions, (StoredApp.why_not, ServedApp.why_not)),
 }
 
 
@@ -43,6 +53,8 @@ def test_a_declared_parameter_is_an_option_of_the_verb() -> None:
         ("bisect", WrongOptions),
         ("why", WhyOptions),
         ("impact", ImpactOptions),
+        ("reconcile", ReconcileOptions),
+        ("why-not", WhyNotOptions),
     ):
         options = {name for param in root.get_command(None, question).params for name in param.opts}
         assert {f"--{name}" for name in get_type_hints(declaration)} <= options

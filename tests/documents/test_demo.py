@@ -28,13 +28,13 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("chosen", "told"),
-    [("", list(range(1, 12))), ("10", [1, 10]), ("5", [1, 2, 3, 4, 5]), ("8, 6", [1, 2, 3, 4, 6, 8])],
+    [("", list(range(1, 13))), ("10", [1, 10]), ("5", [1, 2, 3, 4, 5]), ("8, 6", [1, 2, 3, 4, 6, 8])],
 )
 def test_choosing_an_act_adds_the_acts_that_it_needs(demo: ModuleType, chosen: str, told: list[int]) -> None:
     assert demo.choose(chosen) == told
 
 
-@pytest.mark.parametrize("wrong", ["12", "x", "3 5"])
+@pytest.mark.parametrize("wrong", ["13", "x", "3 5"])
 def test_an_unknown_act_is_refused_with_a_list_of_the_acts(demo: ModuleType, wrong: str) -> None:
     with pytest.raises(SystemExit, match=r"is no act; the acts are 1 \(servers\), 2 \(app\)"):
         demo.choose(wrong)

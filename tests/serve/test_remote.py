@@ -10,6 +10,7 @@ import slackwater as sw
 from slackwater.client import Client
 from slackwater.client.app import StoredApp
 from slackwater.client.moment import Moment
+from slackwater.client.reconcile.result import absence_data, reconciliation_data
 from slackwater.client.remote import Server
 from slackwater.client.show.shown import encode_json
 from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
@@ -147,6 +148,33 @@ def test_verification_timeline_and_other_methods_are_the_same(client: Client, se
         theirs.why("carriers", "C1")
     with pytest.raises(Refused, match="started without its program"):
         theirs.impact("flights[0]@1")
+
+
+def test_reconciliations_and_reasons_are_the_same(client: Client, server: Server) -> None:
+    mine, theirs = client.app("flights"), server.app("flights")
+    other, how = "flights/carriers@~3", {"at": "~1", "columns": {"flights": "flights"}, "tolerance": 0.5}
+    compared = theirs.reconcile("carriers", other, limit=2, **how)
+    expected = mine.reconcile("carriers", other, limit=2, **how).full_result
+    assert compared == {**encoded_again(reconciliation_data(expected)), "notes": []}
+    assert len(compared["keys"]) == 2
+    for choice in ({}, {"record": "flights[0]@1"}, {"where": "partition = 0"}):
+        found = theirs.why_not("carriers", "C1", **choice)
+        assert found == {
+            **encoded_again(absence_data(mine.why_not("carriers", "C1", **choice).full_result)),
+            "notes": [],
+        }
+    with pytest.raises(Usage, match="not allowed"):
+        theirs.why_not("carriers", "C1", where="getenv('HOME') <> ''")
+    with pytest.raises(NotFound, match="etc"):
+        theirs.reconcile("carriers", "etc/passwd")
+
+
+def test_a_token_compares_only_with_apps_that_it_may_read(own: Callable[..., Ask], app: FlightsApp) -> None:
+    ask = own(ListenOptions(needs_tokens=True))
+    with client_of(app) as client:
+        token = client.add_token("reader", ["flights"], verbs=["read", "bisect"]).data["token"]  # type: ignore[index]
+    with sw.open(ask.url, token=token) as opened, pytest.raises(Forbidden, match="may not read app 'others'"):
+        opened.app("flights").reconcile("carriers", "others/carriers")
 
 
 def encoded_again(data: object) -> Any:

@@ -77,6 +77,12 @@ class ImpactWalk:
                     self.readers.append(f"{head.stage}@v{version}")
                     self._start(head.stage, version, record)
 
+    def reached_in(self, stage: str) -> Iterator[tuple[ReplayBatch, RecordNumbers]]:
+        """Yield the batches of a stage that the walk has reached, with the numbers of their records that it reached."""
+        for batch, numbers in self._reached.items():
+            if batch.replay.after.stage == stage:
+                yield batch, numbers
+
     def _start(self, stage: str, version: int, record: RecordLocation) -> None:
         if (batch := self._open(stage, version)) is None:
             return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from ....snapshot.cut.kafka_topics import KafkaTopics
 from ....snapshot.diff.key_changes import KeyChange
 from ....snapshot.diff.key_history import RowChange
 from ....snapshot.query.columns import parse_key
+from ....snapshot.query.sql import Bounds
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst.arrow_types import python_rows
@@ -29,12 +30,15 @@ from .fate import RecordFates
 from .key_records import KeyFinder, KeyRecords, find_topic, matching_records, source_topics
 from .parting import Parting, find_partings, open_histories
 from .reasons import LABELS, MissingReason
+from .shared import count_records, doubt_counted
 from .theirs import Theirs
 
 DifferenceKind = Literal["differs", "here only", "there only"]
 _KINDS: Mapping[str, DifferenceKind] = {"changed": "differs", "added": "here only", "removed": "there only"}
 _MAX_CHECKED = 20
 """Maximum number of unreadable ranges of offsets whose fate is looked up for a key without a record."""
+_MAX_SEARCHED = 20
+"""Maximum number of versions whose records are searched again for other records of a key."""
 _ORDER = {kind: number for number, kind in enumerate(LABELS)}
 
 
@@ -51,6 +55,8 @@ class Place:
     """Kafka; None if it is not configured. Without Kafka, only the archive is searched for records."""
     declared: DeclaredFields = NOTHING_DECLARED
     formats: MessageDecoder | None = None
+    settle: Callable[[MissingReason, pa.Table], MissingReason] = lambda fate, _key: fate
+    """Return a record's fate for a key as replays tell it; by default, stored objects alone tell it."""
 
     @property
     def stage(self) -> str:
@@ -117,16 +123,22 @@ def reconcile(place: Place, theirs: Theirs, matching: Matching, *, max_keys: int
 
 
 def why_not(
-    place: Place, key_values: Sequence[object], *, record: RecordLocation | None = None, where: str = ""
+    place: Place,
+    key_values: Sequence[object],
+    *,
+    record: RecordLocation | None = None,
+    where: str = "",
+    bounds: Bounds | None = None,
 ) -> Absence:
     """Explain why one record, several records, or all records of a key are not in the row of the key.
 
     Args:
-        place: Table.
-        key_values: Values of the key columns, in their order.
-        record: Record to search.
-        where: Condition for the records to search, over the columns of an archive. Without `record` and `where`, the
-            records are found by the table's lineage.
+        place: the table.
+        key_values: the values of the key columns, in their order.
+        record: the record to look for.
+        where: a condition over the columns of an archive for the records to look for; without `record` and `where`,
+            they are found by the table's lineage.
+        bounds: limits of the condition, if the user is not trusted.
 
     Raises `NotFound` (no such table, topic or column) and `Usage` (a value or the condition is malformed).
     """
@@ -134,7 +146,8 @@ def why_not(
     if declared is None:
         raise NotFound(f"table at {place.cut.ref}", place.table, place.cut.tables)
     key = parse_key(place.table, declared, key_values)
-    search = _Explanation.of(place, key, tuple(_given_records(place, record, where)) if record or where else None)
+    given = tuple(_given_records(place, record, where, bounds)) if record or where else None
+    search = _Explanation.of(place, key, given)
     (changes,) = open_histories(place.store, place.cache, place.cut, place.table, key, now_ms=place.now_ms)
     newest = next(changes, None)
     row = newest.after if newest is not None else None
@@ -144,13 +157,15 @@ def why_not(
     return Absence(place.cut.app, place.table, named, row, reasons, search.fates_of(0)[1], search.found.gaps)
 
 
-def _given_records(place: Place, record: RecordLocation | None, where: str) -> Iterable[RecordLocation]:
+def _given_records(
+    place: Place, record: RecordLocation | None, where: str, bounds: Bounds | None
+) -> Iterable[RecordLocation]:
     topics = source_topics(place.store, place.cut.stages, place.stage, place.topics)
     if record is not None:
         yield replace(record, topic=find_topic(topics, record.topic).source.topic)
         return
     for topic in topics:
-        yield from matching_records(topic, place.topics, where, topic.readable())
+        yield from matching_records(topic, place.topics, where, topic.readable(), bounds)
 
 
 @dataclass
@@ -163,7 +178,8 @@ class _Explanation:
     found: KeyRecords
     was_given: bool
     _fates: dict[int, tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]] = field(default_factory=dict)
-    """Cached results of `fates_of`, by the key's number."""
+    """Fates of the records of keys that were asked for, by the key's number: see `fates_of`."""
+    _num_searched: int = 0
 
     @classmethod
     def of(cls, place: Place, keys: pa.Table, records: Sequence[RecordLocation] | None = None) -> _Explanation:
@@ -179,22 +195,35 @@ class _Explanation:
         return cls(place, keys, RecordFates(place.store, place.cache, heads, finder), found, records is not None)
 
     def fates_of(self, number: int) -> tuple[tuple[MissingReason, ...], tuple[MissingReason, ...]]:
-        """Return two values: the fates of a key's records that are not counted, and the fates of those that are."""
+        """Return the fates of a key's records: of those that are not counted, and of those that are, or may be."""
         if number not in self._fates:
-            exists = not self.was_given
-            fates = [
-                self.fates.of_record(record, number, exists=exists) for record in self.found.records.get(number, ())
-            ]
-            known = {fate.record for fate in fates}
-            stages = (self.place.stage, *upstream_stages(self.place.cut.stages, self.place.stage))
-            for stage in () if self.was_given or self.place.table != self.place.stage else stages:
-                for row, numbers in self.fates.rejected_with_keys(stage):
-                    record = RecordLocation(str(row["topic"]), _int(row["partition"]), _int(row["offset"]))
-                    if number in numbers and record not in known and row["input"] not in self._channels:
-                        fates.append(self.fates.of_record(record, number, exists=True))
-            missing = tuple(fate for fate in fates if fate.kind != "counted")
-            self._fates[number] = missing, tuple(fate for fate in fates if fate.kind == "counted")
+            key = self.keys.slice(number, 1)
+            fates = doubt_counted(self._stored_fates(number), partial(self._count_records, number))
+            settled = [self.place.settle(fate, key) for fate in fates]
+            missing = tuple(fate for fate in settled if fate.kind != "counted")
+            self._fates[number] = missing, tuple(fate for fate in settled if fate.kind == "counted")
         return self._fates[number]
+
+    def _count_records(self, number: int, version: str, listed: int) -> int:
+        """Return how many records of a key a version read, of which `listed` are known; 0 if that is not known."""
+        if not self.found.gaps and not self.was_given:
+            return listed
+        if self._num_searched == _MAX_SEARCHED:
+            return 0
+        self._num_searched += 1
+        return count_records(self.place.store, self.place.cut.app, self.fates.finder, number, version)
+
+    def _stored_fates(self, number: int) -> list[MissingReason]:
+        exists, place = not self.was_given, self.place
+        fates = [self.fates.of_record(record, number, exists=exists) for record in self.found.records.get(number, ())]
+        known = {fate.record for fate in fates}
+        stages = (place.stage, *upstream_stages(place.cut.stages, place.stage))
+        for stage in () if self.was_given or place.table != place.stage else stages:
+            for row, numbers in self.fates.rejected_with_keys(stage):
+                record = RecordLocation(str(row["topic"]), _int(row["partition"]), _int(row["offset"]))
+                if number in numbers and record not in known and row["input"] not in self._channels:
+                    fates.append(self.fates.of_record(record, number, exists=True))
+        return fates
 
     @cached_property
     def _channels(self) -> frozenset[str]:

@@ -224,7 +224,8 @@ class RecordFates:
                 "rewound", f"{_name(read[-1])} counted it, and {undone} undid that; the offsets stayed"
             )
         if wrote := [version for version in in_effect if self._wrote(version, number)]:
-            return MissingReason("counted", f"{_name(wrote[-1])} read it and wrote the row of the key")
+            by = _name(wrote[-1])
+            return MissingReason("counted", f"{by} read it and wrote the row of the key", by=by)
         reasons = (
             partial(self._rejected_on_way, reached, number),
             partial(self._forgotten, in_effect, number),

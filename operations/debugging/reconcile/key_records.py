@@ -15,7 +15,8 @@ from ....errors import NotFound, Unavailable
 from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.cut.graph import upstream_stages
 from ....snapshot.cut.kafka_topics import KafkaTopics
-from ....snapshot.query.sql import run_query, sandboxed_database
+from ....snapshot.query.clauses import parse_statement
+from ....snapshot.query.sql import Bounds, run_query, sandboxed_database
 from ....state.records import is_kafka_id, is_other_topic
 from ....store.archive.extents import Extent, Extents, intersect, subtract, union
 from ....store.archive.reading import Archives, TopicArchives
@@ -167,8 +168,11 @@ class KeyFinder:
     def _key_rows(self) -> dict[str, KeyRows]:
         return {self.stage: KeyRows(self.keys)}
 
-    def find(self) -> KeyRecords:
-        """Search all records that are still readable. Raises `Unavailable` and `Corruption`."""
+    def find(self, within: Mapping[str, Extents] | None = None) -> KeyRecords:
+        """Search all records that are still readable, or those of `within`, by topic.
+
+        Raises `Unavailable` and `Corruption`.
+        """
         result, fields = KeyRecords(), self.fields
         for topic in self.sources:
             place = topic.source.topic
@@ -181,8 +185,11 @@ class KeyFinder:
             if not rules:
                 continue
             readable = topic.readable()
-            ends = (Extent(partition, 0, end) for partition, end in enumerate(topic.end_offsets) if end)
-            if missing := subtract(ends, readable):
+            asked = tuple(Extent(partition, 0, end) for partition, end in enumerate(topic.end_offsets) if end)
+            if within is not None:
+                asked = within.get(place, ())
+                readable = intersect(readable, asked)
+            if missing := subtract(asked, readable):
                 result.unreadable[place] = missing
             if subtract(topic.erased(), topic.in_kafka):
                 result.erased.append(place)
@@ -232,15 +239,19 @@ def find_topic(sources: Sequence[SourceTopic], topic: str) -> SourceTopic:
 
 
 def matching_records(
-    topic: SourceTopic, topics: KafkaTopics | None, condition: str, extents: Extents
+    topic: SourceTopic, topics: KafkaTopics | None, condition: str, extents: Extents, bounds: Bounds | None
 ) -> Iterator[RecordLocation]:
     """Yield the records for which a condition over the columns of an archive is true.
 
-    Raises `Usage` (the condition is wrong) and `NotFound` (no such column).
+    `bounds` limits the condition of an untrusted user. Raises `Usage` (the condition is wrong), `NotFound` (no such
+    column) and `TooMuch` (a bound was exceeded).
     """
+    query = f'SELECT partition, "offset" FROM input WHERE ({condition}) ORDER BY 1, 2'
+    if bounds is not None:
+        bounds.check_statement(parse_statement(query))
     for rows in read_records(topic, topics, extents):
-        with closing(sandboxed_database({"input": rows})) as con:
-            found = run_query(con, f'SELECT partition, "offset" FROM input WHERE ({condition}) ORDER BY 1, 2')
+        with closing(sandboxed_database({"input": rows}, bounds)) as con:
+            found = run_query(con, query, bounds=bounds)
         for partition, offset in zip(*(column.to_pylist() for column in found.columns), strict=True):
             yield RecordLocation(topic.source.topic, partition, offset)
 

@@ -45,6 +45,12 @@ class MissingReason:
     sentence: str
     record: RecordLocation | None = None
     proved: bool = True
+    by: str = ""
+    """Version of the table that wrote the row, as `STAGE@vN`, if the record is counted by it."""
 
     def of_record(self, record: RecordLocation) -> MissingReason:
         return replace(self, record=record)
+
+    def unless(self, doubt: str) -> MissingReason:
+        """Return the reason as one that is not proved; `doubt` continues its sentence."""
+        return replace(self, proved=False, sentence=f"{self.sentence}{doubt}")

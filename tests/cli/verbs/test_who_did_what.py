@@ -160,6 +160,7 @@ ELSEWHERE = {
     "run": "each version says who made it",
     "watch": "its tag is a snapshot that says who moved it",
     "check": "runs in a Spark of its own, and writes nothing",
+    "learn-tests": "writes a file on this machine: tests/testing/learn",
     "trial": "makes a clone that goes again, and looks at the app",
     **dict.fromkeys(("replay", "why", "impact"), "runs in a Spark of its own, and writes nothing"),
     "tour": "has an app of its own: tests/cli/test_tour.py",

@@ -36,6 +36,8 @@ WALK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("diff", {"app": APP, "before": "~3"}),
     ("history", {"app": APP, "table": "carriers", "key": OWN}),
     ("bisect", {"app": APP, "where": MANY}),
+    ("reconcile", {"app": APP, "table": "carriers", "theirs": f"{APP}/carriers@~2"}),
+    ("why_not", {"app": APP, "table": "carriers", "key": OWN}),
     ("verify", {"app": APP, "deep": True}),
 )
 
@@ -58,8 +60,8 @@ def blind(hiding: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_tools_are_few_read_only_and_described(masked: Agent) -> None:
     tools = masked.tools
-    by_replay = ["bisect", "replay", "why", "impact"]
-    assert [*tools] == [*TOOLS] == ["apps", "log", "query", "get", "diff", "history", *by_replay, "verify"]
+    of_causes = ["bisect", "replay", "why", "impact", "reconcile", "why_not"]
+    assert [*tools] == [*TOOLS] == ["apps", "log", "query", "get", "diff", "history", *of_causes, "verify"]
     for each in tools.values():
         assert each.annotations.read_only_hint
         assert not each.annotations.destructive_hint
@@ -289,6 +291,11 @@ def test_rows_beyond_the_limit_are_omitted_with_a_note(masked: Agent) -> None:
         ("why", {"app": APP, "table": "nothing", "key": "C1"}, "NotFound"),
         ("impact", {"app": APP, "record": "flights[0]@1"}, "Refused"),
         ("impact", {"app": APP, "record": "flights 1"}, "Usage"),
+        ("reconcile", {"app": APP, "table": "carriers", "theirs": "carriers.parquet"}, "Usage"),
+        ("reconcile", {"app": APP, "table": "carriers", "theirs": "etc/passwd"}, "NotFound"),
+        ("reconcile", {"app": APP, "table": "carriers", "theirs": f"{APP}/none"}, "NotFound"),
+        ("why_not", {"app": APP, "table": "carriers", "key": "C1"}, "Usage"),
+        ("why_not", {"app": APP, "table": "carriers", "key": "C1", "where": "true"}, "Usage"),
         ("verify", {"app": APP, "ref": "none-such"}, "NotFound"),
         ("verify", {"app": APP, "deep": "perhaps"}, "Usage"),
         ("forget", {"app": APP}, "NotFound"),

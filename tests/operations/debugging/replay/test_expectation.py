@@ -15,11 +15,10 @@ from slackwater.operations.debugging.replay.compare import ChannelComparison, Co
 from slackwater.operations.debugging.replay.expectation import (
     check_same_folder,
     format_test,
-    literal,
     sorted_rows,
-    with_canonical_nan,
     write_test,
 )
+from slackwater.operations.debugging.replay.literals import literal, with_canonical_nan
 from slackwater.snapshot.diff.key_changes import KeyChanges
 
 plain = (

@@ -1,0 +1,19 @@
+"""Totals of orders by customer. `make demo` sets a warehouse's totals beside them, which are not the same."""
+
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+app = sw.App("orders")
+
+
+@app.stage(
+    reads=sw.topic("orders"),
+    key="customer",
+    state=sw.aggregate(orders=sw.count(), cents=sw.sum("cents")),
+    on_error="reject",
+)
+def customers(orders: DataFrame) -> DataFrame:
+    """Count and sum each customer's orders; an order whose amount is no number is rejected."""
+    order = F.from_json(F.col("value").cast("string"), "customer string, cents long", {"mode": "FAILFAST"})
+    return orders.select(order.alias("o")).select("o.*")

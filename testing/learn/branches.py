@@ -1,0 +1,181 @@
+"""Branches of a program: each condition in its functions, true and false, reported while the program runs.
+
+`instrument` rewrites a program's source so that each condition passes through `note_outcomes`: of Python (`if`,
+`while`, ternaries, comprehensions, handlers of errors), of Arrow and numpy (`filter`, `if_else`, `where`) and of Spark
+(`where`, `filter`, `when`). A reached branch is an empty file in a folder, which also Spark's workers write.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+_MASKS = {"where": 0, "filter": 0, "if_else": 0, "when": 0}
+"""Methods and functions with a condition for each row, and the position of the condition."""
+_NOTE = "__note_outcomes"
+_reached: set[tuple[str, str]] = set()
+"""Branches that this process has reported, by folder: there is one call a row of Spark."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Branch:
+    """An outcome of a condition."""
+
+    line: int
+    column: int
+    outcome: bool
+    text: str
+    """Source of the condition, on one line."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.line}-{self.column}-{int(self.outcome)}"
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {'true' if self.outcome else 'false'}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentedProgram:
+    """A program whose conditions report their outcomes."""
+
+    tree: ast.Module
+    branches: frozenset[Branch]
+
+    def write(self, path: Path, folder: Path) -> None:
+        """Write the program's source; when it runs, it reports the branches that it reaches in an existing folder."""
+        start = ast.parse(
+            f"from slackwater.testing.learn.branches import reporter\n{_NOTE} = reporter({str(folder)!r})\n"
+        ).body
+        after = next((at for at, node in enumerate(self.tree.body) if not _is_preface(node)), len(self.tree.body))
+        body = [*self.tree.body[:after], *start, *self.tree.body[after:]]
+        path.write_text(ast.unparse(ast.fix_missing_locations(ast.Module(body, []))))
+
+    def reached(self, folder: Path) -> frozenset[Branch]:
+        """Return the branches that were reported in a folder."""
+        names = {path.name for path in folder.iterdir()}
+        return frozenset(branch for branch in self.branches if branch.name in names)
+
+
+def instrument(source: bytes) -> InstrumentedProgram:
+    """Return a program whose conditions report their outcomes. Raises `SyntaxError`."""
+    tree, rewriter = ast.parse(source), _Rewriter()
+    rewriter.visit(tree)
+    return InstrumentedProgram(tree, frozenset(rewriter.branches))
+
+
+def reporter(folder: str) -> Any:
+    """Return the function through which a program's conditions pass."""
+    return partial(note_outcomes, folder)
+
+
+def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
+    """Report the outcomes of a condition, and return it.
+
+    `kind` is "test" for a single condition, and "mask" for a condition for each row. A condition of Spark is replaced
+    by one that reports its outcomes when Spark evaluates it; null counts as false.
+    """
+    if kind == "test":
+        _note(folder, name, [bool(value)])
+        return value
+    if isinstance(value, pa.Array | pa.ChunkedArray) and pa.types.is_boolean(value.type):
+        _note(folder, name, set(value.fill_null(False).to_pylist()))
+        return value
+    if isinstance(value, np.ndarray | np.generic | bool) and np.asarray(value).dtype == np.bool_:
+        _note(folder, name, set(np.asarray(value).ravel().tolist()))
+        return value
+    from pyspark.sql import Column
+    from pyspark.sql import functions as F
+
+    if isinstance(value, str):
+        value = F.expr(value)
+    return F.udf(partial(_note_row, folder, name), "boolean")(value) if isinstance(value, Column) else value
+
+
+def _note_row(folder: str, name: str, value: bool | None) -> bool | None:
+    _note(folder, name, [bool(value)])
+    return value
+
+
+def _note(folder: str, name: str, outcomes: Iterable[bool]) -> None:
+    for outcome in outcomes:
+        branch = f"{name}-{int(outcome)}"
+        if (folder, branch) not in _reached and Path(folder).is_dir():
+            (Path(folder) / branch).touch()
+            _reached.add((folder, branch))
+
+
+def _is_preface(node: ast.stmt) -> bool:
+    is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_docstring or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Passes each condition within a function through `note_outcomes`."""
+
+    def __init__(self) -> None:
+        self.branches: set[Branch] = set()
+        self._depth = 0
+
+    def _visit_function(self, node: Any) -> Any:
+        self._depth += 1
+        self.generic_visit(node)
+        self._depth -= 1
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _visit_function  # noqa: N815  names of `ast`
+
+    def _visit_test(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.test = self._noted(node.test, "test")
+        return node
+
+    visit_If = visit_While = visit_IfExp = _visit_test  # noqa: N815
+
+    def visit_comprehension(self, node: ast.comprehension) -> Any:
+        self.generic_visit(node)
+        node.ifs = [self._noted(test, "test") for test in node.ifs]
+        return node
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
+        self.generic_visit(node)
+        reached = ast.copy_location(ast.Constant(True), node)
+        node.body.insert(0, ast.Expr(self._noted(reached, "test", outcomes=(True,), text="the error is handled")))
+        return node
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _MASKS:
+            # pc.filter(values, mask) has the condition second.
+            is_function = node.func.attr == "filter" and len(node.args) > 1
+            at = 1 if is_function else _MASKS[node.func.attr]
+            if at < len(node.args) and not isinstance(node.args[at], ast.Starred | ast.Lambda):
+                node.args[at] = self._noted(node.args[at], "mask")
+        return node
+
+    def _noted(
+        self, test: ast.expr, kind: str, *, outcomes: tuple[bool, ...] = (False, True), text: str = ""
+    ) -> ast.expr:
+        is_constant = isinstance(test, ast.Constant) and kind == "test" and not text
+        if not self._depth or is_constant:
+            return test
+        line, column = test.lineno, test.col_offset
+        shown = text or " ".join(ast.unparse(_Plain().visit(ast.parse(ast.unparse(test)))).split())
+        self.branches |= {Branch(line, column, outcome, shown) for outcome in outcomes}
+        arguments = [ast.Constant(f"{line}-{column}"), ast.Constant(kind), test]
+        return ast.copy_location(ast.Call(ast.Name(_NOTE, ast.Load()), arguments, []), test)
+
+
+class _Plain(ast.NodeTransformer):
+    """Removes the calls of `note_outcomes` from an expression that is shown."""
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        return node.args[-1] if isinstance(node.func, ast.Name) and node.func.id == _NOTE else node

@@ -1,0 +1,160 @@
+"""Choice of few historical records that reach each branch of a program, and of the tests that run them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import Refused, SlackwaterError
+from ...state.failing import minimize_failing
+from .. import Ran
+from .branches import Branch
+from .files import LearnedTest, expected_rows, write_tests
+from .history import sample_records
+from .masking import RecordMask
+from .runs import ProgramRuns, TopicRecord
+
+if TYPE_CHECKING:
+    from ...client.app import StoredApp
+
+_MAX_RUNS = 60
+"""Maximum number of runs to make a set of records smaller."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Tests that were learned from a history."""
+
+    app: str
+    file: Path
+    tests: tuple[LearnedTest, ...]
+    reached: frozenset[Branch]
+    """Branches that the tests reach."""
+    unreached: tuple[Branch, ...]
+    """Branches that no record of the sample reaches, by line."""
+    sampled: int
+    """Number of records that were tried."""
+    shown: tuple[str, ...]
+    """Fields whose texts are not masked, since the program's branches depend on them."""
+    runs: int
+
+
+def learn_tests(
+    app: StoredApp,
+    code: str | Path,
+    out: str | Path = "tests/learned",
+    *,
+    records: int = 200,
+    show_values: bool = False,
+    on_progress: Progress = lambda _doing: None,
+) -> Learned:
+    """Write a pytest file with few historical records that reach each branch of a program, and the rows they give.
+
+    Args:
+        app: the app whose history has the records.
+        code: the program's file.
+        out: folder of the test file `test_APP.py`, which is written anew.
+        records: number of records of each topic to try, from several parts of the history, beside the rejected ones.
+        show_values: True to keep texts as they are, instead of pseudonyms.
+        on_progress: called with a line about the current step.
+
+    Raises:
+        NotFound: There is no such file.
+        Refused: No record can be read, the program does not run on them, or gives other rows when it runs again.
+    """
+    file = Path(code).resolve()
+    with tempfile.TemporaryDirectory(prefix="slackwater-learn-", ignore_cleanup_errors=True) as folder:
+        runs = ProgramRuns(file, app.name, Path(folder))
+        sample = sample_records(app, records)
+        choice = _Choice(runs, on_progress)
+        all_reached = choice.reached(sample)
+        few = choice.minimal(sample, all_reached)
+        mask = RecordMask()
+        if not show_values:
+            few, mask = choice.masked(few)
+        tests = choice.tests(few)
+        path = Path(out) / f"test_{app.name.replace('-', '_')}.py"
+        write_tests(path, app.called, file, tests, _hidden(mask, show_values=show_values))
+    reached = frozenset[Branch]().union(*(test.branches for test in tests))
+    unreached = tuple(sorted(runs.instrumented.branches - reached))
+    shown = tuple(sorted({*mask.kept} & mask.fields.keys()))
+    return Learned(app.called, path, tests, reached, unreached, len(sample), shown, runs.num_runs)
+
+
+def _hidden(mask: RecordMask, *, show_values: bool) -> str:
+    if show_values:
+        return "Values are those of the records."
+    kept = sorted({*mask.kept} & mask.fields.keys())
+    but = f", except for {', '.join(kept)}, on which branches depend" if kept else ""
+    return f"Texts are pseudonyms{but}; numbers and times are those of the records."
+
+
+@dataclass
+class _Choice:
+    """Choice of records by the branches that they reach. Results of runs are kept."""
+
+    runs: ProgramRuns
+    progress: Progress
+    _known: dict[tuple[int, ...], tuple[Sequence[TopicRecord], frozenset[Branch]]] = field(default_factory=dict)
+    """Branches by the identities of the records, which are kept so that no others get these."""
+
+    def reached(self, records: Sequence[TopicRecord]) -> frozenset[Branch]:
+        key = tuple(map(id, records))
+        if key not in self._known:
+            self._known[key] = records, self._observe(records)[1]
+        return self._known[key][1]
+
+    def _observe(self, records: Sequence[TopicRecord]) -> tuple[Ran, frozenset[Branch]]:
+        self.progress(f"run {self.runs.num_runs + 1}, of {len(records):,} records")
+        return self.runs.observe(records)
+
+    def minimal(self, sample: Sequence[TopicRecord], wanted: frozenset[Branch]) -> Sequence[TopicRecord]:
+        """Return few records that reach the wanted branches together."""
+        return minimize_failing(sample, lambda some: self._has_reached(some, wanted), max_tries=_MAX_RUNS)[0]
+
+    def masked(self, records: Sequence[TopicRecord]) -> tuple[Sequence[TopicRecord], RecordMask]:
+        """Return records with texts masked, except for fields on which the reached branches depend; and the mask."""
+        wanted, mask = self.reached(records), RecordMask()
+        masked = _apply(mask, records)
+        if self._has_reached(masked, wanted):
+            return masked, mask
+        kept = tuple(mask.fields)
+        for path in mask.fields:
+            fewer = tuple(name for name in kept if name != path)
+            if self._has_reached(_apply(RecordMask(fewer), records), wanted):
+                kept = fewer
+        mask = RecordMask(kept)
+        return _apply(mask, records), mask
+
+    def _has_reached(self, records: Sequence[TopicRecord], wanted: frozenset[Branch]) -> bool:
+        try:
+            return wanted <= self.reached(records)
+        except SlackwaterError:
+            return False
+
+    def tests(self, few: Sequence[TopicRecord]) -> tuple[LearnedTest, ...]:
+        """Return a test of all records, and one of each single record that reaches branches, fewest branches first."""
+        groups = [few] if len(few) == 1 else [*([record] for record in few), few]
+        tests, seen = list[LearnedTest](), set[frozenset[Branch]]()
+        for group in groups:
+            observed, branches = self._observe(group)
+            if branches in seen and group is not few:
+                continue
+            seen.add(branches)
+            rows = expected_rows(self.runs.run(group))
+            # Conditions that report their outcomes are the same conditions.
+            if rows != expected_rows(observed):
+                raise Refused(
+                    f"{self.runs.file.name} gives other rows when it runs again on the same records",
+                    hint=f"slackwater check {self.runs.file.name} finds the cause",
+                )
+            tests.append(LearnedTest(tuple(group), branches, rows))
+        return tuple(sorted(tests, key=lambda test: len(test.records)))
+
+
+def _apply(mask: RecordMask, records: Sequence[TopicRecord]) -> list[TopicRecord]:
+    return [record._replace(record=mask.record(record.record)) for record in records]
