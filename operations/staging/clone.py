@@ -88,9 +88,11 @@ def clone(
     root = "" if target.url == store.url else target.url
     if not plan.done:
         is_new = plan.journal is None
-        note = plan.journal or _begin(store, target, plan, root, terms, by)
-        plan = replace(plan, source=_without_forgotten(store, plan), info=note.info)
-        keeper = _find_keeper(store, plan, note)
+        note, keeper = (plan.journal, None) if plan.journal else _begin(store, target, plan, root, terms, by)
+        if plan.journal:
+            _read_forgotten(store, plan)
+        keeper = keeper or _find_keeper(store, plan, note)
+        plan = replace(plan, source=apply_known_forgets(store, plan.source), info=note.info)
         masks = Masks.from_options(note.info.origin.masks if note.info.origin else {}, note.salt)
         copies = CloneSsts(store, target, cache, plan.initial_cut, name, masks, deep=note.deep, on_progress=on_progress)
         with report_if_collected(store, plan.initial_cut):
@@ -168,21 +170,19 @@ def _find_keeper(store: ObjectStore, plan: ClonePlan, note: CloneJournal) -> Sna
     return find_snapshot(store, plan.source.app, name) if name else None
 
 
-def _without_forgotten(store: ObjectStore, plan: ClonePlan) -> Cut:
-    """Return the source with the objects that replace those of keys forgotten since the plan.
+def _read_forgotten(store: ObjectStore, plan: ClonePlan) -> None:
+    """Read which objects of the source were replaced by a forget since the plan. Raises `Refused` during a forget.
 
     Call this once the clone's journal exists, which every forget that begins later sees.
     """
-    if not plan.initial_cut.stages:
-        return plan.source
-    check_exclusion(store, plan.source.app, Intent.CLONE, AppCondition.FORGETTING)
-    forgotten.newest(store, plan.source.app)
-    return apply_known_forgets(store, plan.source)
+    if plan.initial_cut.stages:
+        check_exclusion(store, plan.source.app, Intent.CLONE, AppCondition.FORGETTING)
+        forgotten.newest(store, plan.source.app)
 
 
 def _begin(
     store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: CloneTerms, by: str
-) -> CloneJournal:
+) -> tuple[CloneJournal, Snapshot | None]:
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one
     try:
@@ -201,7 +201,9 @@ def _begin(
     note = CloneJournal(info, store.url, pinned, salt, terms.deep)
     try:
         apps.begin_clone(target, note)
-        if pinned and find_snapshot(store, cut.app, pinned) is None:
+        _read_forgotten(store, plan)
+        pin_snapshot = find_snapshot(store, cut.app, pinned) if pinned else None
+        if pinned and pin_snapshot is None:
             target.delete(keys.clone_journal(info.name))
             raise Refused(
                 f"snapshot {pinned!r} of {cut.app}, which this clone needs, was just removed with an earlier clone of "
@@ -213,7 +215,7 @@ def _begin(
         with suppress(Forbidden):
             remove_pins_without_clone(store, origin.app, info.name, root)
         raise
-    return note
+    return note, pin_snapshot
 
 
 def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
