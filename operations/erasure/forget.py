@@ -415,3 +415,10 @@ def _check_no_writers(work: Erasure) -> None:
         store, app = search.member.store, search.member.app
         # Operations requested from now on see the journal.
         check_exclusion(store, app, Intent.FORGET, AppCondition.SNAPSHOT, AppCondition.EDIT)
+    first = work.searches[0].member
+    known = {search.member.name for search in work.searches}
+    if new := [member.name for member in find_family(first.store, first.app) if member.name not in known]:
+        raise Refused(
+            f"{first.app} was cloned as {', '.join(new)} while this forget began, and nothing was forgotten yet",
+            hint="type the same command again, which includes that clone",
+        )

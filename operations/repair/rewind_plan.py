@@ -98,7 +98,8 @@ def _count_sink_rows(
 def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
     read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
     at: Manifest | None = head
-    while at is not None and at.version > after:
+    # The head also if the rewind leaves its state as it is: a rewind empties each sink.
+    while at is not None and (at is head or at.version > after):
         if (sink := at.sinks.get(name)) is None:
             # An earlier rewind, or the claim after a promotion, removed the sink.
             at = history.newest_where(read, first, at, partial(_is_earlier, _change_counts(at)))

@@ -19,7 +19,7 @@ from ...snapshot.change.first_versions import finish_clone, in_flight_reader
 from ...snapshot.cut.graph import Cut, violations
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.refs import parse_ref
-from ...snapshot.cut.resolve import report_if_collected
+from ...snapshot.cut.resolve import apply_known_forgets, report_if_collected
 from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
 from ...snapshot.take.audit_log import record_operation_once
 from ...snapshot.take.snapshots import pin_cut, remove_pins_without_clone
@@ -27,7 +27,7 @@ from ...snapshot.under_way.exclusion import AppCondition, Evidence, Intent, chec
 from ...snapshot.under_way.runners import have_runners_lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, keys
+from ...store.versions import apps, forgotten, keys
 from ...store.versions.apps import CloneJournal
 from ..maintenance.removal import Removal, delete_temporary_app
 from .clone_plan import ClonePlan, CloneTerms, make_plan
@@ -89,8 +89,10 @@ def clone(
     if not plan.done:
         is_new = plan.journal is None
         note, keeper = (plan.journal, None) if plan.journal else _begin(store, target, plan, root, terms, by)
+        if plan.journal:
+            _read_forgotten(store, plan)
         keeper = keeper or _find_keeper(store, plan, note)
-        plan = replace(plan, info=note.info)
+        plan = replace(plan, source=apply_known_forgets(store, plan.source), info=note.info)
         masks = Masks.from_options(note.info.origin.masks if note.info.origin else {}, note.salt)
         copies = CloneSsts(store, target, cache, plan.initial_cut, name, masks, deep=note.deep, on_progress=on_progress)
         with report_if_collected(store, plan.initial_cut):
@@ -168,6 +170,16 @@ def _find_keeper(store: ObjectStore, plan: ClonePlan, note: CloneJournal) -> Sna
     return find_snapshot(store, plan.source.app, name) if name else None
 
 
+def _read_forgotten(store: ObjectStore, plan: ClonePlan) -> None:
+    """Read which objects of the source were replaced by a forget since the plan. Raises `Refused` during a forget.
+
+    Call this once the clone's journal exists, which every forget that begins later sees.
+    """
+    if plan.initial_cut.stages:
+        check_exclusion(store, plan.source.app, Intent.CLONE, AppCondition.FORGETTING)
+        forgotten.newest(store, plan.source.app)
+
+
 def _begin(
     store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: CloneTerms, by: str
 ) -> tuple[CloneJournal, Snapshot | None]:
@@ -189,6 +201,7 @@ def _begin(
     note = CloneJournal(info, store.url, pinned, salt, terms.deep)
     try:
         apps.begin_clone(target, note)
+        _read_forgotten(store, plan)
         pin_snapshot = find_snapshot(store, cut.app, pinned) if pinned else None
         if pinned and pin_snapshot is None:
             target.delete(keys.clone_journal(info.name))
@@ -224,6 +237,7 @@ def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
         except Refused:
             if violations(cut.stages) or not cut.stages:
                 raise
+            check_exclusion(store, cut.app, Intent.CLONE)  # a forget that began meanwhile refuses any name
     raise Refused(
         f"all snapshot names from {base} to {candidates[-1]} of {cut.app} are taken",
         hint=f"`slackwater snapshot list {cut.app}` shows them; remove those whose clones are gone",

@@ -115,8 +115,10 @@ def _describe(
         except SlackwaterError as error:
             state = state or f"its source cannot be read: {error.message}"
     runs = None
-    with suppress(SlackwaterError):
+    try:
         runs = False if state == "being made" else has_run(target, info)
+    except SlackwaterError as error:
+        state = state or f"its versions cannot be read: {error.message}"
     return KnownClone(
         name=info.name,
         root=target.url,

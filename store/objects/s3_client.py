@@ -141,7 +141,9 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
 
     def create(url: str, config: Config) -> "S3Client":
         verify = client_config.ca_bundle or None
-        return cast("S3Client", session.create_client("s3", endpoint_url=url or None, config=config, verify=verify))
+        client = cast("S3Client", session.create_client("s3", endpoint_url=url or None, config=config, verify=verify))
+        client.meta.events.register("before-parse.s3", _require_whole_body)
+        return client
 
     client = create(client_config.endpoint_url, config)
     # Only a client resolves the endpoint from the environment and the configuration files.
@@ -153,6 +155,13 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
     elif endpoint == client.meta.endpoint_url:
         return client
     return create(endpoint, config)
+
+
+def _require_whole_body(response_dict: dict[str, Any], **_: Any) -> None:
+    """Raise `IncompleteReadError` for a listing or an error that broke off: botocore checks only objects' lengths."""
+    body, length = response_dict["body"], int(response_dict["headers"].get("content-length") or 0)
+    if isinstance(body, bytes) and len(body) < length:
+        raise boto.IncompleteReadError(actual_bytes=len(body), expected_bytes=length)
 
 
 class _HandedOverCredentials(Credentials):

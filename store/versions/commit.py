@@ -77,10 +77,11 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
-    began = horizon.freshness(store).now()
+    began, existed = horizon.freshness(store).now(), False
     try:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
+        existed = True
         try:
             existing = history.read_stored(store, manifest.app, manifest.stage, manifest.version)
         except ObjectNotFound:
@@ -93,7 +94,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         if existing != manifest:  # otherwise it is this process's own write, whose answer was lost
             check_epoch(existing, manifest.epoch)
             raise conflict_error(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
-    _check_not_collected(store, manifest)
+    _check_not_collected(store, manifest, existed=existed)
     horizon.freshness(store).record_free(manifest.app, manifest.stage, manifest.version + 1, began)
 
 
@@ -148,8 +149,11 @@ def check_version_exists(store: ObjectStore, manifest: Manifest, version: int) -
         )
 
 
-def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
-    """Undo a commit, and raise `Fenced`, if its number had been used and collected before."""
+def _check_not_collected(store: ObjectStore, manifest: Manifest, *, existed: bool) -> None:
+    """Undo a commit, and raise `Fenced`, if its number had been used and collected before.
+
+    `existed` is True if an earlier attempt created the version. A collection may have made it the first one since.
+    """
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)
@@ -161,8 +165,9 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
                 version=manifest.version,
                 hint=f"nothing committed is lost; {CONTINUE_HINT}",
             )
-        if manifest.version > 1 and not manifest.starts_history:
-            check_version_exists(store, manifest, manifest.version - 1)
+        previous = limit.previous_version(manifest.stage, manifest.version) if existed else manifest.version - 1
+        if previous and not manifest.starts_history:
+            check_version_exists(store, manifest, previous)
     except Fenced:
         store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
         raise

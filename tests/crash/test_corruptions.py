@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 from slackwater.store.versions import keys
 
-from tests.crash.corruption import ID, UNREAD, Corruption, corruptions, kind_of, places, wrong
+from tests.crash.corruption import ID, UNREAD, Corruption, corruptions, kind_of, places, worlds, wrong
 from tests.crash.points import SEED
 from tests.models.profiles import SEARCHES
 
@@ -28,12 +28,13 @@ def test_with_any_corrupt_object_a_reader_answers_as_before_or_names_it(part: in
         (keys.removal_journal("flights"), "swapped", "app rm"),
         (keys.app_info("flights"), "cut", "verify"),
         (keys.edit_rows("flights", ID), "bit", "notes"),
+        (keys.manifest("staging", "legs", 22), "zeros", "clone list"),
     ],
-    # The id differs between processes, but pytest's workers must see equal names.
-    ids=["protected", "removed", "removal", "app", "edit"],
+    # The id is another one in each process, and pytest's workers must find equal names.
+    ids=["protected", "removed", "removal", "app", "edit", "clone"],
 )
 def test_a_corruption_that_an_earlier_version_did_not_name_is_named(key: str, damage: str, reader: str) -> None:
-    note = "" if key == keys.app_info("flights") else key
+    note = key if key in worlds() else ""
     corruption = Corruption(note, 0, key, damage, 1)
     assert corruption.is_read_by(reader)
     assert wrong(corruption, reader) is None

@@ -64,7 +64,8 @@ class Laws:
 
     def check(self) -> None:
         """Check all laws for the versions since the last call."""
-        for app in apps.list_apps(self.store):
+        # A clone is judged by what is known of its source's versions.
+        for app in sorted(apps.list_apps(self.store), key=lambda app: app != self.simulation.app.name):
             with suppress(Refused):  # a clone is being made or removed
                 self._check_app(app)
         self._check_sink()

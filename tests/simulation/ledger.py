@@ -44,14 +44,16 @@ def count_and_emit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]
     return pa.table(new, TOTALS), rows.select(ROWS.names)
 
 
-def ledger(name: str = "ledger", **options: object) -> sw.App:
+def ledger(name: str = "ledger", *, is_next: bool = False, **options: object) -> sw.App:
+    """Return the app; with `is_next`, the program to which it is migrated, whose `sections` has one more column."""
     app = sw.App(name)
     by_account, by_section = (
         sw.repartition("by-account", "account", partitions=2),
         sw.repartition("by-section", "section", partitions=2),
     )
     direct = sw.repartition("direct", "section", partitions=2)
-    totals = sw.aggregate(records=sw.count(), tokens=sw.sum("token"), squares=sw.sum("square"))
+    more = {"largest": sw.max("token")} if is_next else {}
+    totals = sw.aggregate(records=sw.count(), tokens=sw.sum("token"), squares=sw.sum("square"), **more)
     app.stage(reads=sw.topic(TOPIC), writes=(by_account, direct, sw.sink(COPIES, key="token")), **options)(entries)
     counted = sw.update(count_and_emit, state=TOTALS, emits=ROWS)
     app.stage(

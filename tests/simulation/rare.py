@@ -18,6 +18,7 @@ SOMETIMES = frozenset((
     "a late write arrives after its writer has died",
     "a person types while a snapshot is open",
     "a pin is removed",
+    "a replica passes a recovery drill",
     "a rewind has rows in flight",
     "a runner dies with rows sent and not committed",
     "a runner is fenced",
@@ -28,6 +29,7 @@ SOMETIMES = frozenset((
     "a snapshot is withdrawn",
     "a stage awaits markers",
     "a stage is claimed between another runner's rows and its commit",
+    "a stage is migrated to another program",
     "a stage is rescaled",
     "a verb is interrupted",
     "a version is retried after a lost answer",
@@ -83,6 +85,7 @@ class Rare:
         self.add("a batch is rebased twice", moved >= 2)
         self.add("a compaction commits beside the batches", after.kind == "compaction")
         self.add("a stage is rescaled", after.kind == "rescale")
+        self.add("a stage is migrated to another program", after.kind == "migration")
         self.add("a stage awaits markers", after.awaited)
         self.add("a snapshot captures rows", after.captured)
         self.add("two snapshots are open at once", len(after.recorded) > 1)
@@ -103,3 +106,4 @@ class Rare:
         self.add("damage is noticed", any(name.endswith(": Corruption") for name in results))
         self.add("a snapshot is completed by markers", results.get("snapshot: done"))
         self.add("a snapshot is withdrawn", results.get("snapshot: Unavailable"))
+        self.add("a replica passes a recovery drill", results.get("drill: done"))

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
+from slackwater.operations import program_changes
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.testing.simulation import Faults, Simulation, Stuck
 
 from tests.simulation.laws import Broken, Laws
 from tests.simulation.ledger import COPIES, TOPIC, ledger, record, secret_record
-from tests.simulation.person import VERBS, Person
+from tests.simulation.person import VERBS, Person, declare
 from tests.simulation.rare import Rare
 
 _PATIENCE_S = 300.0
@@ -118,11 +120,12 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
     )
     scheduler = simulation.world.scheduler
     try:
-        with simulation.running():
+        with simulation.running(), patch.object(program_changes, "declare_with_spark", declare):
             token = 0
             simulation.world.on_request, simulation.world.on_event = rare.on_request, rare.add
             scheduler.on_kill = rare.on_kill
-            laws, person = Laws(simulation, rare), Person(simulation, random, plan.verbs, rare)
+            laws = Laws(simulation, rare)
+            person = Person(simulation, random, plan.verbs, rare, ledger(is_next=True, **plan.options))
             plan_end_s = float(plan.seconds)
             while (before_s := scheduler.now) < plan_end_s:
                 for _ in range(random.choice((0, 5, 20))):
@@ -142,6 +145,7 @@ def simulate(plan: Plan, folder: Path | None = None) -> Outcome:
             simulation.run_for(_PATIENCE_S, lambda: person.is_idle)
             deadline = scheduler.now + _PATIENCE_S
             while not (caught_up := simulation.is_caught_up()) and scheduler.now < deadline:
+                person.finish_migration()
                 simulation.run_for(5.0, simulation.is_caught_up)
                 laws.check()
             if not caught_up:

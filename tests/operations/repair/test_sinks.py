@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from slackwater.client.show.maintenance import rewind_result
 from slackwater.common import instants
+from slackwater.errors import Refused
 from slackwater.operations.repair.rewind import Rewound, rewind
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.snapshot.cut.refs import parse_ref
@@ -115,3 +116,23 @@ def test_rows_that_an_earlier_rewind_dropped_unpublished_are_not_counted(world: 
     world.start("p")
     until_idle(world.runners["p"])
     assert given(back(world, cache, "p", "base")) == [(OUT, 4 + 10)]
+
+
+def test_a_rewind_waits_for_rows_of_a_stage_that_has_committed_nothing_since(world: World, cache: SstCache) -> None:
+    world.end("s")
+    world.send(4)
+    runner = world.runners["p"]
+    for stage in ("numbers", "alerts"):
+        runner.begin(stage)
+        runner.end(stage)
+    pinned(world, "p", "base")
+    world.send(2)
+    runner.begin("numbers")
+    runner.end("numbers")
+    with pytest.raises(Refused, match="has not published 4 rows"):
+        back(world, cache, "p", "base", dry_run=False)
+    until_idle(runner)
+    back(world, cache, "p", "base", dry_run=False)
+    world.start("p")
+    until_idle(world.runners["p"])
+    assert len(world.published()) == 3 + 6 + 2

@@ -14,9 +14,10 @@ from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usag
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import history
+from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.horizon import BOUNDARIES, Boundary
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Table
 
 from tests.models.profiles import scaled
@@ -122,6 +123,26 @@ def test_a_repeated_commit_is_one_commit(any_store: ObjectStore) -> None:
     commit(any_store, manifest(1))
     commit(any_store, manifest(1))
     assert versions(any_store) == [manifest(1)]
+
+
+@pytest.mark.parametrize("kept", [(), (1,)])
+def test_a_repeated_commit_is_one_commit_also_if_all_earlier_versions_were_collected(kept: tuple[int, ...]) -> None:
+    store = MemoryStore()
+    for number in (1, 2, 3):
+        commit(store, manifest(number))
+    BOUNDARIES.put(store, Boundary(1, True, {"stage": 3}, {"stage": kept}), "app")
+    for number in {1, 2} - {*kept}:
+        store.delete(keys.manifest("app", "stage", number))
+    commit(CountingStore(store), manifest(3))  # a writer whose answer was lost, after its machine slept
+    assert history.head(store, "app", "stage") == manifest(3)
+
+
+def test_a_late_commit_of_a_removed_stage_is_undone() -> None:
+    store = MemoryStore()
+    store.put_if_absent(keys.manifest("app", "stage", 3), codec.encode(manifest(3)))
+    with pytest.raises(Fenced, match="its v2 is gone"):
+        commit(store, manifest(3))
+    assert list(store.list("app/stages/")) == []
 
 
 def test_a_writer_that_commits_a_version_again_with_other_content_is_refused() -> None:

@@ -103,6 +103,19 @@ def test_an_interrupted_answer_is_requested_again(store: S3Store, proxy: S3Proxy
     assert proxy.requests == 4
 
 
+def test_an_interrupted_error_or_listing_is_requested_again(store: S3Store, proxy: S3Proxy) -> None:
+    proxy.accidents = ["cut"]
+    with pytest.raises(ObjectNotFound):
+        store.get("absent")
+    store.put("a", b"")
+    proxy.accidents = ["cut"]
+    assert [info.key for info in store.list("")] == ["a"]
+    proxy.accidents = ["cut"]
+    with pytest.raises(ObjectExists):
+        store.put_if_absent("a", b"other")
+    assert proxy.requests == 7
+
+
 def test_a_create_whose_answer_was_lost_finds_its_own_object(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["lose"]
     with pytest.raises(ObjectExists):
