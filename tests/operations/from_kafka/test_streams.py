@@ -6,6 +6,7 @@ import shutil
 import signal
 import struct
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ JARS = Jars(
     "Kafka Streams 4.1.0", "kafka-streams-4.1.0", Path(__file__).parents[2] / "support" / "streams-jars.txt", 73
 )
 PROGRAM = Path(__file__).with_name("Shop.java")
-SPAN_MS = 1_800_000
+SPAN_MS, MINUTE_MS = 1_800_000, 60_000
 LARGE = 1_000_000
 
 
@@ -131,16 +132,37 @@ def test_stores_and_topics_of_a_streams_app_are_equal_to_its_interactive_queries
         attach()
         totals = {(key, total["orders"], total["cents"]) for key, total in numbers(app.dump("totals")).items()}
         assert set(rows_of("shop", "totals")) == set(rows_of("shop", "ktable")) == totals
+        # Streams drops old windows without a tombstone, so the app's stores have some of the rows.
+        sent = [*orders, *deleted]
         minutes = {(key, _ms(at), count) for key, at, count in rows_of("shop", "minutes")}
-        expected = {(key, int(start), int(count)) for key, start, count in app.dump("per-minute")}
-        assert minutes == expected
-        assert {(key, _ms(at), count) for key, at, count in rows_of("shop", "emitted")} == expected
+        assert minutes == minutes_of(sent)
+        assert {(key, int(start), int(count)) for key, start, count in app.dump("per-minute")} <= minutes
+        assert {(key, _ms(at), count) for key, at, count in rows_of("shop", "emitted")} == minutes
         visits = {(key, _ms(first), _ms(last), count) for key, first, last, count in rows_of("shop", "visits")}
-        assert visits == {(key, *map(int, rest)) for key, *rest in app.dump("visits")}
+        assert visits == visits_of(sent)
+        assert {(key, *map(int, rest)) for key, *rest in app.dump("visits")} <= visits
     (removed, *_) = from_json("history", "shop/totals", "c3")["changes"]
     assert removed["change"] == "removed"
     assert removed["record"].startswith(f"{name}-totals-changelog[")
     assert "consistent" in done("verify", "shop", "--deep")
+
+
+def minutes_of(orders: Sequence[Record]) -> set[tuple[str, int, int]]:
+    counts = Counter(((order.key or b"").decode(), (order.time_ms or 0) // MINUTE_MS * MINUTE_MS) for order in orders)
+    return {(key, start, count) for (key, start), count in counts.items()}
+
+
+def visits_of(orders: Sequence[Record]) -> set[tuple[str, int, int, int]]:
+    """Return first and last order of each visit, and their number: orders at most a minute apart are one visit."""
+    visits: dict[str, list[tuple[int, int, int]]] = {}
+    for order in orders:
+        key, at = (order.key or b"").decode(), order.time_ms or 0
+        own = visits.setdefault(key, [])
+        if own and at - own[-1][1] <= MINUTE_MS:
+            own[-1] = own[-1][0], at, own[-1][2] + 1
+        else:
+            own.append((at, at, 1))
+    return {(key, *visit) for key, own in visits.items() for visit in own}
 
 
 def _ms(at: object) -> int:
