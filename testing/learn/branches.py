@@ -96,7 +96,10 @@ def note_outcomes(folder: str, name: str, kind: str, value: Any) -> Any:
 
     if isinstance(value, str):
         value = F.expr(value)
-    return F.udf(partial(_note_row, folder, name), "boolean")(value) if isinstance(value, Column) else value
+    if not isinstance(value, Column):
+        return value
+    # Spark would choose between Arrow and pickled rows by type hints, and warns of those that it does not know.
+    return F.udf(partial(_note_row, folder, name), "boolean", useArrow=False)(value)
 
 
 def _note_row(folder: str, name: str, value: bool | None) -> bool | None:
