@@ -81,6 +81,7 @@ WITH_SPARK = """
     trial flights --code flights.py --from flights@~1
     why flights/carriers C1 --code flights.py
     impact flights flights[0]@1 --code flights.py
+    repair flights --drop flights[0]@1 --code flights.py --dry-run
 """
 
 ELSEWHERE = {"asof", "dev", "doctor", "mcp", "new", "promote", "recover", "reset", "retire", "serve", "tour"}

@@ -33,7 +33,7 @@ def doctor(
     needs: list[str] = argument("NEED", "Fail without these: java, spark, dev, store, kafka, or an extra.", []),
     write: bool = flag("--write", "Also put and delete an object, to test rights."),
 ) -> None:
-    """Show what slackwater uses here, what is missing, and what to type.
+    """Show what slackwater uses here, what is missing, what to type.
 
     Examines Java, Spark, store, Kafka and extras. Fails if a NEED, a configured server, or the Java of an installed
     Spark is missing.

@@ -185,7 +185,7 @@ def attach(
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Follow a Spark query by its checkpoint, or a compacted topic: one version per batch.
+    """Follow a Spark query by its checkpoint, or a compacted topic.
 
     The writer keeps running unchanged; its data is only read. A query's state, a KTable, or the changelog of a Kafka
     Streams store becomes an app that you can query, diff, bisect, watch and export. The history begins with the oldest
@@ -255,7 +255,7 @@ def adopt(
     conf: list[str] = CONF,
     dry_run: bool = DRY_RUN,
 ) -> None:
-    """Turn a stopped Spark query into a stage, with state and offsets.
+    """Turn a stopped Spark query, with its state, into a stage.
 
     Each batch that the checkpoint still has becomes a version of the stage; the last is compared with what Spark reads.
     `slackwater run PROGRAM` then continues at the next offset. Atomic and resumable; the checkpoint is only read. If

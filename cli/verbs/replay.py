@@ -135,7 +135,7 @@ def learn_tests(
     records: int = option("N", "Records of each topic to try.", 200, min=1),
     show_values: bool = flag("--show-values", "Write texts as they are, instead of pseudonyms."),
 ) -> None:
-    """Write tests from the history that reach each branch of a program.
+    """Write tests from the history, for each branch of a program.
 
     Runs the program in memory on rejected records and others from several parts of the history, and keeps the few that
     reach each condition's outcomes: of Python, of Arrow's masks, and of Spark's where and when. The file test_APP.py

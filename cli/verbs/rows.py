@@ -171,7 +171,7 @@ def asof(
     out: Path | None = option("FILE", "Write all rows to a .parquet, .csv or .json file."),
     limit: int = option("N", "Maximum rows printed; 0 prints all.", 50, min=0),
 ) -> None:
-    """Join labels with the rows as they were known at each label's time.
+    """Join labels with the rows as known at each label's time.
 
     For training sets without leaks. Each label gets its key's row in the newest version committed up to the label's
     time. asof_version names the version: 0 before the first version, null if the version was deleted or is older than

@@ -32,7 +32,7 @@ def tour(
     folder: Path | None = option("FOLDER", "New folder for the recorded store. Default: a temporary one."),
     no_page: bool = flag("--no-page", "Do not open the web page at the end."),
 ) -> None:
-    """Try slackwater on a recorded app: no Java, no Kafka, no network.
+    """Try slackwater on a recorded app, without Java and Kafka.
 
     Unpacks the store of an app over New York's flights of January 2013: about 200 versions, a snapshot, a clone, and a
     fault in the input. Runs a few commands there, down to the bad input record, and opens the page of `slackwater

@@ -41,7 +41,7 @@ def watch(
     code: Path = option("FILE", "For a proposal: the program that ran. Default: that of [programs].", None),
     post: str = option("URL", "Webhook to which proposals are posted.", "", envvar="SLACKWATER_WEBHOOK"),
     post_format: PostFormat = option(None, "Fields of a posted proposal: all, or `text` alone for Slack.", "json"),
-    issues: Path = option("FOLDER", "Write each proposal to a file for `gh issue create --body-file`.", None),
+    issues: Path = option("FOLDER", "Write each proposal to a Markdown file, for a GitHub issue.", None),
     show_values: bool = flag("--show-values", "Show keys and values in proposals."),
 ) -> None:
     """Evaluate the invariants of slackwater.toml continuously.

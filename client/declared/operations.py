@@ -36,7 +36,7 @@ class RewindOptions(GuardedOptions, total=False):
 
 
 class ResetOptions(GuardedOptions, total=False):
-    """Move an app's offsets, like kafka-consumer-groups --reset-offsets.
+    """Move an app's offsets, as kafka-consumer-groups does.
 
     Commits a new version per stage; the next run continues there. Tables are not rolled back (use rewind): re-read
     records are counted again, skipped ones are lost; --dry-run shows how many.
@@ -120,7 +120,7 @@ class KeysOptions(TypedDict, total=False):
 
 
 class ForgetOptions(KeysOptions, GuardedOptions, total=False):
-    """Delete keys from everything that an app has stored (GDPR erasure).
+    """Delete keys from everything that an app has stored (GDPR).
 
     Deletes them from every version, snapshot, in-flight and rejected record, input archive and clone by rewriting the
     objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field from which
@@ -263,7 +263,7 @@ class TrialOptions(MigrateOptions, total=False):
 
 
 class FailoverOptions(TypedDict, total=False):
-    """Fail over to a replica: make it a runnable app in its own store.
+    """Fail over to a replica: make it an app in its own store.
 
     If the original store is reachable, copies the versions that the replica lacks, and fences the app there. Carries
     in-flight records into topics of this Kafka. Topics continue at the app's offsets, or in a mirror after the last

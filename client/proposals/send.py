@@ -51,7 +51,7 @@ def post_proposal(proposal: Proposal, url: str, form: PostFormat) -> None:
 
 
 def write_issue(proposal: Proposal, folder: Path) -> Path:
-    """Write a proposal as Markdown for `gh issue create --body-file`; return the file. Raises `Refused`.
+    """Write a proposal as the Markdown text of a GitHub issue; return the file. Raises `Refused`.
 
     The first line is the title. The name is that of the failure, so a failure that is found again replaces its file.
     """

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ...operations.repair.records.changes import shown_rows
-from ...operations.repair.records.commit import RepairDone
 from ...store.sst.arrow_types import bytes_to_hex, python_rows
 from ..show import values
 from ..show.document import Block, Name, NextCommand, TableBlock, Title
 from ..show.formats import MAX_SHOWN, plural
 from ..show.shown import AlreadyDone, BlockGenerator, attributes, operation_result
 
+if TYPE_CHECKING:
+    from ...operations.repair.records.commit import RepairDone
+
 
 @operation_result
 def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
     """Return the result of a repair: the changed rows of each stage, and what its sinks got."""
+    from ...operations.repair.records.changes import shown_rows
+
     plan, app = done.plan, done.plan.app
     rows = sum(map(len, plan.changes.values()))
     what = done.repair.what if done.repair is not None else "the repair"

@@ -21,8 +21,8 @@ RUNS = Path(__file__).with_name("runs.csv")
 KINDS = (*KILLS, "promoter", "verb")
 COLUMNS = ("seed", "minutes", *KINDS, "kills", "records", "versions", "snapshots", "clones", "promotions", "messages")
 COLUMNS += ("lost", "doubled")
-_CALM_S = 900.0
-_PER_SECOND = 150
+_CALM_S = 600.0
+_PER_SECOND = 40
 
 
 def run(folder: Path, seed: int, seconds: float) -> tuple[dict[str, int], list[str]]:

@@ -50,7 +50,7 @@ RAISED_BY = {
 OTHERS = {"--bootstrap-server", "--add", "--allow-principal", "--operation", "--topic", "--group", "--cluster"}
 """Options of `kafka-acls`."""
 
-COMMAND = re.compile(r"\bslackwater ((?:[a-z]+ )*[a-z]+(?:-not)?)\b((?:(?! and | then | or )[^`\n;,#])*)")
+COMMAND = re.compile(r"\bslackwater ((?:[a-z]+ )*[a-z]+(?:-not|-tests)?)\b((?:(?! and | then | or )[^`\n;,#])*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 CLAUSE = re.compile(r"[;:.,(]\s")
 

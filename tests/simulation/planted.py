@@ -5,20 +5,25 @@ Each bug removes one safeguard, as if its fix were reverted.
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from msgspec.structs import replace
+from slackwater.errors import ObjectExists
 from slackwater.pipeline.batch import committer
 from slackwater.pipeline.kafka import messages
-from slackwater.pipeline.publish.core import Publisher
+from slackwater.pipeline.publish.core import Backlog, Publisher
 from slackwater.pipeline.source import readers
 from slackwater.pipeline.source.planner import ChannelPlanner
 from slackwater.snapshot.gc import collect, inventory
+from slackwater.snapshot.take import taking
 from slackwater.state import next_version
-from slackwater.store.versions import amend, commit
+from slackwater.store.compaction import merge
+from slackwater.store.read.multi_get import _Search
+from slackwater.store.versions import amend, codec, commit, keys
 from slackwater.store.versions.kinds import KINDS
 from slackwater.testing.simulation import world
 
@@ -65,6 +70,26 @@ def _commit_beside(_base: Any, manifest: Any, onto: Any, _merges: Any = ()) -> A
     return replace(manifest, version=onto.version + 1, seq=manifest.version)
 
 
+def _take_any(store: Any, manifest: Any) -> None:
+    with suppress(ObjectExists):
+        store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
+
+
+def _all_attempts(self: Any, place: Any, max_rows: int) -> Any:
+    share = NEXT_RANGE(self, place, max_rows)
+    return share and share._replace(attempts=_Everything())
+
+
+def _keep_oldest(hashes: Any, keys: Any) -> Any:
+    order, repeats = SORT_KEYS(hashes, keys)
+    return order, np.append(repeats[1:], False)[: len(repeats)]
+
+
+def _miss_newest(self: Any, ssts: Any) -> Any:
+    return ITER_SSTS(self, sorted(ssts, key=lambda sst: sst.seq_max)[:-1])
+
+
+NEXT_RANGE, SORT_KEYS, ITER_SSTS = Backlog.next_range, merge.sort_keys, _Search.iter_ssts
 Plant = tuple[object, str, object]
 """Object, attribute, and the value in its place."""
 _KINDS = {**KINDS, "claim": dataclasses.replace(KINDS["claim"], fences=False)}
@@ -86,8 +111,14 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         (inventory, "MIN_AGE_MS", 0),
         (collect.collect, "__kwdefaults__", _NO_MARGIN),
     ),
-    "a stalled writer looks at no boundary": ((commit, "_check_not_collected", lambda *_: None),),
+    "a stalled writer looks at no boundary": ((commit, "_check_not_collected", lambda *_, **__: None),),
     "readers pass markers": ((ChannelPlanner, "plan_end", _past_markers),),
+    "any version of the number counts as one's own": ((commit, "commit", _take_any),),
+    "a request for a snapshot is not withdrawn": ((taking, "withdraw_request", lambda *_: None),),
+    "a batch is built on the committed version": ((committer.Committer, "tip", property(lambda self: self.head)),),
+    "a sink gets messages of all attempts": ((Backlog, "next_range", _all_attempts),),
+    "a merge keeps the oldest row of a key": ((merge, "sort_keys", _keep_oldest),),
+    "look-ups miss the newest SST": ((_Search, "iter_ssts", _miss_newest),),
 }
 
 

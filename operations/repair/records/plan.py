@@ -34,7 +34,7 @@ Seeds = Mapping[str, Mapping[int, pa.Table]]
 
 
 @dataclass(frozen=True, slots=True)
-class SinkRows:
+class SinkDifference:
     """Rows that a version wrote to a sink, and would not or would otherwise write without the records."""
 
     stage: str
@@ -54,7 +54,7 @@ class RepairPlan:
     changes: Mapping[str, KeyChanges]
     """Changed rows by stage, senders first."""
     begun: Seeds
-    sinks: tuple[SinkRows, ...]
+    sinks: tuple[SinkDifference, ...]
     in_flight: tuple[tuple[str, str, int], ...]
     """Reader, channel and sender's version of rows that a stage has still to read and that are to be others."""
     read_by: Mapping[RecordLocation, tuple[str, ...]]
@@ -76,7 +76,7 @@ class RepairPlanner:
     max_keys: int
     on_version: Callable[[Manifest], None] = lambda _manifest: None
     _changes: dict[str, dict[int, BatchChange]] = field(default_factory=dict)
-    _sinks: list[SinkRows] = field(default_factory=list)
+    _sinks: list[SinkDifference] = field(default_factory=list)
     _in_flight: list[tuple[str, str, int]] = field(default_factory=list)
 
     def plan(self, heads: Mapping[str, Manifest], substitutes: Substitutes, seeds: Seeds) -> RepairPlan:
@@ -153,7 +153,7 @@ class RepairPlanner:
         if not isinstance(output, Repartition):
             position = published.newest(store, head, name) if name in head.sinks else None
             is_published = position is not None and position.version >= version
-            self._sinks.append(SinkRows(head.stage, version, name, *rows, is_published))
+            self._sinks.append(SinkDifference(head.stage, version, name, *rows, is_published))
             return
         for reader in heads.values():
             source = reader.inputs.get(name)

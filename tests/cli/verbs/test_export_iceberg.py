@@ -73,7 +73,7 @@ def test_a_continuous_export_reports_the_tables_that_moved(app: FlightsApp, tmp_
             ("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"),
             "'flights/carriers@v3' always names the same moment",
         ),
-        (("flights", "--iceberg", "gs://lake"), "gs:// is not supported"),
+        (("flights", "--iceberg", "abfs://lake"), "abfs:// is not supported"),
         (("flights", "--iceberg", "lake", "--every", "1ms"), "too short"),
     ],
 )

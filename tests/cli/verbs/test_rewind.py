@@ -81,9 +81,8 @@ def test_an_impossible_rewind_is_refused_with_the_reason(words: tuple[str, ...],
 
 def test_destructive_verbs_on_a_protected_app_require_its_name(late: FlightsApp) -> None:
     assert done("protect", "flights", "--message", "production") == (
-        "flights is protected: production; rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone "
-        "refresh "
-        "require its name\n"
+        "flights is protected: production; rewind, reset, edit, repair, forget, retire, promote, app rm, clone rm and "
+        "clone refresh require its name\n"
     )
     assert done("protect", "flights").startswith("done already: flights is protected by ")
     before = versions(late.store)
