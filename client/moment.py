@@ -337,7 +337,7 @@ class Moment(Displayable):
             keep: time for which a replaced Iceberg snapshot stays readable.
 
         Raises:
-            Usage: the root or the span is malformed.
+            Usage: `root` or `keep` is malformed.
             NotFound: a table does not exist.
             Refused: pyiceberg is not installed (the extra `iceberg`), the folder belongs to another table, or Iceberg
                 cannot represent the table.

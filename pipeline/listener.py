@@ -1,4 +1,4 @@
-"""Interface of listeners to the events of a run, such as terminal and metrics, and the figures of a batch."""
+"""Interface of the listeners (the terminal, the metrics) to a run's events; and the figures of a batch."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass

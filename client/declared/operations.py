@@ -93,7 +93,7 @@ class RepairOptions(GuardedOptions, total=False):
 
     undo: Annotated[bool, Param("Undo the newest repair: its records count again.")]
     no_sinks: Annotated[
-        bool, Param("Repair the tables although sinks got rows that would be others; --dry-run shows these rows.")
+        bool, Param("Repair the tables even if sinks got rows that the repair would change; --dry-run shows them.")
     ]
     max_keys: Annotated[
         int, Param("Refuse if more keys of all stages are touched.", "N", default=1_000, limits=_AT_LEAST_ONE)

@@ -118,7 +118,7 @@ def propose_repair(
         return replace(about, records=tuple(map(str, records)), why_no_command=why)
     changes = [(stage, change) for stage, changed in plan.changes.items() for change in changed]
     tables = ", ".join(sorted({stage for stage, _ in changes})) or verdict.app
-    sinks = f"; {plural(len(plan.sinks), 'sink')} got rows that would be others" if plan.sinks else ""
+    sinks = f"; {plural(len(plan.sinks), 'sink')} got rows that the repair would change" if plan.sinks else ""
     command = " ".join(
         [
             f"slackwater repair {quote_word(verdict.app)}",

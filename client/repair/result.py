@@ -69,7 +69,7 @@ def _sink_lines(done: RepairDone) -> Iterator[Block]:
     if not done.plan.sinks:
         return
     yield ""
-    yield Title("sinks got rows that would be others; a repair sends them nothing")
+    yield Title("sinks got rows that the repair would change; a repair sends them nothing")
     yield TableBlock.from_rows(
         ("sent by", "to", ">would not be sent", ">would be sent", ""),
         (

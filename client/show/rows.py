@@ -50,7 +50,7 @@ def asof_result(joined: LabelledRows, table: str, out: Path | None, limit: int) 
         f"with a row of {table}, {joined.absent:,} without one"
     )
     if joined.unknown:
-        sentence += f", {joined.unknown:,} of which no version is stored for their time"
+        sentence += f", {joined.unknown:,} at times for which no version is stored"
     about = {**counts, "unknown": joined.unknown}
     if out is not None:
         return Result({"file": out, **about}, sentence)

@@ -210,8 +210,8 @@ class ExportedTable(Struct, frozen=True):
 class ExportedChannel(Struct, frozen=True):
     """In-flight records from one stage to another, as exported.
 
-    If several stages have not consumed a record of the channel, the record is listed once, for the stage of them that
-    has read most. The stages that have read less have not consumed the record either.
+    If several stages have not consumed a record of the channel, it is listed once, for the stage that has read
+    furthest. The stages behind it have not consumed it either.
     """
 
     channel: limits.Name

@@ -262,7 +262,7 @@ class Batch:
 
     @property
     def num_records(self) -> int | None:
-        """Number of records that the batch reads, or rows of channels; None if it is unknown."""
+        """Number of records that the batch reads, and of rows that it reads from channels; None if unknown."""
         counts = [rows_until(self.base.inputs[name], end) for name, end in self.after.items()]
         numbers = [count for count in counts if count is not None]
         return sum(numbers) if counts and len(numbers) == len(counts) else None

@@ -214,8 +214,8 @@ def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Seq
 
     If the manifests state no number, nothing is checked.
 
-    If the number differs, raises the last of `deletion_errors` that is not `KeysForgotten`, else `Corruption`. A lower
-    number is accepted if all of the errors are `KeysForgotten`.
+    Fewer rows are accepted if there are deletion errors and all are `KeysForgotten`. Any other difference raises the
+    last deletion error of another class, or `Corruption` if there is none.
     """
     sent = part.rows
     if sent is None or num_rows == sent:

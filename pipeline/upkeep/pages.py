@@ -1,4 +1,4 @@
-"""Writes pages of the versions that a runner commits, beside the batches."""
+"""Writes pages, objects that list many versions, of what a runner commits, concurrently with its batches."""
 
 import logging
 from collections.abc import Iterator

@@ -78,8 +78,8 @@ async def answer_in_process(
 ) -> tuple[Any, tuple[str, ...]]:
     """Ask a method of `AppHistory` in a process of its own; return its full answer, and notes.
 
-    `app` is the name of the app's folder. If the method needs no replay, a server without the app's program answers as
-    well. Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
+    `app` is the name of the app's folder. The app's program is needed only if the method replays. Raises `Refused`
+    without a needed program, `TooOften` and `TooMuch`.
     """
     program = _program_of(service, called) if is_replay else service.options.programs.get(called)
     question = Question(app, method, arguments, options, program)

@@ -222,12 +222,12 @@ async def bisect(call: ToolCall, app: AppName, limit: ResultLimit = 5, **wrong: 
     """The first commit of an app at which a predicate fails, and the input record that caused it.
 
     A binary search over all commits. Give the predicate by `where`, a SELECT that returns rows when something is wrong
-    (its key columns name the wrong keys) or a condition that wrong rows of `table` meet; or by `check`, a condition
-    that must hold for each row of `table`. Returns the commit, the offsets that it read, the keys that it changed;
-    `cause` with its class (record, records, duplicate, watermark, time, absence, deploy, operation, unknown), whether
-    it is proved, and the evidence; and `record` (topic, partition, offset) if the cause is a record and the server has
-    the program. Without the program, the record is one of `input`: narrow it with `query` FROM input('topic') within
-    these offsets, if the input is archived.
+    (its key columns identify the wrong keys) or a condition that wrong rows of `table` meet; or by `check`, a condition
+    that must hold for each row of `table`. Returns the commit, the offsets that it read (`input`), the keys that it
+    changed; `cause` with its class (record, records, duplicate, watermark, time, absence, deploy, operation, unknown),
+    whether it is proved, and the evidence; and `record` (topic, partition, offset) if the cause is a record and the
+    server has the program. Without the program, the cause is among the records at the offsets of `input`. If the input
+    is archived, search them with the tool `query`: SELECT … FROM input('topic').
     """
     request, masking = call.request, call.masking
     stored_app = await request.app_with_all_tables(app, "a bisect")

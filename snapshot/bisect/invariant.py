@@ -24,7 +24,7 @@ class Invariant:
 
     def __post_init__(self) -> None:
         if self.every_ms <= 0:
-            raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is not an interval; expected a longer one")
+            raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is too short; expected 1 ms or more")
 
     def for_app(self, store: ObjectStore, app: str) -> "Invariant":
         """Return a copy whose condition is a query over the app's tables. Raises the errors of `parse_check`."""

@@ -51,7 +51,10 @@ class VersionLine:
         raise IndexError(position)
 
     def has_gap_before(self, position: int) -> bool:
-        """Return True if versions right before this one were collected. They may have made this version's change."""
+        """Return True if versions right before this one were collected.
+
+        A change that appears at this version may then be one of theirs.
+        """
         return self.versions.has_gap_before(self.index(position))
 
     def checked(self, position: int) -> Manifest:
@@ -121,9 +124,9 @@ def versions_that_read(store: ObjectStore, head: Manifest, topic: str, partition
 
 
 def position_consuming(line: VersionLine, channel: str, sent: int) -> int | None:
-    """Return the position of the version that passed the rows of a channel that the sender's version `sent` sent.
+    """Return the position of the version that consumed a channel's rows from the sender's version `sent`.
 
-    None if no version has passed them. A version also passes rows that Kafka had lost (`has_lost`).
+    None if no version has consumed them. Rows that Kafka lost (`has_lost`) count as consumed.
     """
 
     def has_passed(manifest: Manifest) -> bool:

@@ -124,7 +124,7 @@ class BoundState:
         return 0
 
     def at_moment(self, _moment: BatchMoment) -> BoundState:
-        """Return the state with the times of a batch set. Called only for states whose rows fall due."""
+        """Return a copy of the state that knows a batch's times. Called only for states whose rows fall due."""
         return self
 
     def lateness_columns(self, window: str | None) -> tuple[str, ...]:

@@ -158,7 +158,7 @@ def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s:
 
 
 def _require_whole_body(response_dict: dict[str, Any], **_: Any) -> None:
-    """Raise `IncompleteReadError` for a listing or an error that broke off: botocore checks only objects' lengths."""
+    """Raise `IncompleteReadError` if a listing or error response is cut off: botocore checks only objects' lengths."""
     body, length = response_dict["body"], int(response_dict["headers"].get("content-length") or 0)
     if isinstance(body, bytes) and len(body) < length:
         raise boto.IncompleteReadError(actual_bytes=len(body), expected_bytes=length)

@@ -130,7 +130,7 @@ def test_the_name_of_an_older_snapshot_of_other_versions_is_refused(monkeypatch:
 
 
 def test_pins_of_failed_clone_calls_are_removed_by_the_successful_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the next call pins another moment if a call dies after its pin and the app then commits."""
+    """A call dies after its pin, and the app commits. So the next call pins another moment, and removes both pins."""
     app = app_of()
     pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     app.step_all()

@@ -120,7 +120,7 @@ class Writer:
         return replace(draft, ssts=apply_results(draft.ssts, self.merges))
 
     def commit(self, manifest: Manifest) -> None:
-        """Commit as the manifest's number; if compactions have taken it, as the number after them."""
+        """Commit under the manifest's number, or under the next free one if compactions have taken it."""
         committer = Committer(self.view, self.head)
         committer.submit(PendingVersion(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
         self.head = committer.head

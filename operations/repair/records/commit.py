@@ -144,7 +144,7 @@ class RepairCall:
         if plan.sinks and not self.no_sinks:
             names = ", ".join(dict.fromkeys(f"{sink.stage}@v{sink.version} to {sink.sink!r}" for sink in plan.sinks))
             raise Refused(
-                f"sinks of {self.app} got rows that would be others: {names}; a repair sends them nothing",
+                f"sinks of {self.app} got rows that the repair would change: {names}; a repair sends nothing to sinks",
                 hint="--dry-run shows these rows; --no-sinks repairs the tables, and leaves the sinks to you",
             )
 

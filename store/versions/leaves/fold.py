@@ -97,7 +97,7 @@ def plan_fold(ssts: Ssts, limit: int, per_leaf: int) -> FoldPlan:
 
 
 def write_fold(store: ObjectStore, app: str, stage: str, plan: FoldPlan) -> Fold:
-    """Put the leaves of a fold, side by side. Costs one request for each. Raises `Unavailable`."""
+    """Put the leaves of a fold concurrently. Costs one request for each. Raises `Unavailable`."""
 
     def write(item: tuple[int, tuple[Sst, ...]]) -> Leaf:
         slot, ssts = item

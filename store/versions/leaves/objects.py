@@ -73,7 +73,8 @@ def write_leaf(
 ) -> Leaf:
     """Put a leaf with these entries, and return its reference. Costs one request.
 
-    `slot` is the number of the leaf's slot and the number of slots, `bounds` the lowest and the highest hash.
+    `slot` is a pair: the index of the leaf's slot, and the number of slots. `bounds` are the lowest and the highest
+    hash.
     """
     content = LeafContent(app, stage, str(runtime.ulid()), Ssts(ssts))
     key = keys.leaf(app, stage, content.id)

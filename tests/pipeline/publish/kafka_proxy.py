@@ -13,7 +13,7 @@ from typing import Literal
 
 
 class Api(IntEnum):
-    """Keys of requests."""
+    """API keys: the numbers of Kafka's types of requests."""
 
     PRODUCE = 0
     METADATA = 3

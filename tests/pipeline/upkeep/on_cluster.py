@@ -1,4 +1,4 @@
-"""A driver process with two executors that merges SSTs on the commands of its input lines.
+"""A driver process with two executors; it merges SSTs as the lines of its standard input say.
 
 The commands are: `below` and `above` the driver's bound of debt; `killed`, an executor is killed during a merge;
 `damaged`, an executor cannot read an input; `stopped`, upkeep is closed during a merge. Each line is answered by one

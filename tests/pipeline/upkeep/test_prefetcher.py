@@ -35,7 +35,7 @@ def cache(tmp_path: Path) -> SstCache:
 
 @pytest.fixture
 def made(store: CountingStore) -> tuple[Sst, ...]:
-    """Return four runs, oldest first, that are in no cache."""
+    """Return SSTs of four versions, oldest first, none of them cached."""
     ssts: tuple[Sst, ...] = ()
     for seq in range(1, 5):
         changes: dict[Key, Values | None] = {(str(seq), str(i)): (i, i / 2, None) for i in range(200)}

@@ -1,4 +1,4 @@
-"""Reading Parquet from memory: all rows are returned, and Arrow's threads release the memory before that."""
+"""Reading Parquet from memory: all rows are returned, and Arrow's threads have released the memory by then."""
 
 import gc
 import threading
