@@ -46,9 +46,9 @@ def repair_records(
     progress: Callable[[str], None],
 ) -> Result:
     """Repair an app, or undo its newest repair; see `StoredApp.repair`."""
-    if bool(drop or replace) == options["undo"]:
+    if (not (drop or replace) and not options["undo"]) or (drop and options["undo"]):
         raise Usage(
-            "a repair takes records to drop or to replace, or undoes the newest repair",
+            "a repair takes records to drop or to replace, or undoes the newest repair, with --replace if it replaced",
             hint=f"slackwater repair {app} --drop 'TOPIC[PARTITION]@OFFSET' --dry-run",
         )
     values = {record: data if isinstance(data, bytes) else Path(data).read_bytes() for record, data in replace.items()}

@@ -174,8 +174,9 @@ def _detect_snapshot_request(store: ObjectStore, app: str) -> Evidence | None:
 
 def _detect_edit_request(store: ObjectStore, app: str) -> Evidence | None:
     for open_request in EDITS.all(store, app):
-        fact = f"an edit of {app} is under way, requested by {open_request.edit.by}"
-        return Evidence(AppCondition.EDIT, fact, "wait for it; repeating the same `slackwater edit` finishes it")
+        kind = open_request.kind
+        fact = f"{'an' if kind == 'edit' else 'a'} {kind} of {app} is under way, requested by {open_request.edit.by}"
+        return Evidence(AppCondition.EDIT, fact, f"wait for it; repeating the same `slackwater {kind}` finishes it")
     return None
 
 

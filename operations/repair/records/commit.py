@@ -17,13 +17,14 @@ rows. So the same call after a crash commits only what is missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from ....common import instants, runtime
-from ....errors import Refused
+from ....errors import Refused, SlackwaterError
+from ....pipeline.run.background import background_thread
 from ....snapshot.change.edit import finish_repairs, put_rows
 from ....snapshot.change.switch import reachable_position, why_not_reached
 from ....snapshot.cut.moments import heads_of, stages_of
@@ -35,10 +36,12 @@ from ....store.versions.manifest import Edit, Manifest
 from ...debugging.replay.batches import OpenBatches
 from ...debugging.replay.program import LoadedProgram
 from .journal import REPAIRS, Repair, new_parts, repair_to_undo, substitutes_of
-from .plan import RepairPlan, RepairPlanner, Substitutes
+from .plan import RepairPlan, RepairPlanner, Seeds, Substitutes
 from .stage_fold import edit_rows
 
 _POLL_S = 0.2
+_MAX_KEPT_HASHES = 10_000
+"""Maximum number of followed keys that the journal has of a repair; a repair of more is taken to meet all keys."""
 _MAX_PLANS = 20
 """Number of plans after which a repair gives up, because other commits come first each time."""
 
@@ -84,6 +87,10 @@ class RepairCall:
     def __post_init__(self) -> None:
         self._planner = RepairPlanner(OpenBatches(self.program), self.max_keys, self.on_version)
         self._versions: dict[str, tuple[int, int]] = {}
+        self._followed: Mapping[str, frozenset[int]] = {}
+        self._others: list[Repair] = []
+        self._repair: Repair | None = None
+        self._has_asked = False
         self._held_s = 0.0
 
     @property
@@ -96,49 +103,107 @@ class RepairCall:
         Raises:
             NotFound: No stage has read a record, or versions that did were collected; or there is nothing to undo.
             Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that are to be others; a stage has
-                rows to read that are to be others and no runner; or others kept committing.
+                rows to read that are to be others and no runner; another repair is under way; or others kept
+                committing.
         """
-        store, undo = self.program.store, self.undo
+        store, undo, heads = self.program.store, self.undo, self._heads()
         check_exclusion(store, self.app, Intent.EDIT, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
-        before = REPAIRS.all(store, self.app)
-        if undo:
-            repair: Repair | None = replace(repair_to_undo(store, self.app), state="undoing")
+        self._others = [other for other in REPAIRS.all(store, self.app) if other.is_in_force(heads)]
+        former = repair_to_undo(self.app, self._others) if undo else self._check_alone()
+        if undo and former is not None:
+            repair: Repair | None = replace(former, state="undoing")
         else:
-            dropped, replaced = new_parts(before, self.requested)
+            dropped, replaced = new_parts(self._others, self.requested)
             new = Repair(str(runtime.ulid()), self.by, instants.now_ms(), dropped, replaced)
-            repair = new if dropped or replaced else None
-        others = [other for other in before if repair is None or other.id != repair.id]
-        after = [other for other in (*others, *([repair] if repair else ())) if other.state != "undoing"]
-        sets = substitutes_of(before, self.requested), substitutes_of(after, self.requested)
-        plan = self._plan(self._heads(), *sets)
+            repair = new if dropped or replaced else former
+        self._repair = repair
+        plan = self._plan(heads)
         if dry_run:
             return RepairDone(plan, repair, undo)
         self._check_sinks(plan)
         finish_repairs(store, self.app, plan.heads)
-        if repair is not None:
-            REPAIRS.put(store, repair, self.app)
-        plan = self._commit_all(plan, sets, (repair or (*before,)[-1]).what)
-        for other in REPAIRS.all(store, self.app):
-            if other.state == "undoing":
-                REPAIRS.remove(store, other.id, self.app)
-            elif other.state == "begun":
-                REPAIRS.put(store, replace(other, state="done"), self.app)
+        with self._journal(former):
+            plan = self._commit_all(plan)
         return RepairDone(plan, repair, undo, self._versions, self._held_s)
+
+    def _check_alone(self) -> Repair | None:
+        """Return the interrupted repair that this call finishes, or None. Raises `Refused` if there is another one."""
+        for other in self._others:
+            if other.state == "begun" and other.records == self._names:
+                return other
+            if other.state != "done":
+                raise Refused(
+                    f"repair {other.id}, by {other.by}, is under way or was interrupted: {other.what}",
+                    hint="wait for it; if it was interrupted, repeat its command, or `slackwater repair APP --undo`",
+                )
+        return None
+
+    @contextmanager
+    def _journal(self, former: Repair | None) -> Iterator[None]:
+        """Put the repair before its rows are committed, and write its end afterwards.
+
+        If no rows were requested to be committed because of an error, the journal is then as it was before.
+        """
+        store, repair = self.program.store, self._repair
+        if repair is None:
+            yield
+            return
+        REPAIRS.put(store, repair, self.app)
+        try:
+            if any(other.state != "done" and other.id != repair.id for other in REPAIRS.all(store, self.app)):
+                raise Refused(f"another repair of {self.app} begins at the same time", hint="repeat the command")
+            yield
+        except SlackwaterError:
+            if not self._has_asked and former is None:
+                REPAIRS.remove(store, repair.id, self.app)
+            elif not self._has_asked and former is not None:
+                REPAIRS.put(store, former, self.app)
+            raise
+        if self.undo:
+            REPAIRS.remove(store, repair.id, self.app)
+            return
+        versions = repair.versions | {stage: version for stage, (_, version) in self._versions.items()}
+        touched = {stage: tuple(sorted(hashes)) for stage, hashes in self._followed.items() if hashes}
+        is_small = sum(map(len, touched.values())) <= _MAX_KEPT_HASHES
+        REPAIRS.put(
+            store, replace(repair, state="done", versions=versions, touched=touched if is_small else None), self.app
+        )
 
     def _heads(self) -> dict[str, Manifest]:
         store = self.program.store
         heads = heads_of(store, self.app, stages_of(store, self.app))
         return {stage: head for stage, head in heads.items() if not head.retired}
 
-    def _plan(self, heads: Mapping[str, Manifest], before: Substitutes, after: Substitutes) -> RepairPlan:
+    def _plan(self, heads: Mapping[str, Manifest]) -> RepairPlan:
+        """Plan the rows without the records of this repair, and of earlier repairs that followed one of its keys."""
         if unknown := [stage for stage in heads if stage not in self.program.app.stages]:
             raise Refused(
                 f"the program has no stage {', '.join(unknown)}, which {self.app} has",
                 hint="give the program that runs: --code FILE",
             )
-        # What earlier repairs changed may have to be changed back.
-        seeds = self._planner.plan(heads, before, {}).begun if before else {}
-        return self._planner.plan(heads, after, seeds)
+        own = self._repair
+        included = [own] if own is not None else [one for one in self._others if one.records & self._names]
+        while True:
+            seeds: Seeds = {}
+            followed: dict[str, frozenset[int]] = {}
+            if self.undo:
+                # What the repair changed is to be changed back.
+                before = self._planner.plan(heads, substitutes_of(included, self.requested), {})
+                seeds, followed = before.begun, dict(before.followed)
+            after = [one for one in included if not (self.undo and own is not None and one.id == own.id)]
+            plan = self._planner.plan(heads, substitutes_of(after, self.requested), seeds)
+            for stage, hashes in plan.followed.items():
+                followed[stage] = followed.get(stage, frozenset()) | hashes
+            known = {one.id for one in included}
+            more = [other for other in self._others if other.id not in known and other.meets(followed)]
+            if not more:
+                self._followed = followed
+                return plan
+            included = sorted((*included, *more), key=lambda one: one.id)
+
+    @property
+    def _names(self) -> frozenset[str]:
+        return frozenset(map(str, self.requested))
 
     def _check_sinks(self, plan: RepairPlan) -> None:
         if plan.sinks and not self.no_sinks:
@@ -148,26 +213,21 @@ class RepairCall:
                 hint="--dry-run shows these rows; --no-sinks repairs the tables, and leaves the sinks to you",
             )
 
-    def _commit_all(self, plan: RepairPlan, sets: tuple[Substitutes, Substitutes], what: str) -> RepairPlan:
+    def _commit_all(self, plan: RepairPlan) -> RepairPlan:
         if not live_heartbeats(self.program.store, self.app, instants.now_ms()):
-            return self._commit(plan, sets, what)
+            return self._commit(plan)
         began = runtime.monotonic()
-        with self._holding() as renew:
-            self._await_quiet(renew, began + self.timeout_s)
+        with self._holding():
+            self._await_quiet(began + self.timeout_s)
             try:
-                return self._commit(self._plan(self._heads(), *sets), sets, what, renew)
+                return self._commit(self._plan(self._heads()))
             finally:
                 self._held_s = runtime.monotonic() - began
 
-    def _commit(
-        self,
-        plan: RepairPlan,
-        sets: tuple[Substitutes, Substitutes],
-        what: str,
-        renew: Callable[[], None] = lambda: None,
-    ) -> RepairPlan:
-        whole = plan
+    def _commit(self, plan: RepairPlan) -> RepairPlan:
+        whole, what = plan, self._repair.what if self._repair is not None else ""
         for _ in range(_MAX_PLANS):
+            self._check_sinks(plan)
             if plan.in_flight:
                 reader, channel, version = plan.in_flight[0]
                 raise Refused(
@@ -177,10 +237,10 @@ class RepairCall:
                 )
             try:
                 for stage, changes in plan.changes.items():
-                    renew()
                     edit = Edit(str(runtime.ulid()), self.by, what, operation_message())
                     head = plan.heads[stage]
                     rows = edit_rows(changes)
+                    self._has_asked = True
                     done = put_rows(
                         self.program.store,
                         self.program.cache,
@@ -194,13 +254,12 @@ class RepairCall:
                 return whole
             except Outdated as error:
                 self.on_wait(f"{error.message}; planning again")
-                plan = self._plan(self._heads(), *sets)
+                plan = self._plan(self._heads())
         raise Refused(f"other commits of {self.app} came first {_MAX_PLANS} times", hint="repeat the command")
 
-    def _await_quiet(self, renew: Callable[[], None], until_s: float) -> None:
+    def _await_quiet(self, until_s: float) -> None:
         told = ""
         while True:
-            renew()
             heads = self._heads()
             at = reachable_position(heads.values())
             reasons = (why_not_reached(self.program.store, head, at) for head in heads.values())
@@ -217,20 +276,27 @@ class RepairCall:
             runtime.sleep(_POLL_S)
 
     @contextmanager
-    def _holding(self) -> Iterator[Callable[[], None]]:
-        """Hold the app's runners where they are. Yields a function that renews the hold."""
-        store, app, renewed, due_s = self.program.store, self.app, 0, 0.0
+    def _holding(self) -> Iterator[None]:
+        """Hold the app's runners where they are."""
+        store, app, renewed, lock = self.program.store, self.app, 0, runtime.lock()
 
         def renew() -> None:
-            nonlocal renewed, due_s
-            if runtime.monotonic() < due_s:
-                return
-            at = reachable_position(self._heads().values())
-            hold = Hold(app, app, app, self.by, renewed, dict(at.offsets), at.clock_ms)
-            runners.put_holds(store, [hold], wake_runners=not renewed)
-            renewed, due_s = renewed + 1, runtime.monotonic() + runners.HOLD_RENEW_S
+            nonlocal renewed
+            with lock:
+                at = reachable_position(self._heads().values())
+                hold = Hold(app, app, app, self.by, renewed, dict(at.offsets), at.clock_ms)
+                runners.put_holds(store, [hold], wake_runners=not renewed)
+                renewed += 1
+
+        def keep_renewing(over: runtime.Event) -> None:
+            # A replay may take longer than a hold lasts.
+            while not over.wait(runners.HOLD_RENEW_S):
+                with suppress(SlackwaterError):
+                    renew()
 
         try:
-            yield renew
+            renew()
+            with background_thread("repair-hold", keep_renewing):
+                yield
         finally:
             runners.release_holds(store, [app])

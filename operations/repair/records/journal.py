@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -10,9 +10,9 @@ from xxhash import xxh3_128_hexdigest
 
 from ....errors import NotFound, Refused
 from ....snapshot.bisect.verdict import RecordLocation
-from ....store.objects.protocol import ObjectStore
 from ....store.versions import keys, limits
 from ....store.versions.codec import JsonFolder
+from ....store.versions.manifest import Manifest
 from .plan import Substitutes
 
 
@@ -26,6 +26,27 @@ class Repair(Struct, frozen=True):
     replaced: dict[limits.ShortText, limits.Checksum]
     """Checksum of the value in the place of each replaced record."""
     state: Literal["begun", "done", "undoing"] = "begun"
+    versions: dict[limits.Name, limits.Version] = {}
+    """Version of the repair, by changed stage."""
+    touched: dict[limits.Name, tuple[limits.Hash, ...]] | None = None
+    """Hashes of the keys that the repair followed, by stage; None if it is under way, or followed very many."""
+
+    @property
+    def records(self) -> frozenset[str]:
+        return frozenset((*self.dropped, *self.replaced))
+
+    def meets(self, followed: Mapping[str, frozenset[int]]) -> bool:
+        """Return True if the repair followed one of these keys, or may have. `followed` has hashes by stage."""
+        return self.touched is None or any(
+            not followed[stage].isdisjoint(hashes) for stage, hashes in self.touched.items() if stage in followed
+        )
+
+    def is_in_force(self, heads: Mapping[str, Manifest]) -> bool:
+        """Return False if a rewind undid the repair: no head is based on one of its versions."""
+        known = [(heads[stage], version) for stage, version in self.versions.items() if stage in heads]
+        return not known or any(
+            version in versions for head, version in known for versions in head.base_versions(version - 1)
+        )
 
     @property
     def what(self) -> str:
@@ -80,10 +101,8 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
     return result
 
 
-def repair_to_undo(store: ObjectStore, app: str) -> Repair:
-    """Return the repair whose undo was interrupted, or else the newest one. Raises `NotFound` if there is none."""
-    repairs = REPAIRS.all(store, app)
-    begun = [repair for repair in repairs if repair.state == "undoing"]
+def repair_to_undo(app: str, repairs: Sequence[Repair]) -> Repair:
+    """Return the repair that is under way or was interrupted, or else the newest one. Raises `NotFound` without any."""
     if not repairs:
         raise NotFound(f"repair of {app}", "to undo", hint=f"`slackwater log {app} --operations` lists what was done")
-    return (begun or [*repairs])[-1]
+    return ([repair for repair in repairs if repair.state != "done"] or [*repairs])[-1]

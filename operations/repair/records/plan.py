@@ -54,6 +54,8 @@ class RepairPlan:
     changes: Mapping[str, KeyChanges]
     """Changed rows by stage, senders first."""
     begun: Seeds
+    followed: Mapping[str, frozenset[int]]
+    """Hashes of the keys that were followed, by stage."""
     sinks: tuple[SinkDifference, ...]
     in_flight: tuple[tuple[str, str, int], ...]
     """Reader, channel and sender's version of rows that a stage has still to read and that are to be others."""
@@ -90,12 +92,13 @@ class RepairPlanner:
         self._changes, self._sinks, self._in_flight = defaultdict(dict), [], []
         read_by = {record: tuple(self._substitute(heads, record, value)) for record, value in substitutes.items()}
         limit, begun, changes = KeyLimit(self.max_keys), dict[str, Mapping[int, pa.Table]](), dict[str, KeyChanges]()
+        followed = dict[str, frozenset[int]]()
         for stage in _senders_first(heads):
             head = heads[stage]
             own = self._changes[stage], seeds.get(stage, {})
             fold = StageFold(self.batches, head, *own, limit, self.on_version)
             fold.run()
-            begun[stage] = fold.begun
+            begun[stage], followed[stage] = fold.begun, fold.followed
             if (now := fold.changes_now()) is not None:
                 changes[stage] = now
             for (version, output), rows in sorted(fold.sent.items(), key=lambda item: item[0]):
@@ -105,6 +108,7 @@ class RepairPlanner:
             heads,
             changes,
             begun,
+            followed,
             tuple(self._sinks),
             tuple(dict.fromkeys(self._in_flight)),
             read_by,

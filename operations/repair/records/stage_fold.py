@@ -91,6 +91,11 @@ class StageFold:
             last = version
 
     @property
+    def followed(self) -> frozenset[int]:
+        """Hashes of all keys that were followed at some version."""
+        return frozenset(self._followed[HASH].to_pylist()) if self.head.table is not None else frozenset()
+
+    @property
     def _table(self) -> Table:
         assert self.head.table is not None  # noqa: S101  a stage without a table has no keys
         return self.head.table

@@ -15,9 +15,10 @@ import pytest
 import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from slackwater.common import runtime
 from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.operations.repair.records.commit import RepairCall
-from slackwater.operations.repair.records.journal import REPAIRS
+from slackwater.operations.repair.records.journal import REPAIRS, Repair
 from slackwater.snapshot.bisect.verdict import RecordLocation
 from slackwater.snapshot.under_way.runners import EDITS
 from slackwater.snapshot.verify.verify import verify
@@ -166,3 +167,53 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_same_call(tmp_path:
         assert [repair.state for repair in REPAIRS.all(store, given.ran.declared.name)] == ["done"]
         assert EDITS.all(store, given.ran.declared.name) == ()
         assert verify(store, given.ran.declared.name).consistent
+
+
+def begin(ran: Ran, *places: str) -> Repair:
+    """Put the journal entry of a repair that was killed before it committed anything."""
+    begun = Repair(str(runtime.ulid()), "eve@host", 1, places, {})
+    REPAIRS.put(ran.app._client.store, begun, ran.declared.name)
+    return begun
+
+
+def test_another_repair_waits_for_one_that_is_under_way_and_an_undo_ends_it() -> None:
+    ran = run(one(sw.aggregate(total=sw.sum("x"))), {"in": ROWS})
+    begun, before = begin(ran, "in[0]@0"), tables(ran)
+    with pytest.raises(
+        Refused, match=rf"repair {begun.id}, by eve@host, is under way or was interrupted: drop in\[0\]"
+    ):
+        repaired(ran, {"in[0]@1": None})
+    assert REPAIRS.all(ran.app._client.store, ran.declared.name) == (begun,)
+    repaired(ran, undo=True)
+    assert (REPAIRS.all(ran.app._client.store, ran.declared.name), tables(ran)) == ((), before)
+    begin(ran, "in[0]@0")
+    repaired(ran, {"in[0]@0": None})
+    assert ran.app.at().get("t", "a") == {"k": "a", "total": 2}
+
+
+def test_a_repair_of_other_keys_needs_no_record_of_an_earlier_one() -> None:
+    rows = [*ROWS, {"k": "b", "x": 4, "seq": 2}, {"k": "b", "x": 8, "seq": 3}]
+    ran = run(one(sw.aggregate(total=sw.sum("x"))), {"in": rows})
+    repaired(ran, {"in[0]@0": None})
+    ran = run(ran.declared, {"in": [{"k": "b", "x": 16, "seq": 4}]}, after=ran)
+    done = repaired(ran, {"in[0]@4": None}, max_keys=1)
+    assert list(done.plan.read_by) == [RecordLocation.parse("in[0]@4")]
+    assert [(row["k"], row["total"]) for row in tables(ran)["t"]] == [("a", 2), ("b", 12)]
+    # The same key: what was taken out earlier stays out.
+    done = repaired(ran, {"in[0]@1": None})
+    assert {str(record) for record in done.plan.read_by} == {"in[0]@0", "in[0]@1"}
+    assert [(row["k"], row["total"]) for row in tables(ran)["t"]] == [("b", 12)]
+
+
+def test_a_repair_that_a_rewind_undid_is_forgotten() -> None:
+    ran = run(one(sw.aggregate(total=sw.sum("x"))), {"in": ROWS})
+    moment = f"t@v{ran.app.at().versions['t']}"
+    repaired(ran, {"in[0]@0": None})
+    ran.app.rewind(f"{ran.declared.name}/{moment}", keep_offsets=True)
+    assert ran.app.at().get("t", "a") == {"k": "a", "total": 3}
+    with pytest.raises(NotFound, match="repair of"):
+        repaired(ran, undo=True)
+    repaired(ran, {"in[0]@1": None})
+    assert ran.app.at().get("t", "a") == {"k": "a", "total": 1}
+    assert repaired(ran, {"in[0]@0": None}).versions
+    assert ran.app.at().get("t", "a") is None
