@@ -64,6 +64,7 @@ UNREAD = {
     "<app>/notice.json",  # any change of it says that there is something new
     "<app>/leaving.json",
     "<app>/refreshing.json",
+    "<app>/repairs/<ulid>.json",  # read by repairs alone, which need Spark
     "<app>/snapshots.json",
     "<app>/stages/<stage>/pages/<span>.json",
 }

@@ -45,7 +45,7 @@ class Repair(Struct, frozen=True):
         """Return False if a rewind undid the repair: no head is based on one of its versions."""
         known = [(heads[stage], version) for stage, version in self.versions.items() if stage in heads]
         return not known or any(
-            version in versions for head, version in known for versions in head.base_versions(version - 1)
+            version in versions for head, version in known for versions in head.base_versions(version - 1, of_rows=True)
         )
 
     @property
