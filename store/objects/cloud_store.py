@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...common.extras import require_extras
-from ...errors import Forbidden, NotFound, ObjectExists, ObjectNotFound, Refused
+from ...errors import Forbidden, NotFound, ObjectExists, ObjectNotFound, Refused, Usage
 from .protocol import ObjectInfo, check_key, check_range
 from .retry import Retry, TransientError
 from .wrapper import BaseStore
@@ -73,6 +73,7 @@ class CloudStore(BaseStore):
     408, 429). Objects are written by one request each, so interrupted writes leave nothing.
 
     Every method may raise, in addition to the errors in its own docstring:
+        Usage: variables of the account, the credentials or the endpoint are missing or malformed.
         Unavailable: the server did not answer within `patience_s`.
         NotFound: there is no such bucket or container.
         Forbidden: the credentials or permissions are insufficient.
@@ -240,14 +241,25 @@ class CloudStore(BaseStore):
     def _connect(self) -> "tuple[Client, Retry]":
         # A forked child must not use its parent's connections and locks.
         if self._connected is None or self._connected[0] != os.getpid():
-            from obstore.store import AzureStore, GCSStore
-
-            open_client = AzureStore if self._scheme == "az" else GCSStore
-            client = open_client(self._bucket, client_options=_CLIENT_OPTIONS, retry_config={"max_retries": 0})
+            client = self._open_client()
             where = f"{self._provider.name}, {self._provider.bucket} {self._bucket!r},"
             setting = f"{self._provider.endpoint} (default: {self._provider.name} itself)"
             self._connected = (os.getpid(), client, Retry(where, self._patience_s, setting=setting))
         return self._connected[1:]
+
+    def _open_client(self) -> "Client":
+        from obstore.exceptions import BaseError
+        from obstore.store import AzureStore, GCSStore
+
+        open_client = AzureStore if self._scheme == "az" else GCSStore
+        with suppress(BaseError):
+            return open_client(self._bucket, client_options=_CLIENT_OPTIONS, retry_config={"max_retries": 0})
+        # Neither the message nor the context has obstore's text, which has URLs and so signatures.
+        raise Usage(
+            f"{self.url}: the settings of {self._provider.name} are missing or malformed; they come from "
+            f"{self._provider.variables}; {self._provider.endpoint}, if set, is a URL",
+            hint=f"set {self._provider.variables}",
+        )
 
 
 def _is_path(text: str) -> bool:

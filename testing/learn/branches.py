@@ -19,7 +19,8 @@ import pyarrow as pa
 
 _MASKS = {"where": 0, "filter": 0, "if_else": 0, "when": 0}
 """Methods and functions with a condition for each row, and the position of the condition."""
-_NOTE = "__note_outcomes"
+_NOTE = "_note_outcomes"
+"""Two underscores would be mangled within a class."""
 _reached: set[tuple[str, str]] = set()
 """Branches that this process has reported, by folder: there is one call a row of Spark."""
 

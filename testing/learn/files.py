@@ -18,6 +18,7 @@ _OF_REJECTED = ("topic", "offset", "error")
 """Columns of rejected records that do not depend on the machine."""
 _REJECTED = f"[({', '.join(f'row[{name!r}]' for name in _OF_REJECTED)}) for row in ran.rows({{}})]"
 _TABLE, _SINK = "ran.rows({})", "sorted(((record.key, record.value) for record in ran.sent[{}]), key=repr)"
+_WIDTH = 102
 Rows = Mapping[str, list[object]]
 
 
@@ -64,10 +65,10 @@ def format_tests(app: str, program: str, tests: Sequence[LearnedTest], values: s
     text = "\n\n\n".join(["\n".join(constants), *functions])
     imports = "".join(f"import {name}\n" for name in MODULES if f"{name}." in text)
     return f'''\
-"""Tests learned from the history of {app}. `slackwater learn-tests {app}` writes this file again: do not edit it.
+"""Tests learned from the history of an app."""
 
-{values}
-"""
+{_comment(f"`slackwater learn-tests {app}` writes this file again: do not edit it.")}
+{_comment(values)}
 
 {imports}from pathlib import Path
 
@@ -90,7 +91,7 @@ def _distinct(tests: Sequence[LearnedTest]) -> Iterator[TopicRecord]:
 
 def _record(record: Record) -> str:
     given = {"key": record.key, "headers": list(record.headers or ()), "time_ms": record.time_ms}
-    more = "".join(f", {name}={literal(value)}" for name, value in given.items() if value)
+    more = "".join(f", {name}={literal(value)}" for name, value in given.items() if value not in (None, []))
     return f"Record({literal(record.value)}{more})"
 
 
@@ -105,14 +106,14 @@ def _function(number: int, test: LearnedTest, names: Mapping[int, str]) -> str:
         for name, rows in rows_of.items():
             is_rejected = what == _TABLE and name.endswith("_rejected")
             lines += _assertion((_REJECTED if is_rejected else what).format(literal(name)), rows)
-    branches = "\n    ".join(map(_comment, sorted(test.branches))) or "# no branch"
+    branches = "\n    ".join(_comment(str(branch))[:_WIDTH] for branch in sorted(test.branches)) or "# no branch"
     body = "\n    ".join(lines)
     return f"def test_{number}() -> None:\n    {branches}\n    {body}"
 
 
-def _comment(branch: Branch) -> str:
-    text = re.sub(r"\s+", " ", str(branch))
-    return f"# {text[:100]}"
+def _comment(text: str) -> str:
+    # A line break would end the comment.
+    return "# " + re.sub(r"\s+", " ", text)
 
 
 def _assertion(what: str, rows: Sequence[object]) -> Iterator[str]:

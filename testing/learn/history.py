@@ -23,13 +23,13 @@ _PARTS = 4
 def sample_records(app: StoredApp, count: int) -> list[TopicRecord]:
     """Return up to `count` records of each topic that the app reads, from several parts of its history, by time.
 
-    Records that are rejected are among them, if they can still be read. Raises `Refused` if no record can be read.
+    The newest `count` rejected records are added, if they can still be read. Raises `Refused` if no record can be read.
     """
     client, heads = app._client, app.at().current_cut().stages
     topics, sources = client.channels(), dict[str, SourceTopic]()
     for stage in heads:
         sources |= {source.source.topic: source for source in source_topics(client.store, heads, stage, topics)}
-    rejected = _rejected(app)
+    rejected = _rejected(app, count)
     records = [
         record
         for source in sources.values()
@@ -43,9 +43,9 @@ def sample_records(app: StoredApp, count: int) -> list[TopicRecord]:
     return sorted(records, key=lambda record: record.record.time_ms or 0)
 
 
-def _rejected(app: StoredApp) -> dict[str, list[Extent]]:
+def _rejected(app: StoredApp, count: int) -> dict[str, list[Extent]]:
     found = dict[str, list[Extent]]()
-    for row in app.rejected(every=True).records:
+    for row in app.rejected(limit=count, every=True).records:
         if "+" not in row.address and "[" in row.address:  # a record of a topic, and no row of a message or a sink
             at = RecordLocation.parse(row.address)
             found.setdefault(at.topic, []).append(Extent(at.partition, at.offset, at.offset + 1))

@@ -14,14 +14,14 @@ from .. import Ran
 from .branches import Branch
 from .files import LearnedTest, expected_rows, write_tests
 from .history import sample_records
-from .masking import RecordMask
+from .masking import RecordMask, mask_records
 from .runs import ProgramRuns, TopicRecord
 
 if TYPE_CHECKING:
     from ...client.app import StoredApp
 
 _MAX_RUNS = 60
-"""Maximum number of runs to make a set of records smaller."""
+"""Maximum number of runs to make a set of records smaller, and to mask the most fields."""
 Progress = Callable[[str], None]
 
 
@@ -58,13 +58,14 @@ def learn_tests(
         app: the app whose history has the records.
         code: the program's file.
         out: folder of the test file `test_APP.py`, which is written anew.
-        records: number of records of each topic to try, from several parts of the history, beside the rejected ones.
+        records: number of records of each topic to try, from several parts of the history; and of rejected ones.
         show_values: True to keep texts as they are, instead of pseudonyms.
         on_progress: called with a line about the current step.
 
     Raises:
         NotFound: There is no such file.
-        Refused: No record can be read, the program does not run on them, or gives other rows when it runs again.
+        Refused: No record can be read, the program does not run on them, or gives other rows when it runs again; or a
+            record is not text, and `show_values` is false.
     """
     file = Path(code).resolve()
     with tempfile.TemporaryDirectory(prefix="slackwater-learn-", ignore_cleanup_errors=True) as folder:
@@ -75,7 +76,8 @@ def learn_tests(
         few = choice.minimal(sample, all_reached)
         mask = RecordMask()
         if not show_values:
-            few, mask = choice.masked(few)
+            unmasked = f"slackwater learn-tests {app.called} --code {file} --show-values"
+            few, mask = choice.masked(few, f"{unmasked} writes values as they are")
         tests = choice.tests(few)
         path = Path(out) / f"test_{app.name.replace('-', '_')}.py"
         write_tests(path, app.called, file, tests, _hidden(mask, show_values=show_values))
@@ -88,9 +90,10 @@ def learn_tests(
 def _hidden(mask: RecordMask, *, show_values: bool) -> str:
     if show_values:
         return "Values are those of the records."
-    kept = sorted({*mask.kept} & mask.fields.keys())
-    but = f", except for {', '.join(kept)}, on which branches depend" if kept else ""
-    return f"Texts are pseudonyms{but}; numbers and times are those of the records."
+    # Names of fields come from records.
+    kept = ", ".join(map(repr, sorted({*mask.kept} & mask.fields.keys())))
+    but = f", except for {kept}, on which branches depend" if kept else ""
+    return f"Texts are pseudonyms{but}; times, and numbers of up to seven digits or in JSON, are those of the records."
 
 
 @dataclass
@@ -116,19 +119,10 @@ class _Choice:
         """Return few records that reach the wanted branches together."""
         return minimize_failing(sample, lambda some: self._has_reached(some, wanted), max_tries=_MAX_RUNS)[0]
 
-    def masked(self, records: Sequence[TopicRecord]) -> tuple[Sequence[TopicRecord], RecordMask]:
+    def masked(self, records: Sequence[TopicRecord], instead: str) -> tuple[Sequence[TopicRecord], RecordMask]:
         """Return records with texts masked, except for fields on which the reached branches depend; and the mask."""
-        wanted, mask = self.reached(records), RecordMask()
-        masked = _apply(mask, records)
-        if self._has_reached(masked, wanted):
-            return masked, mask
-        kept = tuple(mask.fields)
-        for path in mask.fields:
-            fewer = tuple(name for name in kept if name != path)
-            if self._has_reached(_apply(RecordMask(fewer), records), wanted):
-                kept = fewer
-        mask = RecordMask(kept)
-        return _apply(mask, records), mask
+        wanted = self.reached(records)
+        return mask_records(records, lambda some: self._has_reached(some, wanted), max_tries=_MAX_RUNS, instead=instead)
 
     def _has_reached(self, records: Sequence[TopicRecord], wanted: frozenset[Branch]) -> bool:
         try:
@@ -154,7 +148,3 @@ class _Choice:
                 )
             tests.append(LearnedTest(tuple(group), branches, rows))
         return tuple(sorted(tests, key=lambda test: len(test.records)))
-
-
-def _apply(mask: RecordMask, records: Sequence[TopicRecord]) -> list[TopicRecord]:
-    return [record._replace(record=mask.record(record.record)) for record in records]

@@ -1,20 +1,28 @@
 """Masking of records: texts become pseudonyms that keep their form, equal texts equal ones.
 
-Names of fields, numbers, truth values, and texts that are times, single characters or numbers of up to seven digits are
-kept: a program computes with them. `learn` keeps the texts of a field whose masking would change the reached branches.
+Names of fields, numbers within JSON documents, truth values, and texts that are ISO times, single characters or numbers
+of up to seven digits are kept: a program computes with them. Texts of a field whose masking would change the reached
+branches are kept too.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...errors import Refused
+from ...state.failing import minimize_failing
 from .. import Record
+from .runs import TopicRecord
 
-_KEPT = re.compile(r"(?!\d{8,}$)[-+]?\d[-+.,:/ \dTZ]*|.|true|false|null", re.DOTALL)
+_NUMBER = r"[-+]?(?!(?:\D*\d){8})\d*[.,]?\d+"
+_DATE = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{1,9})?)?(?: ?(?:Z|[-+](?:[01]\d|2[0-3])(?::?[0-5]\d)?))?"
+_KEPT = re.compile(rf"{_NUMBER}|{_DATE}(?:[T ]{_TIME})?|{_TIME}|.|true|false|null", re.DOTALL | re.ASCII)
 _CHARACTERS = re.compile(r"[^\W_]")
 _MAX_TRIED = 10_000
 
@@ -27,9 +35,10 @@ class RecordMask:
     fields: dict[str, None] = field(default_factory=dict)
     """Paths of fields with a masked text."""
     _names: dict[str, str] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
 
     def record(self, record: Record) -> Record:
-        """Return a record with masked value, key and headers."""
+        """Return a record with masked value, key and headers. Raises `Refused` if one of them is not text."""
         headers = [(name, self._data("headers", value)) for name, value in record.headers or ()]
         value = record.value if isinstance(record.value, bytes) else None
         return record._replace(value=self._data("", value), key=self._data("key", record.key), headers=headers)
@@ -37,13 +46,13 @@ class RecordMask:
     def _data(self, path: str, data: bytes | None) -> bytes | None:
         if data is None:
             return None
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            return data  # a format that only its schema can read
+        text = _decode(data)
         try:
             document = json.loads(text)
         except ValueError:
+            document = None
+        if not isinstance(document, dict | list | str):
+            # A number alone may be a key of digits, such as a telephone number.
             return self._text(path or "value", text).encode()
         masked = self._value(path, document)
         return data if masked == document else json.dumps(masked, ensure_ascii=False).encode()
@@ -64,13 +73,56 @@ class RecordMask:
     def _name(self, text: str) -> str:
         """Return a pseudonym in which letters and digits are replaced, and which is another one for another text."""
         if text not in self._names:
-            number, taken = len(self._names), {*self._names.values()}
+            number = len(self._names)
             name = _spell(number, text)
-            while name in taken and number < len(self._names) + _MAX_TRIED:
+            while (name in self._taken or _KEPT.fullmatch(name)) and number < len(self._names) + _MAX_TRIED:
                 number += 1
                 name = _spell(number, text)
             self._names[text] = name
+            self._taken.add(name)
         return self._names[text]
+
+
+def mask_records(
+    records: Sequence[TopicRecord],
+    is_enough: Callable[[Sequence[TopicRecord]], bool],
+    *,
+    max_tries: int,
+    instead: str,
+) -> tuple[Sequence[TopicRecord], RecordMask]:
+    """Return masked records for which `is_enough` is true as for the unmasked ones, and the mask; few fields are kept.
+
+    `is_enough` is called up to `max_tries` times after the first. Raises `Refused`, with the hint `instead`, if one of
+    the records is not text.
+    """
+
+    def masked(kept: Collection[str]) -> tuple[Sequence[TopicRecord], RecordMask]:
+        mask = RecordMask(kept)
+        return [_mask_in_topic(mask, record, instead) for record in records], mask
+
+    all_masked = masked(())
+    if is_enough(all_masked[0]):
+        return all_masked
+    fields = [*all_masked[1].fields]
+    return masked(minimize_failing(fields, lambda kept: is_enough(masked(kept)[0]), max_tries=max_tries)[0])
+
+
+def _mask_in_topic(mask: RecordMask, record: TopicRecord, instead: str) -> TopicRecord:
+    try:
+        return record._replace(record=mask.record(record.record))
+    except Refused as error:
+        error.begin_with(f"topic {record.topic!r}")
+        error.hint = instead
+        raise
+
+
+def _decode(data: bytes) -> str:
+    """Return data as text. Raises `Refused` for a format that only its schema can read, such as Avro or Protobuf."""
+    with suppress(UnicodeDecodeError):
+        text = data.decode()
+        if "\0" not in text:
+            return text
+    raise Refused("a value, key or header is not text in UTF-8, so it cannot be masked")
 
 
 def _spell(number: int, like: str) -> str:

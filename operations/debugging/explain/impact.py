@@ -48,12 +48,14 @@ class ImpactWalk:
         heads: Newest version of each stage.
         max_batches: Maximum number of batches to replay; 0 for no limit.
         on_version: Called before each version is replayed.
+        beyond: What the user can do to replay more than `max_batches`.
     """
 
     program: LoadedProgram
     heads: Mapping[str, Manifest]
     max_batches: int = 0
     on_version: Callable[[Manifest], None] = lambda _manifest: None
+    beyond: str = "--limit 0 replays all"
     readers: list[str] = field(default_factory=list)
     not_taken: list[NotTaken] = field(default_factory=list)
     rows: dict[tuple[str, int, int | None], ReachedRow] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class ImpactWalk:
     def _open(self, stage: str, version: int) -> ReplayBatch | None:
         place = stage, version
         if self.batches.is_full(*place):
-            self.unknown[f"what it reached after {self.max_batches:,} batches: --limit 0 replays all"] = None
+            self.unknown[f"what it reached after {self.max_batches:,} batches: {self.beyond}"] = None
             return None
         with self._noting(f"what {stage}@v{version} made of it"):
             manifest = history.read(self.program.store, self.program.app.name, stage, version)

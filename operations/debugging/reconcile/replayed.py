@@ -37,7 +37,9 @@ class ReplayedFates:
         if fate.proved or fate.record is None or fate.kind not in _REPLAYED:
             return fate
         stages = (self.stage, *upstream_stages(self.heads, self.stage))
-        walk = ImpactWalk(self.program, {stage: self.heads[stage] for stage in stages}, _MAX_BATCHES)
+        heads = {stage: self.heads[stage] for stage in stages}
+        beyond = f"slackwater impact {self.program.app.name} '{fate.record}' --limit 0 replays all"
+        walk = ImpactWalk(self.program, heads, _MAX_BATCHES, beyond=beyond)
         walk.batches = self._batches
         walk.run(fate.record)
         settled = self._settled(walk, key)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from slackwater.serve.agents import tools as _tools  # noqa: F401  declares the tools
 from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.audit import AUDIT
 from slackwater.snapshot.query.hidden import PSEUDONYM_PATTERN
@@ -56,6 +57,11 @@ def blind(hiding: FlightsApp, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Return an agent of that app that must not see values."""
     with serving(hiding.store.url, tmp_path_factory.mktemp("c"), with_agents=True) as url, agent_at(url) as agent:
         yield agent
+
+
+def test_the_documentation_has_the_number_of_tools() -> None:
+    page = Path(__file__).parents[3] / "docs" / "agents.md"
+    assert f" {len(TOOLS)} read-only tools " in page.read_text()
 
 
 def test_tools_are_few_read_only_and_described(masked: Agent) -> None:

@@ -36,6 +36,14 @@ def masks(rows):
 
 def nothing(words):
     return [*filter(None, words)]
+
+
+class Sizes:
+    def __of(self, x):
+        return "large" if x > 99 else "small"
+
+    def of(self, x):
+        return self.__of(x)
 '''
 
 
@@ -68,8 +76,9 @@ def test_every_condition_of_a_function_is_a_branch_in_two_outcomes() -> None:
         "pc.greater(rows['x'], 2)",
         "pc.equal(kept['x'], 3)",
         "np.array([True, True])",
+        "x > 99",
     }
-    assert len(branches) == 2 * 7 - 1
+    assert len(branches) == 2 * 8 - 1
     assert min(branches) == Branch(14, 7, False, "x > 10 and x != 12")
 
 
@@ -93,3 +102,9 @@ def test_outcomes_of_masks_are_those_of_their_rows(tmp_path: Path) -> None:
     assert outcomes["pc.greater(rows['x'], 2)"] == {True, False}
     assert outcomes["pc.equal(kept['x'], 3)"] == {True}
     assert outcomes["np.array([True, True])"] == {True}
+
+
+def test_outcomes_of_methods_are_reported(tmp_path: Path) -> None:
+    result, outcomes = reached(tmp_path, lambda names: names["Sizes"]().of(100))
+    assert result == plain()["Sizes"]().of(100) == "large"
+    assert outcomes["x > 99"] == {True}

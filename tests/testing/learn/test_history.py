@@ -37,6 +37,16 @@ def test_of_a_long_history_the_beginning_the_end_and_rejected_records_are_taken(
             assert {partition[0], partition[-1]} <= {*found}
 
 
+@pytest.mark.parametrize("count", [8, 70])
+def test_as_many_rejected_records_are_taken_as_others(tmp_path: Path, count: int) -> None:
+    plants = Plants(tmp_path, 4)
+    with plants.client:
+        plants.batch(*["counted"] * 200)
+        plants.batch(*["rejected"] * (count + 5))
+        plants.batch(*["counted"] * 200)
+        assert sum(key.startswith("rejected") for key in keys_of(plants, count)) == count
+
+
 def test_without_records_it_is_said_how_to_keep_them(tmp_path: Path) -> None:
     plants = Plants(tmp_path, 3)
     with plants.client, pytest.raises(Refused, match="no record") as error:

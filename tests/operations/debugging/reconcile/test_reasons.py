@@ -1,18 +1,32 @@
 """Each planted record is reported as missing in the table, with the reason for which it was planted."""
 
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
+import slackwater as sw
+from slackwater.cli import main
 from slackwater.errors import Unavailable
+from slackwater.operations.debugging.reconcile.reasons import MissingReason
+from slackwater.operations.debugging.reconcile.replayed import ReplayedFates
+from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.snapshot.bisect.verdict import RecordLocation
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import keys
 from slackwater.store.versions.horizon import BOUNDARIES, Boundary
+from typer.testing import CliRunner
 
 from tests.models.profiles import PROFILE
 from tests.operations.debugging.reconcile.planted import APP, EVENTS, STAGE, TOPIC, Plants
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from slackwater.operations.debugging.replay.batches import ReplayBatch
 
 SEEDS = {"default": 8, "ci": 200, "nightly": 1_000}
 
@@ -130,3 +144,27 @@ def test_a_kafka_that_does_not_answer_leaves_the_comparison(tmp_path: Path, monk
         "filtered-2": "filtered",
         "absent-0": "unknown",
     }
+
+
+def test_after_the_last_batch_a_replay_names_a_verb_that_replays_all(tmp_path: Path) -> None:
+    plants = Plants(tmp_path, 1)
+    with plants.client:
+        (key,) = plants.batch("filtered")
+        place = plants.places[key]
+        client, store = plants.client, plants.store
+        # Spark is not reached: as many batches as are allowed are open.
+        program = LoadedProgram(
+            sw.App(APP), cast("SparkSession", None), {}, store, client.cache, plants.kafka, LocalStore(tmp_path / "s")
+        )
+        fates = ReplayedFates(program, {STAGE: plants.head}, STAGE)
+        fates._batches.max_batches = 1
+        fates._batches.opened["other", 1] = cast("ReplayBatch", None)
+        fate = MissingReason("filtered", "it is not there", place, proved=False)
+        settled = fates.settle(fate, pa.table({"k": [key]}))
+        assert not settled.proved
+        command = re.search(r"slackwater (impact .*) replays all", settled.sentence)
+        assert command is not None, settled
+        words = shlex.split(command[1])
+        assert words == ["impact", APP, str(place), "--limit", "0"]
+        # The options are those of the verb.
+        assert CliRunner().invoke(main.app, [*words, "--help"]).exit_code == 0

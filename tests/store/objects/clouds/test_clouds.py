@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,6 +98,35 @@ def test_an_error_has_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hush" not in "".join(
         map(str, (caught.value, caught.value.hint, caught.value.__cause__, caught.value.__context__))
     )
+
+
+@pytest.mark.parametrize(
+    ("root", "variables"),
+    [
+        ("az://container", {}),
+        ("az://container", {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_ACCOUNT_KEY": "hush!"}),
+        ("az://container", {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_SAS_TOKEN": "hush"}),
+        ("az://container", {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_ENDPOINT": "hush"}),
+        ("gs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS": "/no/hush.json"}),
+        ("gs://bucket", {"GOOGLE_SERVICE_ACCOUNT_KEY": "hush"}),
+    ],
+)
+def test_malformed_settings_name_the_variables_and_not_their_values(
+    monkeypatch: pytest.MonkeyPatch, root: str, variables: dict[str, str]
+) -> None:
+    pytest.importorskip("obstore")
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Usage) as caught:
+        open_store(root).get("a")
+    error = caught.value
+    account = "AZURE_STORAGE_ACCOUNT_NAME" if root.startswith("az") else "GOOGLE_APPLICATION_CREDENTIALS"
+    assert root in str(error)
+    assert account in str(error)
+    assert account in error.hint
+    assert "hush" not in "".join(map(str, (error, error.hint, error.__cause__, error.__context__)))
 
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

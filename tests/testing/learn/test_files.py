@@ -1,0 +1,32 @@
+"""Nothing of a record or a name gets out of its literal or comment in a learned test file."""
+
+import ast
+
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.testing import Record
+from slackwater.testing.learn.branches import Branch
+from slackwater.testing.learn.files import LearnedTest, format_tests
+from slackwater.testing.learn.learn import _hidden
+from slackwater.testing.learn.masking import RecordMask
+from slackwater.testing.learn.runs import TopicRecord
+
+HOSTILE = 'a"""\nprint(1)\n"""'
+NAMES = st.just(HOSTILE) | st.text(st.sampled_from("a\n\r\f\x85\u2028\0\ud800\\\"'#{}()"), max_size=9)
+
+
+@given(NAMES, NAMES, st.binary(max_size=9))
+def test_the_file_has_only_imports_constants_and_tests(name: str, topic: str, data: bytes) -> None:
+    mask = RecordMask((name,), {name: None})
+    record = TopicRecord(topic, Record(data, None, data, [(name, data)], 7))
+    rows = {topic: [{name: name, "n": 1}, {name: data, "n": 2}]}
+    branch = Branch(1, 0, True, f"x == {name!r}")
+    test = LearnedTest((record,), frozenset([branch]), (rows, rows))
+    text = format_tests("flights", f"../{name}.py", [test], _hidden(mask, show_values=False))
+    kinds = [type(node) for node in ast.parse(text.encode()).body]
+    assert kinds == [ast.Expr, ast.ImportFrom, ast.ImportFrom, ast.Assign, ast.Assign, ast.FunctionDef]
+    assert repr(name) in text
+    names = {"Record": Record, "APP": None}
+    constants = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)][1:]
+    exec(compile(ast.Module(constants, []), "learned", "exec"), names)  # noqa: S102  checked above
+    assert names["RECORD_1"] == record.record
