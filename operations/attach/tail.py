@@ -289,7 +289,7 @@ class Tail:
                     next_batch=batch.id + 1,
                     batches=batch.id + 1 - following,
                     others=tuple(sorted(map(_input_name, batch.non_kafka))),
-                    read_ms=batch.committed_ms if attached.follows_topic else 0,
+                    read_ms=batch.read_ms,
                 ),
                 duration_ms=round((runtime.monotonic() - began_s) * 1_000),
             )

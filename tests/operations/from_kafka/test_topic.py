@@ -1,6 +1,6 @@
 """Following a topic: after each version the table has the newest value of each key up to the version's offsets."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -114,6 +114,38 @@ def test_after_a_break_longer_than_tombstones_are_kept_the_whole_topic_is_compar
     assert made.rows == 2, "the deleted row and the changed one"
     check(store, cache, topic)
     assert "tombstones may be gone" in caplog.text
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["the process dies", "the store does not answer"])
+@pytest.mark.parametrize("requests", range(13))
+def test_a_break_within_a_backlog_never_hides_its_tombstones(
+    cache: SstCache, topic: LoggedTopic, requests: int, dies: bool
+) -> None:
+    """The backlog has several batches. At some request 20 h pass, and Kafka deletes tombstones, of 40 h by then."""
+    store, clock = AgingStore(), Clock()
+    topic.send(orders(0, 20))
+    read_all(tail_of(store, cache, topic.kafka, clock))
+    topic.send([*orders(20, 25), ("c3", None), ("c4", None), *orders(42, 3)])
+    clock.now_ms += DAY_MS * 5 // 6
+    following = tail_of(store, cache, topic.kafka, clock)
+    following.checkpoint.max_records = 10  # type: ignore[attr-defined]
+    left = [requests]
+
+    def pause(_verb: str, _key: str) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            clock.now_ms += DAY_MS * 5 // 6
+            topic.kafka.compact(topic.name, tombstones=True)
+            if dies:
+                raise Killed
+
+    store.before = pause
+    with suppress(Killed):
+        read_all(following)
+    assert left[0] < 0, "the break was within the backlog"
+    store.before = lambda _verb, _key: None
+    read_all(tail_of(store, cache, topic.kafka, clock))
+    assert rows_of(store, cache, versions(store)[-1]) == topic.state((99, 99))
 
 
 def test_a_rewind_to_a_moment_before_tombstones_were_deleted_leads_to_a_comparison(
