@@ -220,6 +220,19 @@ def test_a_new_field_becomes_a_column_while_the_topic_is_followed(cache: SstCach
     assert verify(store, "shop", now_ms=clock.now_ms, deep=True).consistent
 
 
+def test_new_fields_far_apart_in_one_batch_become_columns(cache: SstCache, memory_kafka: MemoryKafka) -> None:
+    """Reads have 10,000 records: a later one has another new field than the first."""
+    store, clock, topic = MemoryStore(), Clock(), LoggedTopic(memory_kafka, partitions=1)
+    topic.create()
+    topic.send(orders(0, 4))
+    following = tail_of(store, cache, topic.kafka, clock)
+    read_all(following)
+    topic.send([("x", {"x": 1}), *orders(4, 15_000), ("y", {"y": 2}), *orders(15_004, 10_000), ("z", {"z": 3})])
+    read_all(following)
+    check(store, cache, topic)
+    assert [version.kind for version in versions(store)] == ["claim", "batch", "claim", "claim", "claim", "batch"]
+
+
 def test_a_record_that_cannot_be_decoded_ends_the_attachment_and_is_named(cache: SstCache, topic: LoggedTopic) -> None:
     store, clock = MemoryStore(), Clock()
     topic.send(orders(0, 4))
