@@ -233,6 +233,34 @@ def test_new_fields_far_apart_in_one_batch_become_columns(cache: SstCache, memor
     assert [version.kind for version in versions(store)] == ["claim", "batch", "claim", "claim", "claim", "batch"]
 
 
+TAKEN = ("id", "_deleted", "_partition", "_offset", "_Hash")
+
+
+@given(st.permutations([prefix + name for name in TAKEN for prefix in ("", "value_", "value_value_")]))
+def test_fields_with_names_of_key_columns_and_of_slackwater_get_a_prefix(cache_folder: Path, names: list[str]) -> None:
+    """Each record has one field more than the one before; each is read by a new process, which knows the columns."""
+    store, clock, cache = MemoryStore(), Clock(), SstCache(cache_folder / "cache", 1 << 30)
+    topic = LoggedTopic(MemoryKafka.named(f"memory://{uuid4().hex}"))
+    topic.create()
+    for count in (1, 2, 8, len(names)):
+        topic.send(
+            [(f'{{"id": {count}}}', {name: number for number, name in enumerate(names[:count])} | {"other": -1})]
+        )
+        read_all(tail_of(store, cache, topic.kafka, clock, key="json"))
+    expected = {f"value_{name}": number for number, name in enumerate(names)} | {"other": -1}
+    rows = rows_of(store, cache, versions(store)[-1])
+    assert rows[len(names)] == expected
+    assert rows[1] == {f"value_{names[0]}": 0, "other": -1}
+
+
+@pytest.mark.parametrize("name", ["_deleted", "_partition", "_Offset", "_hash"])
+def test_a_key_with_the_name_of_a_column_of_slackwater_is_refused(topic: LoggedTopic, name: str) -> None:
+    topic.send([(f'{{"{name}": 1}}', {"n": 1})])
+    with pytest.raises(Refused, match=f"the keys of topic 'shop-totals-changelog' have a field '{name}'") as raised:
+        followed(MemoryStore(), topic.kafka, Clock(), key="json")
+    assert "--key FILE:FUNCTION" in raised.value.hint
+
+
 def test_a_record_that_cannot_be_decoded_ends_the_attachment_and_is_named(cache: SstCache, topic: LoggedTopic) -> None:
     store, clock = MemoryStore(), Clock()
     topic.send(orders(0, 4))
