@@ -59,6 +59,8 @@ class ReadableBatch:
     """Sources other than Kafka. Their offsets count files or seconds instead of records."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's ids of the topics, if known."""
+    read_ms: int = 0
+    """For a topic: time at which it had no records after `offsets`, milliseconds since 1970 UTC; else 0."""
 
 
 class ClaimNeeded(Exception):

@@ -174,12 +174,13 @@ class Tail:
 
         Must be called in a loop. The first version has the whole state at the oldest available batch.
         """
-        try:
-            return self._commit_next()
-        except ClaimNeeded:
-            self._declare()
-            self.claim()
-            return self._commit_next()
+        # The next read may meet further new columns in later records. This ends, because every claim adds some.
+        while True:
+            try:
+                return self._commit_next()
+            except ClaimNeeded:
+                self._declare()
+                self.claim()
 
     def _commit_next(self) -> tuple[FollowedVersion, ...]:
         head = self.head
@@ -289,7 +290,7 @@ class Tail:
                     next_batch=batch.id + 1,
                     batches=batch.id + 1 - following,
                     others=tuple(sorted(map(_input_name, batch.non_kafka))),
-                    read_ms=batch.committed_ms if attached.follows_topic else 0,
+                    read_ms=batch.read_ms,
                 ),
                 duration_ms=round((runtime.monotonic() - began_s) * 1_000),
             )

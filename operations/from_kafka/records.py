@@ -15,7 +15,8 @@ from ...pipeline.kafka.columns import MessageColumns
 from ...pipeline.kafka.protocol import Kafka
 from ...state.records import RECORD_OFFSET, RECORD_PARTITION, Range
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ..attach.protocol import DELETED
+from ...store.versions.keys import RESERVED_COLUMNS
+from ..attach.protocol import APPENDED, DELETED
 from .formats import BadValue, Format, columns_of, fields_of, is_empty
 
 _log = logging.getLogger("slackwater")
@@ -23,6 +24,7 @@ _PATIENCE_S = 60.0
 _ADDRESS = [pa.field(RECORD_PARTITION, pa.int32()), pa.field(RECORD_OFFSET, pa.int64())]
 _READ = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64())])
 _PREFIX = "value_"
+_OWN_COLUMNS = frozenset({RECORD_PARTITION, RECORD_OFFSET, DELETED, APPENDED, *RESERVED_COLUMNS})
 _UNMERGED_ROWS = 100_000
 
 
@@ -42,13 +44,9 @@ class RecordReader:
 
     @property
     def value_schema(self) -> pa.Schema:
-        """Columns of the values. A field that is named as a key column gets the prefix `value_`."""
-        taken = {name.casefold() for name in self.key_schema.names}
-        fields = (
-            inner.with_name(f"{_PREFIX}{inner.name}") if inner.name.casefold() in taken else inner
-            for inner in fields_of(self.value.type, "value")
-        )
-        return pa.schema([*fields, *_ADDRESS])
+        """Columns of the values. A field that is named as a column of the key, or of slackwater, gets a prefix."""
+        taken, fields = _taken_names(self.key_schema), fields_of(self.value.type, "value")
+        return pa.schema([*(inner.with_name(_column_of(inner.name, taken)) for inner in fields), *_ADDRESS])
 
     def learn(self, samples: pa.Table, stored: tuple[pa.Schema, pa.Schema] | None) -> None:
         """Choose the columns from some records; `stored` are the stored columns of key and value."""
@@ -61,6 +59,11 @@ class RecordReader:
                     f"topic {self.topic!r} has no record from which to infer the columns of its {side}s",
                     hint="attach it once it has one, or name the columns: --columns 'amount double, …'",
                 )
+        if own := [name for name in self.key_schema.names if name.casefold() in _OWN_COLUMNS]:
+            raise Refused(
+                f"the keys of topic {self.topic!r} have a field {own[0]!r}, a name that slackwater uses itself",
+                hint="name a decoder of yours that gives the field another name: --key FILE:FUNCTION",
+            )
 
     def samples(self, *reads: Sequence[Range]) -> pa.Table:
         """Return the records of several reads, undecoded. Raises `Gone`."""
@@ -120,9 +123,28 @@ def _stored_key(stored: tuple[pa.Schema, pa.Schema] | None) -> pa.StructType | N
 def _stored_value(stored: tuple[pa.Schema, pa.Schema] | None) -> pa.StructType | None:
     if stored is None:
         return None
-    prefixed = {f"{_PREFIX}{name}": name for name in stored[0].names}
-    fields = [inner for inner in stored[1] if inner not in _ADDRESS]
-    return pa.struct([inner.with_name(prefixed.get(inner.name, inner.name)) for inner in fields])
+    taken, fields = _taken_names(stored[0]), [inner for inner in stored[1] if inner not in _ADDRESS]
+    return pa.struct([inner.with_name(_field_of(inner.name, taken)) for inner in fields])
+
+
+def _taken_names(key: pa.Schema) -> frozenset[str]:
+    return _OWN_COLUMNS | {name.casefold() for name in key.names}
+
+
+def _is_prefixed(field: str, taken: frozenset[str]) -> bool:
+    """Return True for a taken name, also after prefixes: so the columns of `id` and `value_id` differ."""
+    name = field.casefold()
+    return name in taken or (name.startswith(_PREFIX) and _is_prefixed(name.removeprefix(_PREFIX), taken))
+
+
+def _column_of(field: str, taken: frozenset[str]) -> str:
+    return f"{_PREFIX}{field}" if _is_prefixed(field, taken) else field
+
+
+def _field_of(column: str, taken: frozenset[str]) -> str:
+    """Return the field that `_column_of` gave this column."""
+    field = column.removeprefix(_PREFIX)
+    return field if field != column and _is_prefixed(field, taken) else column
 
 
 def last_of_each_key(parts: Sequence[pa.Table], key: list[str]) -> pa.Table:

@@ -23,8 +23,6 @@ from .formats import Format, NewFields
 from .records import RecordReader, last_of_each_key, merge_rows
 
 _log = logging.getLogger("slackwater")
-_MAX_RECORDS = 100_000
-"""Maximum number of offsets in one batch."""
 _SAMPLES, _MIN_SAMPLES = 10_000, 100
 """Records at the beginning, and at the end, of all partitions, and of each, from which columns are inferred."""
 _DAY_MS = 86_400_000
@@ -46,6 +44,10 @@ class _Batch:
     ends: tuple[int, ...]
     topic_id: str
     time_ms: int
+    since_ms: int
+    """Time at which the topic had no records after `starts`: its tombstones are kept for a while from then on."""
+    read_ms: int
+    """Time at which the topic had no records after `ends`, as far as is known."""
     reason: str = ""
     """Reason why the changes alone do not give the new rows; empty if they do."""
 
@@ -65,6 +67,8 @@ class FollowedTopic:
     value: Format
     stored: tuple[pa.Schema, pa.Schema] | None = None
     now_ms: Callable[[], int] = instants.now_ms
+    max_records: int = 100_000
+    """Maximum number of offsets in one batch."""
     _records: RecordReader = field(init=False)
     _batches: dict[int, _Batch] = field(default_factory=dict, init=False)
     _current: TopicState = field(init=False)
@@ -120,7 +124,9 @@ class FollowedTopic:
         elif source.resets and source.resets[-1].ends == at:
             self._pending = f"topic {self.topic!r} was deleted and created again"
         self._read_ms = head.attached.read_ms
-        self._batches[head.attached.next_batch - 1] = _Batch(at, at, self._current.id, head.time_ms)
+        self._batches[head.attached.next_batch - 1] = _Batch(
+            at, at, self._current.id, head.time_ms, self._read_ms, self._read_ms
+        )
 
     def claimed_inputs(self, draft: Manifest, /) -> Mapping[str, Input]:
         source = draft.inputs.get(self.topic)
@@ -146,7 +152,9 @@ class FollowedTopic:
         if planned is None:
             raise Gone(f"batch {batch} of {self.topic} is not planned any more")
         ids = {self.topic: planned.topic_id}
-        return ReadableBatch(batch, {self.topic: planned.ends}, None, None, planned.time_ms, topic_ids=ids)
+        return ReadableBatch(
+            batch, {self.topic: planned.ends}, None, None, planned.time_ms, topic_ids=ids, read_ms=planned.read_ms
+        )
 
     def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
@@ -157,7 +165,9 @@ class FollowedTopic:
         schema = pa.schema([*table.key, *table.values, pa.field(DELETED, pa.bool_())])
         for first in range(after + 1, up_to + 1, at_once):
             batches = [self._batches[number] for number in range(first, min(first + at_once, up_to + 1))]
-            if reason := next((batch.reason for batch in batches if batch.reason), ""):
+            # A batch may be read long after the poll, for instance because the store did not answer.
+            late = self._reason_for_late(batches[0].since_ms)
+            if reason := next((batch.reason for batch in batches if batch.reason), late):
                 _log.warning("%s: all of its records are compared with the stored rows", reason)
                 raise Gone(reason)
             spans = tuple(ranges(batches[0].starts, batches[-1].ends))
@@ -196,9 +206,9 @@ class FollowedTopic:
             raise ClaimNeeded
         at = current.earliest if last is None else last.ends
         if current.ends != at:
-            reason = "the first version has all rows" if last is None else self._reason_for_whole(last, now_ms)
+            reason = "the first version has all rows" if last is None else self._reason_for_whole(last)
             if reason:
-                self._plan(_Batch(at, current.ends, current.id, now_ms, reason))
+                self._plan(_Batch(at, current.ends, current.id, now_ms, self._read_ms, now_ms, reason))
             else:
                 self._plan_changes(at, current, now_ms)
             self._pending = ""
@@ -207,10 +217,11 @@ class FollowedTopic:
     def _plan_changes(self, at: tuple[int, ...], current: TopicState, now_ms: int) -> None:
         at = (*at, *(0,) * (len(current.ends) - len(at)))
         total = sum(current.ends) - sum(at)
-        count, starts = -(-total // _MAX_RECORDS), at
+        count, starts = -(-total // self.max_records), at
         for number in range(1, count + 1):
             ends = tuple(first + (end - first) * number // count for first, end in zip(at, current.ends, strict=True))
-            self._plan(_Batch(starts, ends, current.id, now_ms))
+            read_ms = now_ms if number == count else self._read_ms
+            self._plan(_Batch(starts, ends, current.id, now_ms, self._read_ms, read_ms))
             starts = ends
 
     def _plan(self, batch: _Batch) -> None:
@@ -219,7 +230,7 @@ class FollowedTopic:
     def _recreated(self, topic_id: str, offsets: tuple[int, ...]) -> str:
         return explain_recreated_topic(self.topic, topic_id, offsets, self._current)
 
-    def _reason_for_whole(self, last: _Batch, now_ms: int) -> str:
+    def _reason_for_whole(self, last: _Batch) -> str:
         if self._pending:
             return self._pending
         gone = [
@@ -229,9 +240,13 @@ class FollowedTopic:
         ]
         if gone:
             return f"records that attach has not read are gone from Kafka ({', '.join(gone)})"
+        return ""
+
+    def _reason_for_late(self, since_ms: int) -> str:
         kept_ms = whole_setting(self._config, "delete.retention.ms") or _DAY_MS
-        if self.is_compacted and now_ms - self._read_ms > 0.9 * kept_ms:
-            hours, kept = (span_ms / 3_600_000 for span_ms in (now_ms - self._read_ms, kept_ms))
+        late_ms = self.now_ms() - since_ms
+        if self.is_compacted and late_ms > 0.9 * kept_ms:
+            hours, kept = (span_ms / 3_600_000 for span_ms in (late_ms, kept_ms))
             return (
                 f"tombstones may be gone: {self.topic} was last read {hours:,.1f} h ago, and keeps them for "
                 f"{kept:,.1f} h (delete.retention.ms)"

@@ -11,7 +11,7 @@ from ...common.extras import require_extras
 from ...errors import NotFound, Refused
 from ...pipeline.messages.json_messages import parse_json
 from ...pipeline.messages.registry import NO_SCHEMA, BadMessage, Reader, Registry, Schema, schema_ids
-from .formats import BadValue, Format, NewFields, fields_of, is_empty
+from .formats import BadValue, Format, NewFields, is_empty
 
 _MAX_FIELDS = 500
 _CHANGED = re.compile(r"it does not match the columns: .*Column\(/v/?(.*)\) changed from (\w+) to (\w+).*", re.DOTALL)
@@ -199,10 +199,9 @@ class Decoded(Format):
 
     def decode(self, data: pa.BinaryArray) -> pa.Array:
         values = self._call(data)
-        if any(isinstance(value, dict) for value in values):
-            known = {inner.name for inner in fields_of(self.type, "")}
-            new = {name for value in values if isinstance(value, dict) for name in value} - known
-            merged = merge_types(self.type, _infer(values)) if new else self.type
+        # Arrow leaves out fields that the type lacks. It infers no type for some values of a declared type.
+        if any(_has_more(value, self.type) for value in values):
+            merged = merge_types(self.type, _infer(values))
             if merged != self.type:
                 self.type = merged
                 raise NewFields
@@ -224,6 +223,16 @@ class Decoded(Format):
             except Exception as error:
                 raise BadValue(row, f"{self.code} raised {type(error).__name__}: {error}") from error
         return values
+
+
+def _has_more(value: Any, kind: pa.DataType) -> bool:
+    """Return True if a value has a field, at any depth, that its type lacks."""
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        types = {inner.name: inner.type for inner in kind}
+        return any(_has_more(inner, types.get(name, pa.null())) for name, inner in value.items())
+    if isinstance(value, list | tuple) and pa.types.is_list(kind):
+        return any(_has_more(inner, kind.value_type) for inner in value)
+    return pa.types.is_null(kind) and value is not None
 
 
 def _infer(values: list[Any]) -> pa.DataType:

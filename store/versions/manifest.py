@@ -327,7 +327,7 @@ class FollowedQuery(Struct, frozen=True):
     formats: dict[limits.Name, limits.ShortText] = {}
     """Formats of a topic's keys and values, by option of `attach`; empty for a query."""
     read_ms: limits.AnyTimeMs = 0
-    """For a topic: time at which it was read up to the offsets, ms since 1970 UTC. Clones and rewinds keep it."""
+    """For a topic: time at which it had no records after the offsets, ms since 1970 UTC. Clones and rewinds keep it."""
 
     @property
     def follows_topic(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.operations.from_kafka.formats import BadValue, Format, NewFields, Plain, Windowed
@@ -77,12 +77,15 @@ TYPED = {"n": st.integers(-(1 << 40), 1 << 40), "b": st.booleans(), "t": st.text
 OBJECTS = st.fixed_dictionaries({}, optional={**TYPED, "o": st.fixed_dictionaries({}, optional=TYPED)})
 
 
-@given(st.lists(OBJECTS, min_size=1, max_size=6), st.integers(0, 6))
-def test_json_objects_give_their_fields_whenever_these_are_first_seen(
-    objects: list[dict[str, object]], sampled: int
+@pytest.mark.parametrize("new", [Json, lambda: Decoded("f.py:f", json.loads)], ids=["json", "decoder"])
+@given(objects=st.lists(OBJECTS, min_size=1, max_size=6), sampled=st.integers(0, 6))
+@example(objects=[{"o": {"n": 1}}, {"o": {"n": 1, "b": True}}], sampled=1)
+@example(objects=[{"l": [{"n": 1}]}, {"l": [{"n": 1, "b": True}]}], sampled=1)
+def test_objects_give_their_fields_whenever_these_are_first_seen(
+    new: Callable[[], Format], objects: list[dict[str, object]], sampled: int
 ) -> None:
     texts = binary(*(json.dumps(value).encode() for value in objects))
-    kind = Json()
+    kind = new()
     kind.learn(texts.slice(0, sampled), None)
     for _ in range(10):
         try:
@@ -94,6 +97,8 @@ def test_json_objects_give_their_fields_whenever_these_are_first_seen(
 
 
 def _without_nulls(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     inside = {name: _without_nulls(inner) for name, inner in value.items()}

@@ -1,6 +1,6 @@
 """Following a topic: after each version the table has the newest value of each key up to the version's offsets."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -116,6 +116,38 @@ def test_after_a_break_longer_than_tombstones_are_kept_the_whole_topic_is_compar
     assert "tombstones may be gone" in caplog.text
 
 
+@pytest.mark.parametrize("dies", [True, False], ids=["the process dies", "the store does not answer"])
+@pytest.mark.parametrize("requests", range(13))
+def test_a_break_within_a_backlog_never_hides_its_tombstones(
+    cache: SstCache, topic: LoggedTopic, requests: int, dies: bool
+) -> None:
+    """The backlog has several batches. At some request 20 h pass, and Kafka deletes tombstones, of 40 h by then."""
+    store, clock = AgingStore(), Clock()
+    topic.send(orders(0, 20))
+    read_all(tail_of(store, cache, topic.kafka, clock))
+    topic.send([*orders(20, 25), ("c3", None), ("c4", None), *orders(42, 3)])
+    clock.now_ms += DAY_MS * 5 // 6
+    following = tail_of(store, cache, topic.kafka, clock)
+    following.checkpoint.max_records = 10  # type: ignore[attr-defined]
+    left = [requests]
+
+    def pause(_verb: str, _key: str) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            clock.now_ms += DAY_MS * 5 // 6
+            topic.kafka.compact(topic.name, tombstones=True)
+            if dies:
+                raise Killed
+
+    store.before = pause
+    with suppress(Killed):
+        read_all(following)
+    assert left[0] < 0, "the break was within the backlog"
+    store.before = lambda _verb, _key: None
+    read_all(tail_of(store, cache, topic.kafka, clock))
+    assert rows_of(store, cache, versions(store)[-1]) == topic.state((99, 99))
+
+
 def test_a_rewind_to_a_moment_before_tombstones_were_deleted_leads_to_a_comparison(
     cache: SstCache, topic: LoggedTopic
 ) -> None:
@@ -186,6 +218,47 @@ def test_a_new_field_becomes_a_column_while_the_topic_is_followed(cache: SstCach
     assert check_nested["c2"] == {"orders": 2, "name": "n2"}
     assert [version.kind for version in versions(store)] == ["claim", "batch", "claim", "batch"]
     assert verify(store, "shop", now_ms=clock.now_ms, deep=True).consistent
+
+
+def test_new_fields_far_apart_in_one_batch_become_columns(cache: SstCache, memory_kafka: MemoryKafka) -> None:
+    """Reads have 10,000 records: a later one has another new field than the first."""
+    store, clock, topic = MemoryStore(), Clock(), LoggedTopic(memory_kafka, partitions=1)
+    topic.create()
+    topic.send(orders(0, 4))
+    following = tail_of(store, cache, topic.kafka, clock)
+    read_all(following)
+    topic.send([("x", {"x": 1}), *orders(4, 15_000), ("y", {"y": 2}), *orders(15_004, 10_000), ("z", {"z": 3})])
+    read_all(following)
+    check(store, cache, topic)
+    assert [version.kind for version in versions(store)] == ["claim", "batch", "claim", "claim", "claim", "batch"]
+
+
+TAKEN = ("id", "_deleted", "_partition", "_offset", "_Hash")
+
+
+@given(st.permutations([prefix + name for name in TAKEN for prefix in ("", "value_", "value_value_")]))
+def test_fields_with_names_of_key_columns_and_of_slackwater_get_a_prefix(cache_folder: Path, names: list[str]) -> None:
+    """Each record has one field more than the one before; each is read by a new process, which knows the columns."""
+    store, clock, cache = MemoryStore(), Clock(), SstCache(cache_folder / "cache", 1 << 30)
+    topic = LoggedTopic(MemoryKafka.named(f"memory://{uuid4().hex}"))
+    topic.create()
+    for count in (1, 2, 8, len(names)):
+        topic.send(
+            [(f'{{"id": {count}}}', {name: number for number, name in enumerate(names[:count])} | {"other": -1})]
+        )
+        read_all(tail_of(store, cache, topic.kafka, clock, key="json"))
+    expected = {f"value_{name}": number for number, name in enumerate(names)} | {"other": -1}
+    rows = rows_of(store, cache, versions(store)[-1])
+    assert rows[len(names)] == expected
+    assert rows[1] == {f"value_{names[0]}": 0, "other": -1}
+
+
+@pytest.mark.parametrize("name", ["_deleted", "_partition", "_Offset", "_hash"])
+def test_a_key_with_the_name_of_a_column_of_slackwater_is_refused(topic: LoggedTopic, name: str) -> None:
+    topic.send([(f'{{"{name}": 1}}', {"n": 1})])
+    with pytest.raises(Refused, match=f"the keys of topic 'shop-totals-changelog' have a field '{name}'") as raised:
+        followed(MemoryStore(), topic.kafka, Clock(), key="json")
+    assert "--key FILE:FUNCTION" in raised.value.hint
 
 
 def test_a_record_that_cannot_be_decoded_ends_the_attachment_and_is_named(cache: SstCache, topic: LoggedTopic) -> None:
