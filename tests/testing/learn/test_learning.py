@@ -99,6 +99,7 @@ FLIGHTS_CHANGES = (
 )  # fmt: skip
 
 
+@pytest.mark.ci  # dozens of runs of the app
 def test_branches_of_the_flights_are_reached_and_the_tests_pass_and_tell_a_change(tmp_path: Path) -> None:
     program = tmp_path / "flights.py"
     source = (EXAMPLES / "flights.py").read_text()
