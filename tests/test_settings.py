@@ -161,7 +161,7 @@ def test_each_invariant_has_its_settings_from_the_file(tmp_path: Path) -> None:
         ('[invariants.x]\nwere = "a"', "invariants.x.were, which is not a setting of an invariant"),
         ("[invariants.x]\nwhere = 1", "invariants.x.where must be a string that is not empty"),
         ('[invariants.x]\nwhere = "a"\nevery = "often"', "invariants.x.every 'often' is not a span of time"),
-        ('[invariants.x]\nwhere = "a"\nevery = "0s"', "every 0 ms is not an interval"),
+        ('[invariants.x]\nwhere = "a"\nevery = "0s"', "every 0 ms is too short"),
         ("invariants = 1", "invariants must be a table"),
         ("[invariants]\nx = 1", "invariants.x must be a table"),
     ],

@@ -243,7 +243,8 @@ class FollowedTopic:
         return ""
 
     def _reason_for_late(self, since_ms: int) -> str:
-        kept_ms = whole_setting(self._config, "delete.retention.ms") or _DAY_MS
+        setting = whole_setting(self._config, "delete.retention.ms")
+        kept_ms = setting if setting is not None else _DAY_MS
         late_ms = self.now_ms() - since_ms
         if self.is_compacted and late_ms > 0.9 * kept_ms:
             hours, kept = (span_ms / 3_600_000 for span_ms in (late_ms, kept_ms))

@@ -95,10 +95,10 @@ def test_a_program_that_cannot_run_is_refused_with_a_hint(lines: list[str], said
     [
         (("--master", "local[x"), "the master is 'local[x'; expected local[4], local[*]"),
         (("--master", "lokal"), "the master is 'lokal'; expected local[4], local[*]"),
-        (("--store", "gs://bucket/x"), "gs:// is not supported; expected s3://bucket/prefix or a local folder"),
+        (("--store", "gcs://bucket/x"), "gcs:// is not supported; expected s3://bucket/prefix, gs://"),
         (("--store", "S3:/slackwater"), "has no valid bucket name"),
-        (("--store", __file__), "is a file; expected s3://bucket/prefix or a local folder"),
-        (("--store", "C:\\state"), "is a Windows path; expected s3://bucket/prefix or a local folder"),
+        (("--store", __file__), "is a file; expected s3://bucket/prefix, gs://"),
+        (("--store", "C:\\state"), "is a Windows path; expected s3://bucket/prefix, gs://"),
         (("--trigger", "10"), "10"),
         (("--max-records", "0"), "greater than or equal to 1"),
     ],

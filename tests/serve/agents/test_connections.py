@@ -170,7 +170,7 @@ def test_a_tokens_calls_are_rate_limited(app: FlightsApp, own: Callable[..., Ask
 
 def test_clients_of_the_previous_protocol_version_work(agents_at: Any) -> None:
     with agent_at(agents_at(), mode="legacy") as agent:
-        assert len(agent.tools) == 11
+        assert len(agent.tools) == 13
         assert agent("bisect", **BISECT)["certain"]
 
 
