@@ -277,7 +277,10 @@ class LibrdKafka(Kafka):
     def _find_ends(
         self, topic: str, records: Mapping[int, Record], ends: Mapping[int, int], patience_s: float
     ) -> dict[int, int]:
-        """Return the end offset after each record just written, by partition, by reading the partitions' ends."""
+        """Return the offset after a record that was just written, by partition, by reading each partition's end.
+
+        Raises `SendFailed` if a record is not found there.
+        """
         resolved: dict[int, int] = {}
         for partition, record in records.items():
             with self._clients.consumer() as consumer:
@@ -291,7 +294,10 @@ class LibrdKafka(Kafka):
                 if (message.value(), message.key()) == (record.value, record.key)
                 and (message.headers() or []) == list(record.headers)
             ]
-            resolved[partition] = max(offsets, default=end - 1) + 1
+            if not offsets:
+                why = f"partition {partition} has no copy of a record that was acknowledged without an offset"
+                raise SendFailed(self.name, topic, why, retriable=True)
+            resolved[partition] = max(offsets) + 1
         return resolved
 
     def transactional_producer(self, settings: TransactionSettings) -> LibrdKafkaProducer:

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from slackwater.pipeline.kafka.librdkafka import LibrdKafka
 from slackwater.pipeline.kafka.messages import write_markers
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Record
+from slackwater.pipeline.kafka.protocol import Record, SendFailed
 
 _PRODUCE_API = 0
 _DUPLICATE_SEQUENCE_NUMBER = 46
@@ -65,3 +65,11 @@ def test_markers_get_their_offsets_though_the_broker_does_not_tell_them(cluster:
     assert write_markers(kafka, "t", 2, "second", 10) == (1, 1)
     cluster.answer_produce_as_duplicate(2)
     assert write_markers(kafka, "t", 2, "first", 10) == (0, 0)
+
+
+def test_a_record_that_is_nowhere_is_not_taken_for_written(cluster: MockCluster) -> None:
+    kafka = open_kafka({"bootstrap.servers": cluster.servers})
+    kafka.send("t", [Record(b"x", 1)], patience_s=10)
+    cluster.answer_produce_as_duplicate(1)
+    with pytest.raises(SendFailed, match="partition 1 has no copy of a record that was acknowledged without an offset"):
+        kafka.send("t", [Record(b"y", 1)], patience_s=10)
