@@ -1,4 +1,4 @@
-"""Proposal of a repair: the cause of a broken invariant, what its records reached, and the command that mends it.
+"""Proposal of a repair: the cause of a broken invariant, the rows without its records, and the command to get them.
 
 Nothing is changed: the repair is computed as by `repair --dry-run`.
 """
@@ -35,7 +35,7 @@ class ChangedRow:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to tell somebody who decides. `command` is empty if no repair of records mends the failure."""
+    """Message to somebody who decides on a repair. `command` is empty if no repair is proposed."""
 
     app: str
     invariant: str
@@ -110,7 +110,6 @@ def propose_repair(
     records = _records_at_fault(explanation)
     if not records:
         return about
-    program = client.settings.programs.get(verdict.app) if code is None else str(code)
     try:
         plan = plan_repair(client, verdict.app, records, code, progress)
     except SlackwaterError as error:
@@ -118,13 +117,14 @@ def propose_repair(
         return replace(about, records=tuple(map(str, records)), why_no_command=why)
     changes = [(stage, change) for stage, changed in plan.changes.items() for change in changed]
     tables = ", ".join(sorted({stage for stage, _ in changes})) or verdict.app
-    sinks = f"; {plural(len(plan.sinks), 'sink')} got rows that the repair would change" if plan.sinks else ""
+    num_sinks = len({(sink.stage, sink.sink) for sink in plan.sinks})
+    sinks = f"; {plural(num_sinks, 'sink')} got rows that the repair would change" if num_sinks else ""
     command = " ".join(
         [
             f"slackwater repair {quote_word(verdict.app)}",
             *(f"--drop {quote_word(str(record))}" for record in records),
-            *([f"--code {quote_word(program)}"] if program else []),
-            *(["--no-sinks"] if plan.sinks else []),
+            *([f"--code {quote_word(str(code))}"] if code is not None else []),
+            *(["--no-sinks"] if num_sinks else []),
         ]
     )
     return replace(
@@ -133,7 +133,7 @@ def propose_repair(
         reached=f"Without them, {plural(len(changes), 'row')} of {tables} would differ{sinks}.",
         rows=tuple(_changed_row(stage, change, mask) for stage, change in changes[:_SHOWN_ROWS]),
         command=command if changes else "",
-        why_no_command="no row would change: later records have replaced what they gave",
+        why_no_command="no row would change",
     )
 
 

@@ -40,7 +40,7 @@ def find_written_records(
     window = next((part for part in verdict.lineage.direct if part.partition == first.partition), None)
     found = _read(kafka, commit, first, window) if kafka is not None else None
     message, of_key = found or (None, 0)
-    text = "wrote the row that turned bad" if count == 1 else f"wrote the first of {count:,} rows that turned bad"
+    text = "wrote the row that turned bad" if count == 1 else f"wrote one of {count:,} rows that turned bad"
     if of_key > 1:
         text += f"; {of_key - 1:,} of the commit's earlier records have the same key"
     elif not of_key:

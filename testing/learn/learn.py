@@ -93,7 +93,10 @@ def _hidden(mask: RecordMask, *, show_values: bool) -> str:
     # Names of fields come from records.
     kept = ", ".join(map(repr, sorted({*mask.kept} & mask.fields.keys())))
     but = f", except for {kept}, on which branches depend" if kept else ""
-    return f"Texts are pseudonyms{but}; times, and numbers of up to seven digits or in JSON, are those of the records."
+    return (
+        f"Texts are pseudonyms{but}. Names of fields, single characters, times, and numbers of up to seven digits or "
+        "in JSON are those of the records."
+    )
 
 
 @dataclass
