@@ -419,9 +419,9 @@ class AppHistory(NewestMomentMethods):
 
         Args:
             table: a table of the app.
-            theirs: rows, one a key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, before which
-                databases may be attached with READ_ONLY; or `"app/table@moment"`, also as an `OtherTable`.
-            at: the moment of `table`, as `at` takes it.
+            theirs: external rows, one per key: an Arrow table; a file or URL that DuckDB reads; a DuckDB query, also
+                after statements that attach databases with READ_ONLY; or `"app/table@moment"` or an `OtherTable`.
+            at: the moment of `table`, in the forms that the method `at` takes.
             limit: number of differing keys to explain; 0 for all.
             code: the file of the program that ran, to replay batches where stored data does not prove a reason.
             on_progress: called with a line about the current step of a replay.
@@ -453,7 +453,7 @@ class AppHistory(NewestMomentMethods):
         Args:
             table: a table of the app.
             key: the key, in the forms that `Moment.get` takes.
-            at: the moment of `table`, as `at` takes it.
+            at: the moment of `table`, in the forms that the method `at` takes.
             code: as for `reconcile`.
             on_progress: as for `reconcile`.
             bounds: limits of the condition `where`, for SQL of others; None for none.

@@ -13,6 +13,7 @@ from ...store.sst.arrow_types import schema_from_ddl
 from ...store.versions import history
 from ..attach.rows import valid_name
 from .formats import Format, Plain, Windowed
+from .records import PATIENCE_S
 from .topic import FollowedTopic, stored_columns
 from .typed_formats import Decoded, Json, Registered
 
@@ -63,7 +64,7 @@ def open_format(side: str, text: str, topic: str, named: Mapping[str, str]) -> F
     if text == "registry":
         if not named.get("registry"):
             raise Usage(f"--{side} registry needs the registry's URL", hint="--registry http://localhost:8081")
-        return Registered(Registry.at_url(named["registry"], _PATIENCE_S), f"{topic}-{side}")
+        return Registered(Registry.at_url(named["registry"], PATIENCE_S), f"{topic}-{side}")
     if ":" not in text:
         raise Usage(f"--{side} {text!r} is no format", hint=_HINT)
     meaning = f"FUNCTION turns the bytes of a {side} into a dict, or a single value"
@@ -75,9 +76,6 @@ def open_format(side: str, text: str, topic: str, named: Mapping[str, str]) -> F
         raise Refused(
             f"{text.rpartition(':')[0]} does not run: {type(error).__name__}: {error}", hint=meaning
         ) from error
-
-
-_PATIENCE_S = 60.0
 
 
 def _declared(ddl: str) -> dict[str, pa.DataType]:

@@ -20,7 +20,7 @@ from ..attach.protocol import APPENDED, DELETED
 from .formats import BadValue, Format, columns_of, fields_of, is_empty
 
 _log = logging.getLogger("slackwater")
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 _ADDRESS = [pa.field(RECORD_PARTITION, pa.int32()), pa.field(RECORD_OFFSET, pa.int64())]
 _READ = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32()), ("offset", pa.int64())])
 _PREFIX = "value_"
@@ -84,7 +84,7 @@ class RecordReader:
                 yield self._decode(table)
 
     def _chunks(self, spans: Sequence[Range], topic_id: str = "") -> Iterator[pa.RecordBatch]:
-        for chunk in self.kafka.read_ranges(self.topic, spans, patience_s=_PATIENCE_S, topic_id=topic_id):
+        for chunk in self.kafka.read_ranges(self.topic, spans, patience_s=PATIENCE_S, topic_id=topic_id):
             yield MessageColumns(*chunk).to_batch(_READ)
 
     def _decode(self, table: pa.Table) -> pa.Table:

@@ -40,8 +40,8 @@ class Collector:
     """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
 
     The store records the app's last collection by any process. If an app has several runners, the runner of the first
-    running stage collects; the epoch of this stage identifies the runner. If it does not collect in time, a different
-    runner does. Two concurrent collections do no harm.
+    running stage collects; the epoch of this stage identifies the runner. If that runner does not collect in time, a
+    different runner does. Two concurrent collections do no harm.
     """
 
     store: ObjectStore
@@ -56,15 +56,15 @@ class Collector:
     def run(self, stopping: runtime.Event) -> None:
         """Collect garbage when due, until `stopping` is set.
 
-        Does not begin at once, because first batches need the cores. A collection that runs at the end is abandoned,
-        and the next collection continues its work.
+        Does not collect right at the start, because first batches need the cores. A collection that still runs at the
+        end is abandoned, and the next collection continues its work.
         """
         while not stopping.wait(min(_COLLECTION_POLL_S, self.every_ms / 4_000)):
             # A failure must not end the run or later collections.
             try:
                 done = self.collect_if_due(instants.now_ms())
             except (Refused, Unavailable):
-                pass  # another process collects, or the next look retries
+                pass  # another process collects, or the next attempt succeeds
             except SlackwaterError as error:
                 _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
             except Exception:

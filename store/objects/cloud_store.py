@@ -218,20 +218,18 @@ class CloudStore(BaseStore):
             return error
         if _PAST_END.search(text):
             return _PastEnd()
-        status = found[1] if (found := _STATUS.search(text)) else ""
-        code = found[1] if (found := _CODE.search(text)) else ""
+        is_denied = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
+        if not is_denied and not isinstance(error, GenericError):
+            return error
+        if "token request" in text:
+            return TransientError(f"no access token; credentials come from {self._provider.variables}")
+        status, code = (match[1] if (match := pattern.search(text)) else "" for pattern in (_STATUS, _CODE))
         answer = f"{status} {code}".strip()
-        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or status in ("401", "403"):
-            if "token request" in text:
-                return TransientError(f"no access token; credentials come from {self._provider.variables}")
+        if is_denied or status in ("401", "403"):
             return Forbidden(
                 f"{self.url} refused the credentials or the request ({answer or 'no reason given'})",
                 hint=f"set {self._provider.variables}; they need to read, write, list and delete objects here",
             )
-        if not isinstance(error, GenericError):
-            return error
-        if "token request" in text:
-            return TransientError(f"no access token; credentials come from {self._provider.variables}")
         if not status:
             return TransientError("no answer in time" if "timed out" in text else "the connection broke")
         if status in _RETRIED_STATUSES or status.startswith("5"):

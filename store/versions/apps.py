@@ -315,8 +315,8 @@ def check_root(store: ObjectStore) -> None:
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_MAX_PARENTS):
-        # The last condition is for a store in memory.
-        if not folder or parent in ("s3:/", "gs:/", "az:/") or folder == store.url:
+        # Stop at a bucket, whose parent is a scheme such as `s3:/`, and at a store in memory.
+        if not folder or parent.endswith(":/") or folder == store.url:
             return
         outer, info = store.at(parent or "/"), None
         with suppress(Corruption, Refused, Usage):  # unreadable or foreign folders are skipped

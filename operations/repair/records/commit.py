@@ -154,10 +154,11 @@ class RepairCall:
                 raise Refused(f"another repair of {self.app} begins at the same time", hint="repeat the command")
             yield
         except SlackwaterError:
-            if not self._has_asked and former is None:
-                REPAIRS.remove(store, repair.id, self.app)
-            elif not self._has_asked and former is not None:
-                REPAIRS.put(store, former, self.app)
+            if not self._has_asked:
+                if former is None:
+                    REPAIRS.remove(store, repair.id, self.app)
+                else:
+                    REPAIRS.put(store, former, self.app)
             raise
         if self.undo:
             REPAIRS.remove(store, repair.id, self.app)
@@ -182,7 +183,7 @@ class RepairCall:
                 hint="give the program that runs: --code FILE",
             )
         own = self._repair
-        included = [own] if own is not None else [one for one in self._others if one.records & self._names]
+        included = [own] if own is not None else [other for other in self._others if other.records & self._names]
         while True:
             seeds: Seeds = {}
             followed: dict[str, frozenset[int]] = {}
@@ -190,16 +191,16 @@ class RepairCall:
                 # What the repair changed is to be changed back.
                 before = self._planner.plan(heads, substitutes_of(included, self.requested), {})
                 seeds, followed = before.begun, dict(before.followed)
-            after = [one for one in included if not (self.undo and own is not None and one.id == own.id)]
+            after = [repair for repair in included if not (self.undo and repair is own)]
             plan = self._planner.plan(heads, substitutes_of(after, self.requested), seeds)
             for stage, hashes in plan.followed.items():
                 followed[stage] = followed.get(stage, frozenset()) | hashes
-            known = {one.id for one in included}
+            known = {repair.id for repair in included}
             more = [other for other in self._others if other.id not in known and other.meets(followed)]
             if not more:
                 self._followed = followed
                 return plan
-            included = sorted((*included, *more), key=lambda one: one.id)
+            included = sorted((*included, *more), key=lambda repair: repair.id)
 
     @property
     def _names(self) -> frozenset[str]:
