@@ -150,7 +150,8 @@ def choose_port(*preferred: int) -> int:
     )
 
 
-START_PATIENCE_S = 60.0
+START_PATIENCE_S = 180.0
+"""A JVM that shares two slow cores with other work needs over a minute. One that ended is noticed at once."""
 
 
 _MAX_PORT_CHANGES = 5
@@ -227,7 +228,7 @@ class EmbeddedServer(ABC):
         """Start the server and wait until it answers. After an error, no server runs.
 
         Raises `Refused` if the port is taken, `Unavailable` if the server ended while starting or did not answer within
-        a minute, `SlackwaterError` if its folder could not be prepared, and the errors of `find_java` and `Jars.fetch`.
+        three minutes, `SlackwaterError` if its folder cannot be prepared, and those of `find_java` and `Jars.fetch`.
         """
         try:
             self.launch()

@@ -15,7 +15,7 @@ from slackwater.pipeline.dev.s3 import EmbeddedS3
 
 from tests.programs import go
 from tests.serve.page import browser
-from tests.support.registries import EmbeddedRegistry
+from tests.support.registries import EmbeddedRegistry, unpacked
 
 
 def main(names: Sequence[str]) -> int:
@@ -26,6 +26,7 @@ def main(names: Sequence[str]) -> int:
         except SlackwaterError as error:
             _say(f"error: {error.message}\nhint: {error.hint}")
             return 1
+    unpacked(EmbeddedRegistry.jars.folder)
     for name in names:
         if not go.is_built(name):
             _say(f"building {name}, once …")

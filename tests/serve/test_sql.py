@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -128,11 +128,10 @@ def test_an_idle_sql_process_that_is_killed_is_replaced(own: Callable[..., Ask])
     assert ask(QUERY, sql="SELECT 1").status == 200
 
     # Forked from the process that has all modules: not that one, nor the servers of other tests.
-    of_fork_server = (
-        p for p in me.children(recursive=True) if any("multiprocessing.forkserver" in w for w in p.cmdline())
-    )
-    for process in [p for p in of_fork_server if p.ppid() != me.pid]:
-        process.kill()
+    for process in me.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile, or is a zombie
+            if any("multiprocessing.forkserver" in word for word in process.cmdline()) and process.ppid() != me.pid:
+                process.kill()
     assert {ask(QUERY, sql="SELECT 1").status for _ in range(8)} == {200}
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import tarfile
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import urllib3
@@ -42,9 +44,20 @@ class EmbeddedRegistry(EmbeddedServer):
         return int(json.loads(answer.data)["id"])
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
-        home = Path(classpath).parent.with_suffix(".unpacked")
-        with tarfile.open(next(Path(classpath).parent.glob("*.tar.gz"))) as packed:
-            if not (home / "lib").exists():
-                packed.extractall(home, filter="data")
+        home = unpacked(Path(classpath).parent)
         flags = (f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={self.port}", "-Dquarkus.log.level=WARN")
         return (*flags, "-jar", str(next(home.glob("*-runner.jar"))))
+
+
+def unpacked(jars: Path) -> Path:
+    """Return the folder of the unpacked registry, whole even if several processes unpack it at once."""
+    home = jars.with_suffix(".unpacked")
+    if not home.exists():
+        with (
+            TemporaryDirectory(dir=home.parent) as folder,
+            tarfile.open(next(jars.glob("*.tar.gz"))) as packed,
+        ):
+            packed.extractall(Path(folder) / "whole", filter="data")
+            with suppress(OSError):  # another process was first
+                (Path(folder) / "whole").rename(home)
+    return home

@@ -19,7 +19,7 @@ BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"
 SECRET_KEY = "tests-secret"
 
-_START_PATIENCE_S = 60.0
+_START_PATIENCE_S = 180.0
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_p
 
 from tests.support.running import APPS
 
-_START_PATIENCE_S = 60.0
+_START_PATIENCE_S = 180.0
 _STOP_PATIENCE_S = 10.0
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _KEPT = ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")

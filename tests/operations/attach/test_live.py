@@ -44,6 +44,13 @@ def live_query(checkpoint: Path, *words: str) -> Iterator[subprocess.Popen[bytes
             query.kill()
 
 
+def end(query: subprocess.Popen[bytes]) -> None:
+    """Kill the query, and wait until its JVM, which has the same output, is gone and writes no more."""
+    query.kill()
+    assert query.stdout is not None
+    query.stdout.read()
+
+
 def bytes_of(folder: Path) -> dict[str, str]:
     """Return every file and folder with its content."""
     return {
@@ -71,14 +78,15 @@ def test_each_batch_of_a_live_query_becomes_a_version_with_its_state(tmp_path: P
     store, cache, where = store_here(), SstCache(tmp_path / "sst-cache", 1 << 30), tmp_path / "totals"
     spark = SparkSession.getActiveSession()
     assert spark is not None
-    compared = 0
+    compared, enough = 0, 40 if SEARCHES else 3
     with (
-        live_query(where, "--seconds", "45" if SEARCHES else "8", "--provider", provider) as query,
+        live_query(where, "--provider", provider) as query,
         open_checkpoint(str(where), spark) as found,
     ):
         following = Tail(store, cache, found, "shop", "totals", by="host:1", partitions=2)
         following.claim()
-        while query.poll() is None:
+        while compared < enough:
+            assert query.poll() is None, "the query ended by itself"
             for landed in following.commit_next()[-1:]:
                 batch = landed.manifest.attached
                 assert batch is not None
@@ -86,6 +94,7 @@ def test_each_batch_of_a_live_query_becomes_a_version_with_its_state(tmp_path: P
                 if batch.next_batch - 1 in found.readable_batches():
                     assert rows_at(store, cache, landed.manifest)["totals"] == truth(found, batch.next_batch - 1)
                     compared += 1
+        end(query)
         before = bytes_of(where)
         while following.commit_next():
             pass
@@ -95,7 +104,6 @@ def test_each_batch_of_a_live_query_becomes_a_version_with_its_state(tmp_path: P
         assert head.attached.next_batch == found.committed_batches()[-1] + 1
         assert rows_at(store, cache, head)["totals"] == truth(found, found.committed_batches()[-1])
         assert bytes_of(where) == before, "nothing was written into the checkpoint"
-    assert compared
     assert "consistent" in done("verify", "shop", "--deep")
     batches = [each["attached"] for each in from_json("log", "shop", "--limit", "0")]
     assert batches[0] == f"batch {head.attached.next_batch - 1}"
@@ -114,9 +122,7 @@ def test_attach_continues_after_it_was_killed_and_restarted(tmp_path: Path) -> N
                 with suppress(subprocess.TimeoutExpired):
                     following.wait(chance.uniform(0, 1))
                 following.send_signal(signal.SIGKILL)
-        query.kill()
-        assert query.stdout is not None
-        query.stdout.read()  # to its end: its JVM, which has it too, is gone and writes no more
+        end(query)
     before = bytes_of(where)
     done("attach", str(where), "--app", "shop", "--once")
     assert bytes_of(where) == before
