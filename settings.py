@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from .common.durations import parse_ms
 from .common.validation import nearest_hint
 from .errors import Usage
+from .pipeline.kafka.login import AUTH, FILE_SUFFIX, secret_files, with_secret_files_in
 from .store.objects.counting import Prices
 from .store.objects.s3_settings import S3Settings, load_s3_settings
 from .store.versions.keys import check_topic
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 FILE_NAME = "slackwater.toml"
 NO_STORE = "no store root is configured"
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
+_KAFKA_AUTH_VARIABLE = "SLACKWATER_KAFKA_AUTH"
 
 _Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
 _Bytes = Annotated[int, Meta(ge=0, description="a whole number of bytes")]
@@ -47,6 +49,13 @@ class _Rules(Struct, frozen=True):
     daily: Any = None
     versions: Annotated[int, Meta(ge=1, description="a whole number of at least 1")] | None = None
     input: Any = None
+
+
+class _Kafka(Struct, frozen=True):
+    """Schema of the table `[kafka]`, which may replace the setting `kafka`."""
+
+    brokers: _Text = ""
+    auth: _Text = ""
 
 
 class _Invariant(Struct, frozen=True):
@@ -66,7 +75,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     store: _Text | None = None
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
     kafka_properties: dict[str, Any] = {}
-    """Client properties of librdkafka, which may contain secrets: never print them."""
+    """Client properties of librdkafka, and those of `pipeline.kafka.login`. They may hold secrets: never print them."""
     cache: _Text = ""
     """Folder of the local SST cache; empty for the user's default folder."""
     cache_max_bytes: _Bytes = 10 << 30
@@ -150,7 +159,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         return Options(
             store=self.store_root(),
-            kafka=self.kafka() if kafka is None else kafka,
+            kafka=self.kafka() if kafka is None else with_secret_files_in(Path.cwd(), kafka),
             s3=self.s3,
             cache_folder=self._cache_folder,
             cache_bytes=self.cache_max_bytes,
@@ -170,19 +179,26 @@ def load(
 
     The file is searched in `folder` (by default the working folder) and its parents. Paths in the file are relative to
     the file. Kafka client properties come from `[kafka_properties]` of the file and, with higher precedence, from
-    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`. Raises `Usage` if the file is not TOML,
-    or has an unknown setting.
+    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`, and with `_FILE` at its end, a file that
+    has it. Raises `Usage` if the file is not TOML, or has an unknown setting.
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()
     candidates = (parent / FILE_NAME for parent in (parents, *parents.parents))
     path = next((path for path in candidates if path.is_file()), None)
     settings = _read_file(path, environ) if path else Settings(s3=load_s3_settings(environ))
-    properties = settings.kafka_properties | {
+    variables = {
         name.removeprefix(_KAFKA_VARIABLE).lower().replace("_", "."): value
         for name, value in environ.items()
         if name.startswith(_KAFKA_VARIABLE) and value
     }
+    if auth := environ.get(_KAFKA_AUTH_VARIABLE):
+        variables[AUTH] = auth
+    variables = with_secret_files_in(Path.cwd(), variables)
+    # A variable for a value replaces a file for it, and the reverse.
+    replaced = {f"{name}{FILE_SUFFIX}" for name in variables} | secret_files(variables).keys()
+    kept = {name: value for name, value in settings.kafka_properties.items() if name not in replaced}
+    properties = kept | variables
     return msgspec.structs.replace(
         settings,
         store=store or environ.get("SLACKWATER_STORE") or settings.store,
@@ -202,6 +218,9 @@ def _read_file(path: Path, environ: Mapping[str, str]) -> Settings:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
+    kafka: dict[str, Any] = {}
+    if isinstance(values.get("kafka"), dict):
+        kafka = _check_fields(path, "kafka", values.pop("kafka"), _Kafka, "setting of Kafka")
     values_found = _check_fields(path, "", values, Settings, "setting")
 
     def beside(file: str) -> Path:
@@ -229,8 +248,11 @@ def _read_file(path: Path, environ: Mapping[str, str]) -> Settings:
     values_found["s3"] = load_s3_settings(
         environ, _check_is_table(path, "s3", values_found.get("s3", {})), f"{path}: s3."
     )
-    values_found["kafka_properties"] = dict(_properties(path, "", values_found.get("kafka_properties", {})))
-    return Settings(**values_found)
+    properties = dict(_properties(path, "", values_found.get("kafka_properties", {})))
+    if "auth" in kafka:
+        properties[AUTH] = kafka["auth"]
+    values_found["kafka_properties"] = with_secret_files_in(path.parent, properties)
+    return Settings(**values_found | {name: kafka[name] for name in kafka if name == "brokers"})
 
 
 def _are_texts(values: object) -> bool:

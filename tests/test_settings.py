@@ -70,6 +70,29 @@ def test_a_kafka_property_in_the_environment_precedes_the_file(tmp_path: Path) -
     assert settings.kafka()["sasl.password"] == "from outside"
 
 
+def test_a_kafka_property_may_come_from_a_file_whose_path_is_relative_to_the_settings(tmp_path: Path) -> None:
+    write_toml(tmp_path, '[kafka]\nbrokers = "b:1"\n[kafka_properties]\n"sasl.password.file" = "secrets/password"')
+    assert load(environ={}, folder=tmp_path).kafka() == {
+        "bootstrap.servers": "b:1",
+        "sasl.password.file": str(tmp_path / "secrets" / "password"),
+    }
+    by_value = load(environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "hush"}, folder=tmp_path)
+    assert by_value.kafka() == {"bootstrap.servers": "b:1", "sasl.password": "hush"}
+    write_toml(tmp_path, 'kafka = "b:1"\n[kafka_properties]\n"sasl.password" = "from the file"')
+    by_file = load(environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD_FILE": "password"}, folder=tmp_path)
+    assert by_file.kafka() == {"bootstrap.servers": "b:1", "sasl.password.file": str(Path.cwd() / "password")}
+
+
+def test_the_login_to_kafka_comes_from_the_table_or_from_the_environment(tmp_path: Path) -> None:
+    write_toml(tmp_path, 'store = "s3://b"\n[kafka]\nbrokers = "file:1"\nauth = "msk-iam"')
+    assert load(environ={}, folder=tmp_path).kafka() == {"bootstrap.servers": "file:1", "slackwater.auth": "msk-iam"}
+    environ = {"SLACKWATER_KAFKA": "environment:1", "SLACKWATER_KAFKA_AUTH": "msk-iam"}
+    expected = {"bootstrap.servers": "environment:1", "slackwater.auth": "msk-iam"}
+    assert load(environ=environ, folder=tmp_path).kafka() == expected
+    write_toml(tmp_path, 'store = "s3://b"')
+    assert load(environ=environ, folder=tmp_path).kafka() == expected
+
+
 def test_prices_missing_in_the_file_are_those_of_s3(tmp_path: Path) -> None:
     assert load(environ={}, folder=tmp_path).prices == Prices()
     write_toml(tmp_path, '[prices]\nput_per_1000 = 0.0054\nread_per_gb = 0\ncurrency = "EUR"')
@@ -97,6 +120,9 @@ def test_the_text_of_settings_shows_no_secrets(tmp_path: Path) -> None:
         ('[kafka_properties]\n"a.b" = [1]', "'a.b' must be"),
         ('cache_max_bytes = "10 GB"', "cache_max_bytes must be"),
         ("cache_max_bytes = -1", "cache_max_bytes must be"),
+        ('[kafka]\nbroker = "b:1"', "kafka.broker, which is not a setting of Kafka; the nearest is 'brokers'"),
+        ("[kafka]\nauth = 1", "kafka.auth must be a string"),
+        ("kafka = 1", "kafka must be a string"),
         ("prefetch = 1", "prefetch must be true or false"),
         ("store = s3://bucket", "is not TOML"),
         ("prices = 3", "prices must be a table"),

@@ -10,7 +10,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -22,6 +22,7 @@ from ...common import runtime
 from ...common.silence import SILENCE_S, address_hint, call_on_silence, warn_silent
 from ...errors import Gone, Refused, Unavailable
 from ...state.records import Range
+from .login import Login
 from .protocol import (
     KAFKA_SETTING,
     MAX_MESSAGE_BYTES,
@@ -37,16 +38,12 @@ from .protocol import (
 )
 
 POLL_S = 0.25
-QUIET_PROPERTIES: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
-"""Properties that stop librdkafka from logging each lost connection to stderr; `Patience` logs an outage once."""
 NO_TOPIC_CODES = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED_CODES = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-_FATAL_CODES = (
-    *NO_TOPIC_CODES,
-    *_UNAUTHORISED_CODES,
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-)
+_LOGIN_CODES = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+_FATAL_CODES = (*NO_TOPIC_CODES, *_UNAUTHORISED_CODES, *_LOGIN_CODES)
+_REFUSAL_S = 30.0
+"""Time in seconds for which a refused login explains the silence of a broker; librdkafka repeats it every 10 s."""
 _CHUNK = 10_000
 
 _CONSUMER_PROPERTIES = {
@@ -73,24 +70,83 @@ A broker sends up to this many bytes of each partition, even if a batch needs on
 
 
 class Clients:
-    """Kafka clients of one process that share their properties. Each client is created on its first use."""
+    """Kafka clients of one process that share their properties. Each client is created on its first use.
+
+    When a secret in a file has changed, all clients are replaced at their next use: librdkafka cannot change most
+    properties of a client. Clients in use keep their connections.
+    """
 
     def __init__(self, kafka: Properties) -> None:
-        self._properties: dict[str, object] = {**QUIET_PROPERTIES, **kafka}
+        self._login = Login(kafka)
+        self._secrets: dict[str, str] | None = None
+        self._refusal = (-_REFUSAL_S, "")
+        """When a login was last refused (monotonic seconds), and why."""
+        self._admin: AdminClient | None = None
         self._producers: dict[float, Producer] = {}
         self._idle: dict[int, list[Consumer]] = {size: [] for size in _FETCH_BYTES.values()}
         self._groups: dict[str, Consumer] = {}
 
-    @cached_property
+    def properties(self, **ours: object) -> dict[str, object]:
+        """Return the properties of a new client; the errors are those of `Login.properties`.
+
+        They stop librdkafka from logging each lost connection to stderr; `Patience` logs an outage once.
+        """
+        return {"log_level": 0, "error_cb": self._record_error, **self._login.properties(), **ours}
+
+    def secrets(self) -> dict[str, str]:
+        """Return the current secrets in files, after discarding the clients if one has changed."""
+        secrets, previous = self._login.secrets(), self._secrets
+        if secrets != previous:
+            self._secrets = secrets
+            if previous is not None:
+                self._discard_all()
+        return secrets
+
+    def _discard_all(self) -> None:
+        self._admin = None
+        self._producers.clear()
+        for idle in self._idle.values():
+            idle.clear()
+        self._groups.clear()
+
+    def _record_error(self, error: KafkaError) -> None:
+        if error.code() in _LOGIN_CODES:
+            self._refusal = runtime.monotonic(), error.str()
+
+    def refusal(self) -> str:
+        """Return why the brokers, or a server of tokens, refused a recent login; empty if there was no refusal."""
+        if self._admin is not None:
+            self._admin.poll(0)  # calls `_record_error`
+        at, refusal = self._refusal
+        return f"it refuses the login ({refusal})" if refusal and runtime.monotonic() - at < _REFUSAL_S else ""
+
+    def reason(self, error: KafkaError) -> str:
+        """Return why the brokers do not answer: an error's text, and a recently refused login."""
+        return ": ".join(filter(None, (error.str(), self.refusal())))
+
+    def explain_silence(self, waiting: Consumer | Producer) -> str:
+        """Return why the brokers do not answer, after passing a new password to the client that waits for them."""
+        password = self.secrets().get("sasl.password")
+        if password is not None:
+            waiting.set_sasl_credentials(str(self._login.properties().get("sasl.username", "")), password)
+        return self.refusal()
+
+    @property
     def admin(self) -> AdminClient:
-        return AdminClient(self._properties)
+        self.secrets()
+        admin = self._admin
+        if admin is None:
+            admin = self._admin = AdminClient(self.properties())
+        return admin
 
     def producer(self, patience_s: float) -> Producer:
-        if patience_s not in self._producers:
+        self.secrets()
+        producer = self._producers.get(patience_s)
+        if producer is None:
             ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES}
             ours["message.timeout.ms"] = int(patience_s * 1000)
-            self._producers[patience_s] = Producer({**self._properties, **ours})
-        return self._producers[patience_s]
+            producer = self._producers[patience_s] = Producer(self.properties(**ours))
+        return producer
 
     def discard_producer(self, patience_s: float) -> None:
         """Discard the producer after an error, because an idempotent producer may refuse all later writes."""
@@ -106,29 +162,33 @@ class Clients:
         fetch that waits at the end of one partition would delay the first fetch from the next partition.
         """
         fetch_bytes = _FETCH_BYTES[partitions <= _FEW_PARTITIONS]
-        idle = self._idle[fetch_bytes]
+        idle, secrets = self._idle[fetch_bytes], self.secrets()
         try:
             consumer = idle.pop()
         except IndexError:  # all consumers are in use by other threads
             ours = {**_CONSUMER_PROPERTIES, "fetch.message.max.bytes": fetch_bytes}
-            consumer = Consumer({**self._properties, **ours})
+            consumer = Consumer(self.properties(**ours))
         try:
             yield consumer
         finally:
             consumer.unassign()
-            idle.append(consumer)
+            if secrets == self._secrets:
+                idle.append(consumer)
 
     def group_consumer(self, group: str) -> Consumer:
         """Return a consumer that only commits a group's offsets. Raises `KafkaException` if not authorised."""
-        if group not in self._groups:
+        self.secrets()
+        consumer = self._groups.get(group)
+        if consumer is None:
             # Without the right Read on the group, `commit` and `close` would block forever.
             try:
                 self.admin.describe_consumer_groups([group], request_timeout=3)[group].result()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                     raise
-            self._groups[group] = Consumer({**self._properties, "group.id": group, "enable.auto.commit": False})
-        return self._groups[group]
+            ours = {"group.id": group, "enable.auto.commit": False}
+            consumer = self._groups[group] = Consumer(self.properties(**ours))
+        return consumer
 
     def close(self) -> None:
         for consumer in (*chain(*self._idle.values()), *self._groups.values()):
@@ -160,9 +220,11 @@ def warn_on_silence(kafka: Properties) -> AbstractContextManager[None]:
 
 
 def unavailable_error(kafka: Properties, error: KafkaException) -> Unavailable:
+    clients = process_clients(kafka)
+    address = f"{address_hint(KAFKA_SETTING)}; `slackwater dev up` starts one for development"
     return Unavailable(
-        f"{server_name(kafka)} does not answer: {error.args[0].str()}",
-        hint=f"{address_hint(KAFKA_SETTING)}; `slackwater dev up` starts one for development",
+        f"{server_name(kafka)} does not answer: {clients.reason(error.args[0])}",
+        hint="check the user and the secret: docs/operating.md#kafka-logins" if clients.refusal() else address,
     )
 
 
@@ -234,7 +296,7 @@ class _Reading:
         missing = sum(end - at for at, end in self.unread.values())
         chunk = self._consumer.consume(min(_CHUNK, missing), timeout=POLL_S)
         if not chunk:
-            self._patience.record_silence()
+            self._patience.record_silence(process_clients(self._kafka).explain_silence(self._consumer))
             return []
         runs, passed = list[Sequence[Message]](), dict[int, int]()
         errors = [message for message in chunk if message.error() is not None]
@@ -345,18 +407,23 @@ class LibrdKafkaProducer:
         self, kafka: Properties, settings: TransactionSettings, max_bytes: Callable[[str], int | None] = lambda _: None
     ) -> None:
         self._kafka, self._settings, self._topic, self._max_bytes = kafka, settings, settings.topic, max_bytes
+        self._secrets: dict[str, str] = {}
+        """Secrets in files with which the open clients log in."""
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._undelivered: KafkaError | None = None
         """Error of the first record that was not delivered. Kept, because the transaction's error names no cause."""
         self._too_large: Message | None = None
         """The first record that was larger than the topic allows."""
-        self._maybe_resent_commit: tuple[int, str] | None = None
-        """The last commit, if a duplicate request of that commit may still be in flight; else None."""
+        self._position: tuple[int, str] | None = None
+        """Offset and text of the last published position that is known; None if nothing was published."""
+        self._may_resend_commit = False
+        """True if a duplicate request of the last commit may still be in flight."""
 
     def open(self) -> tuple[int, str] | None:
         self.close()
-        self._undelivered = self._maybe_resent_commit = self._too_large = None
+        self._undelivered = self._too_large = None
+        self._may_resend_commit = False
         own_properties = {
             "transactional.id": self._settings.transactional_id,
             "transaction.timeout.ms": self._settings.timeout_s * 1000,
@@ -377,21 +444,26 @@ class LibrdKafkaProducer:
             # are found again.
             "metadata.recovery.strategy": "none",
         }
+        clients = process_clients(self._kafka)
         with self._translated_errors():
-            self._producer = Producer({**QUIET_PROPERTIES, **self._kafka, **own_properties})
+            self._secrets = clients.secrets()
+            self._producer = Producer(clients.properties(**own_properties))
             self._producer.init_transactions(_OPEN_TIMEOUT_S)
             consumer_properties = {"group.id": self._settings.group, "isolation.level": "read_committed"}
-            self._consumer = Consumer({**QUIET_PROPERTIES, **self._kafka, **consumer_properties})
+            self._consumer = Consumer(clients.properties(**consumer_properties))
             (committed,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_OPEN_TIMEOUT_S)
             if committed.error is not None:
                 raise KafkaException(committed.error)
-        return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
+        self._position = (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
+        return self._position
 
     def begin(self) -> None:
-        # Another producer may have committed since. `open` would fence that producer, and this producer would continue
-        # from an outdated position.
-        if (last := self._maybe_resent_commit) is not None and self.open() != last:
-            raise ProducerFenced("another producer has committed")
+        if self._may_resend_commit or process_clients(self._kafka).secrets() != self._secrets:
+            # Another producer may have committed since. `open` would fence that producer, and this producer would
+            # continue from an outdated position.
+            last = self._position
+            if self.open() != last:
+                raise ProducerFenced("another producer has committed")
         with self._translated_errors():
             self._open_producer.begin_transaction()
 
@@ -434,7 +506,8 @@ class LibrdKafkaProducer:
             position = TopicPartition(self._settings.source, 0, offset, text)
             producer.send_offsets_to_transaction([position], group, self._settings.timeout_s / 2)
             producer.commit_transaction(self._settings.timeout_s)
-            self._maybe_resent_commit = (offset, text) if runtime.monotonic() - began >= _SENT_ONCE_S else None
+            self._position = offset, text
+            self._may_resend_commit = runtime.monotonic() - began >= _SENT_ONCE_S
 
     def close(self) -> None:
         """Close the clients. An open transaction is aborted by the next producer with this id, or by a timeout.
@@ -468,6 +541,8 @@ class LibrdKafkaProducer:
             yield
         except KafkaException as error:
             raise self._translate(error.args[0]) from error
+        except Unavailable as error:  # of a login
+            raise TransactionFailed(error.message, error) from error
 
     def _translate(self, error: KafkaError) -> Exception:
         if not error.fatal() and error.code() not in _FENCING_CODES:
@@ -498,4 +573,4 @@ class LibrdKafkaProducer:
             )
         if code in _FENCING_CODES or error.fatal():
             return ProducerFenced(error.str())
-        return TransactionFailed(error.str())
+        return TransactionFailed(process_clients(self._kafka).reason(error))

@@ -259,7 +259,7 @@ class LibrdKafka(Kafka):
                 producer.poll(0)
             patience = kafka_patience(self, patience_s + 5)
             while producer.flush(1) > 0:
-                patience.record_silence()
+                patience.record_silence(self._clients.explain_silence(producer))
             patience.record_answer()
         except (KafkaException, SystemError) as error:
             # A producer in a fatal state also raises inside callbacks, where confluent-kafka wraps the error.
@@ -270,7 +270,7 @@ class LibrdKafka(Kafka):
         if failed:
             self._clients.discard_producer(patience_s)
             passing = failed[0].retriable() or failed[0].code() in (KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT)
-            not_taken = SendFailed(self.name, topic, failed[0].str(), retriable=passing)
+            not_taken = SendFailed(self.name, topic, self._clients.reason(failed[0]), retriable=passing)
             raise missing_right_error(self.properties, failed[0], "Write", topic) or not_taken
         return ends | self._find_ends(topic, unknown, ends, patience_s) if unknown else ends
 

@@ -10,6 +10,7 @@ from ...common import runtime
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...state.records import TopicState, explain_recreated_topic
 from ...store.versions.manifest import Input
+from .login import check_login
 from .protocol import Kafka, Offsets, kafka_patience
 
 simulated_clusters: dict[str, Kafka] = {}
@@ -19,7 +20,8 @@ simulated_clusters: dict[str, Kafka] = {}
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    Makes no request: call `wait_until_available` to check that the brokers answer.
+    Makes no request: call `wait_until_available` to check that the brokers answer. Raises `Usage` for an impossible
+    login.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
     if (simulated := simulated_clusters.get(properties["bootstrap.servers"])) is not None:
@@ -28,6 +30,7 @@ def open_kafka(at: str | Mapping[str, str]) -> Kafka:
         from .memory_server import open_memory_kafka
 
         return open_memory_kafka(properties)
+    check_login(properties)
     # Import late: loading librdkafka takes time, and many commands make no request to Kafka.
     from .librdkafka import LibrdKafka
 

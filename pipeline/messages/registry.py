@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 import urllib3
 
 from ...common import runtime
+from ...common.secret_file import SecretFile
 from ...errors import NotFound, Refused, SlackwaterError, Usage
 from ..kafka.protocol import Patience
 
@@ -134,6 +136,7 @@ def encode_varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
 
 
 USER_INFO_VARIABLE = "SLACKWATER_REGISTRY_USER_INFO"
+USER_INFO_FILE_VARIABLE = f"{USER_INFO_VARIABLE}_FILE"
 
 _TIMEOUT_S = 10.0
 _RETRY_PAUSE_S = 0.5
@@ -153,6 +156,8 @@ class Registry:
     url: str
     user_info: str = field(default="", repr=False)
     patience_s: float = 60.0
+    user_info_file: str = field(default="", repr=False)
+    """File that has `user_info`, which may change; empty for none."""
 
     @staticmethod
     def at_url(url: str, patience_s: float) -> Registry:
@@ -168,7 +173,10 @@ class Registry:
                 f"the URL of the registry at {parts.hostname} contains credentials, which messages would show",
                 hint=f"set {USER_INFO_VARIABLE}=user:password instead",
             )
-        return Registry(url.rstrip("/"), os.environ.get(USER_INFO_VARIABLE, ""), patience_s)
+        user_info, file = (os.environ.get(name, "") for name in (USER_INFO_VARIABLE, USER_INFO_FILE_VARIABLE))
+        if user_info and file:
+            raise Usage(f"{USER_INFO_VARIABLE} and {USER_INFO_FILE_VARIABLE} are both set", hint="unset one of them")
+        return Registry(url.rstrip("/"), user_info, patience_s, str(Path(file).absolute()) if file else "")
 
     @lru_cache(maxsize=256)  # noqa: B019  a process has few registries
     def latest(self, subject: str, version: int | None) -> Schema:
@@ -198,8 +206,8 @@ class Registry:
 
     def _request(self, path: str, kind: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
         headers = {"accept": "application/vnd.schemaregistry.v1+json, application/json"}
-        if self.user_info:
-            headers |= urllib3.make_headers(basic_auth=self.user_info)
+        if user_info := _user_info_of(self.user_info_file).read() if self.user_info_file else self.user_info:
+            headers |= urllib3.make_headers(basic_auth=user_info)
         if sent is not None:
             headers["content-type"] = "application/vnd.schemaregistry.v1+json"
         body, method = (None, "GET") if sent is None else (json.dumps(sent).encode(), "POST")
@@ -261,6 +269,11 @@ def _parse_json(data: bytes) -> Any:
         return json.loads(data)
     except ValueError:
         return None
+
+
+@lru_cache(maxsize=16)
+def _user_info_of(file: str) -> SecretFile:
+    return SecretFile(file, "the user and password of the schema registry", USER_INFO_FILE_VARIABLE)
 
 
 def clear_latest_schemas() -> None:

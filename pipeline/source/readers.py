@@ -33,6 +33,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
 from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import MessageColumns
+from ..kafka.login import uses_aws
 from ..kafka.messages import decode_rows, read_rows
 from ..kafka.open import open_kafka
 from ..kafka.protocol import Chunk, Kafka, Run, kafka_patience
@@ -131,7 +132,13 @@ class _SourceReader(DataSourceStreamReader):
 
     @property
     def _kafka(self) -> Kafka:
+        if uses_aws(self._private.kafka):
+            self._complete_environment()
         return open_kafka(self._private.kafka)
+
+    def _complete_environment(self) -> None:
+        # Spark may have started this process before the driver's environment was complete.
+        os.environ.update(self._private.environ)
 
     @property
     def _kafka_with_archive(self) -> Kafka:
@@ -142,8 +149,7 @@ class _SourceReader(DataSourceStreamReader):
         return ArchivedKafka(self._kafka, archives, archive_first=options.end_offsets is not None, columns=columns)
 
     def _store(self) -> ObjectStore:
-        # Spark may have started this process before the driver's environment was complete.
-        os.environ.update(self._private.environ)
+        self._complete_environment()
         return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
 
     @contextmanager

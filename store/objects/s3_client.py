@@ -37,7 +37,7 @@ _USER = re.compile(r"//[^/]*@")
 _NO_CONFIG_FILE = (None, None, os.devnull, None)
 """Setting of botocore, as (name, variable, default, conversion), that disables configuration files."""
 
-_CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
@@ -60,6 +60,10 @@ _REASONS = (
     (boto.ProxyConnectionError, "the proxy cannot be reached"),
     (boto.EndpointConnectionError, "cannot connect"),
 )
+
+
+NO_ANSWER = (boto.ConnectionError, boto.HTTPClientError)
+"""Errors of botocore if a server of AWS does not answer."""
 
 
 class Connection(NamedTuple):
@@ -115,7 +119,7 @@ def _connect(client_config: S3ClientConfig, read_timeout_s: float) -> Connection
             hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to http://host:port",
         ) from None
     except boto.BotoCoreError as error:
-        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+        raise Refused(f"the AWS configuration cannot be used: {error}", hint=CREDENTIALS_HINT) from error
     endpoint = s3.meta.endpoint_url
     require_encryption(s3, settings, endpoint)
     budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
@@ -305,16 +309,16 @@ def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ())
         if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
             raise Forbidden(
                 f"{where} refused the credentials or the request ({code}): {message}",
-                hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
+                hint=f"{CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
             ) from None
         raise Refused(f"{where} answered {status} {code}: {message}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
-        raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
-    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
+        raise Refused(f"no credentials for {where}: {error}", hint=CREDENTIALS_HINT) from None
+    except (*NO_ANSWER, boto.IncompleteReadError, HTTPError) as error:
         # boto3's own message repeats the URL.
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
         raise TransientError(reason) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
         raise TransientError("the answer does not match its checksum") from error
     except boto.BotoCoreError as error:
-        raise Refused(f"cannot send requests to {where}: {error}", hint=_CREDENTIALS_HINT) from error
+        raise Refused(f"cannot send requests to {where}: {error}", hint=CREDENTIALS_HINT) from error

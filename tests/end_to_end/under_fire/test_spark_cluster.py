@@ -12,43 +12,16 @@ import boto3
 import psutil
 import pytest
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.jvm import _script
 
 from tests.end_to_end.under_fire.spark_cluster import packed_rules, standalone, words_of
+from tests.pipeline.kafka.secured import GuardedKafka, login_module
 from tests.support.running import PAIR, Ledger, eventually
 from tests.support.s3_servers import BUCKET, signed
 
 ACCESS_KEY, SECRET_KEY, PASSWORD = "AKIA7HUSHHUSHKEYID", "hush7hush7secretkey", "hush7hush7password"
 SECRETS = (ACCESS_KEY, SECRET_KEY, PASSWORD)
 _ENTRIES = 1_500
-
-
-class GuardedKafka(EmbeddedKafka):
-    """A broker with a second listener that requires a password."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.guarded_port = choose_port()
-
-    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
-        main = super()._prepare(java, classpath)
-        settings = self.folder / main[-1]
-        lines = settings.read_text().splitlines()
-        door = f",SASL_PLAINTEXT://{HOST}:{self.guarded_port}"
-        more = {
-            "listeners": door,
-            "advertised.listeners": door,
-            "listener.security.protocol.map": ",SASL_PLAINTEXT:SASL_PLAINTEXT",
-        }
-        lines = [line + more.get(line.partition("=")[0], "") for line in lines]
-        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-        lines += [
-            "sasl.enabled.mechanisms=PLAIN",
-            f'listener.name.sasl_plaintext.plain.sasl.jaas.config={module} required user_app="{PASSWORD}";',
-        ]
-        settings.write_text("\n".join(lines))
-        return main
 
 
 @dataclass
@@ -78,14 +51,14 @@ def guarded(tmp_path: Path, aws_environment: pytest.MonkeyPatch, monkeypatch: py
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     (tmp_path / "s3").mkdir()
-    broker = GuardedKafka(tmp_path / "kafka")
+    users = login_module("plain", f'user_app="{PASSWORD}"')
+    broker = GuardedKafka(tmp_path / "kafka", ("sasl.enabled.mechanisms=PLAIN", users))
     with signed(tmp_path / "s3", ACCESS_KEY, SECRET_KEY) as endpoint, broker:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         boto3.Session().client("s3").create_bucket(Bucket=BUCKET)
         folder = tmp_path / "app"
         folder.mkdir()
-        door = f"{HOST}:{broker.guarded_port}"
-        yield Guarded(broker.bootstrap, folder, f"s3://{BUCKET}/state", program=PAIR, guarded=door)
+        yield Guarded(broker.bootstrap, folder, f"s3://{BUCKET}/state", program=PAIR, guarded=broker.guarded)
 
 
 def shown_by_spark(ui: int) -> dict[str, str]:

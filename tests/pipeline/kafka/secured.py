@@ -1,4 +1,7 @@
-"""A broker with users and ACLs: SASL/PLAIN, and KRaft's authorizer, which denies by default."""
+"""Brokers with users: one with ACLs (KRaft's authorizer, which denies by default), one with a guarded listener."""
+
+from collections.abc import Iterable
+from pathlib import Path
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -9,6 +12,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
@@ -92,3 +96,42 @@ class SecuredKafka(EmbeddedKafka):
         asked = AclBindingFilter(*self._binding(operation, kind, name, prefixed=prefixed))
         for answer in admin.delete_acls([asked]).values():
             assert len(answer.result(30)) == 1
+
+
+class GuardedKafka(EmbeddedKafka):
+    """A broker with a second listener, whose settings are in `lines`, for clients that log in.
+
+    Clients of this listener are told the port `door`, by default the listener's own.
+    """
+
+    def __init__(
+        self, folder: Path, lines: Iterable[str], *, protocol: str = "SASL_PLAINTEXT", door: int | None = None
+    ) -> None:
+        super().__init__(folder)
+        self.listener_port = choose_port()
+        self.guarded = f"{HOST}:{door or self.listener_port}"
+        self._lines, self._protocol = tuple(lines), protocol
+
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
+        main = super()._prepare(java, classpath)
+        settings = self.folder / main[-1]
+        lines = settings.read_text().splitlines()
+        more = {
+            "listeners": f",GUARDED://{HOST}:{self.listener_port}",
+            "advertised.listeners": f",GUARDED://{self.guarded}",
+            "listener.security.protocol.map": f",GUARDED:{self._protocol}",
+        }
+        lines = [line + more.get(line.partition("=")[0], "") for line in lines]
+        settings.write_text("\n".join((*lines, *self._lines)))
+        return main
+
+
+def login_module(name: str, arguments: str = "") -> str:
+    """Return the setting of a guarded listener for a mechanism, such as `plain`, with the arguments of its module."""
+    modules = {
+        "plain": "plain.PlainLoginModule",
+        "scram-sha-256": "scram.ScramLoginModule",
+        "oauthbearer": "oauthbearer.OAuthBearerLoginModule",
+    }
+    module = f"org.apache.kafka.common.security.{modules[name]} required {arguments}".rstrip()
+    return f"listener.name.guarded.{name}.sasl.jaas.config={module};"

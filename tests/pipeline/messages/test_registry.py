@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from slackwater.errors import NotFound, Refused, Unavailable, Usage
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
-from slackwater.pipeline.messages.registry import USER_INFO_VARIABLE, Registry, Schema
+from slackwater.pipeline.messages.registry import USER_INFO_FILE_VARIABLE, USER_INFO_VARIABLE, Registry, Schema
 
 Answer = Callable[[str, str], tuple[int, str]]
 """Function from path and Authorization header to status and body."""
@@ -90,6 +93,26 @@ def test_credentials_are_sent_and_never_printed(
     shown = f"{registry!r} {caught.value.message} {caught.value.hint} {caplog.text}"
     assert "hush7hush" not in shown
     assert "bWU6" not in shown
+
+
+def test_credentials_in_a_file_are_read_again_when_they_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, seen = tmp_path / "registry", list[str]()
+    file.write_text("me:first\n")
+    monkeypatch.setenv(USER_INFO_FILE_VARIABLE, str(file))
+
+    def answer(_path: str, authorization: str) -> tuple[int, str]:
+        seen.append(base64.b64decode(authorization.removeprefix("Basic ")).decode())
+        return 200, '{"schema": "A"}'
+
+    with answering(answer) as url:
+        registry = pickle.loads(pickle.dumps(Registry.at_url(url, 1)))  # noqa: S301  as Spark's workers get it
+        registry.by_id(1)
+        file.write_text("me:second")
+        registry.by_id(2)
+    assert seen == ["me:first", "me:second"]
+    monkeypatch.setenv(USER_INFO_VARIABLE, "me:hush7hush")
+    with pytest.raises(Usage, match=f"{USER_INFO_VARIABLE} and {USER_INFO_FILE_VARIABLE} are both set"):
+        Registry.at_url("http://localhost:8081", 1)
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", '{"schema": 3}'])

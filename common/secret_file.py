@@ -1,0 +1,51 @@
+"""Secrets in files, such as those that Kubernetes mounts, which may be replaced while a process runs."""
+
+import socket
+from pathlib import Path
+
+from ..errors import Refused
+
+_MAX_BYTES = 1 << 20
+
+
+class SecretFile:
+    """File with a secret as its only content. A line break at its end is not part of the secret."""
+
+    def __init__(self, path: str, purpose: str, setting: str) -> None:
+        """`purpose` and `setting` are named in errors: what the secret is, and the setting that names the file."""
+        self._path, self._purpose, self._setting = Path(path), purpose, setting
+        self._stamp: tuple[int, int, int] | None = None
+        self._secret = ""
+
+    def read(self) -> str:
+        """Return the secret, read again if the file has changed.
+
+        While the file is absent or empty, as during a careless replacement, the last secret stays. Raises `Refused` if
+        there is none.
+        """
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            if not self._secret:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise Refused(
+                    f"{socket.gethostname()} cannot read {self._purpose} from {self._path}: {reason}",
+                    hint=f"put it into the file that {self._setting} names, on each machine that runs the app",
+                ) from None
+        return self._secret
+
+    def _read(self) -> None:
+        status = self._path.stat()
+        # Taken before the read: a change during the read is noticed by the next call.
+        stamp = status.st_ino, status.st_mtime_ns, status.st_size
+        if stamp == self._stamp:
+            return
+        with self._path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        try:
+            secret = data.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise ValueError("it is not text") from None  # the original error contains the bytes
+        if not secret or len(data) > _MAX_BYTES or "\0" in secret:
+            raise ValueError("it is empty" if not secret else "it is too large, or has a zero byte")
+        self._stamp, self._secret = stamp, secret

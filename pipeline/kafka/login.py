@@ -1,0 +1,89 @@
+"""Logins of Kafka clients: secrets in files, which may change while the app runs, and tokens.
+
+Two kinds of properties are slackwater's, not librdkafka's: `slackwater.auth`, and `NAME.file`, which names a file with
+the value of the property NAME. Other processes get them like all properties, and read files and make tokens themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...common.secret_file import SecretFile
+from ...errors import Usage
+
+if TYPE_CHECKING:
+    from .msk_iam import MskTokens
+    from .protocol import Properties
+
+AUTH = "slackwater.auth"
+MSK_IAM = "msk-iam"
+FILE_SUFFIX = ".file"
+_OF_LIBRDKAFKA = {f"sasl.oauthbearer.assertion{name}.file" for name in ("", ".private.key", ".jwt.template")}
+_MSK_PROPERTIES = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}
+
+
+def secret_files(kafka: Mapping[str, str]) -> dict[str, str]:
+    """Return the files with values of properties, by property."""
+    named = {name: path for name, path in kafka.items() if name.endswith(FILE_SUFFIX) and name not in _OF_LIBRDKAFKA}
+    return {name.removesuffix(FILE_SUFFIX): path for name, path in named.items()}
+
+
+def with_secret_files_in(folder: Path, kafka: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties with absolute paths of secret files; relative paths are relative to `folder`."""
+    paths = {name: str(folder / Path(path).expanduser()) for name, path in secret_files(kafka).items()}
+    return {**kafka, **{f"{name}{FILE_SUFFIX}": path for name, path in paths.items()}}
+
+
+def check_login(kafka: Properties) -> None:
+    """Raise `Usage` for an unknown `slackwater.auth`, and for a property with both a value and a file."""
+    if (auth := kafka.get(AUTH, MSK_IAM)) != MSK_IAM:
+        raise Usage(
+            f"Kafka's setting auth is {auth!r}: expected {MSK_IAM!r}",
+            hint="other logins are set by properties of librdkafka: docs/operating.md#kafka-logins",
+        )
+    for name in secret_files(kafka):
+        if name in kafka:
+            raise Usage(
+                f"Kafka's property {name} has both a value and a file, {kafka[name + FILE_SUFFIX]}",
+                hint=f"remove {name} or {name}{FILE_SUFFIX} from the settings",
+            )
+
+
+def uses_aws(kafka: Properties) -> bool:
+    return kafka.get(AUTH) == MSK_IAM
+
+
+class Login:
+    """Login of this process's clients of one cluster."""
+
+    def __init__(self, kafka: Properties) -> None:
+        files = secret_files(kafka)
+        own = {AUTH, *(f"{name}{FILE_SUFFIX}" for name in files)}
+        self._brokers = kafka["bootstrap.servers"]
+        self._properties = {name: value for name, value in kafka.items() if name not in own}
+        self._files = {name: SecretFile(path, f"Kafka's {name}", f"{name}.file") for name, path in files.items()}
+        self._uses_msk = uses_aws(kafka)
+        self._tokens: MskTokens | None = None
+
+    def secrets(self) -> dict[str, str]:
+        """Return the current values of properties that are in files. Raises `Refused` if a file was never readable."""
+        return {name: file.read() for name, file in self._files.items()}
+
+    def properties(self) -> dict[str, object]:
+        """Return librdkafka's properties for a new client, and confluent-kafka's callback for tokens.
+
+        Raises `Refused` and `Unavailable` if a secret cannot be read or no token can be made, and `Usage`.
+        """
+        properties: dict[str, object] = {**self._properties, **self.secrets()}
+        if not self._uses_msk:
+            return properties
+        if self._tokens is None:
+            from .msk_iam import MskTokens
+
+            self._tokens = MskTokens(self._brokers)
+        tokens = self._tokens
+        # A client with a callback that fails would be created only after ten seconds, without the callback's error.
+        tokens.new()
+        return {**_MSK_PROPERTIES, **properties, "oauth_cb": lambda _config: tokens.new()}

@@ -1,0 +1,132 @@
+"""A gate before a broker that logs clients in as Amazon MSK does: by presigned URLs, for as long as these are valid.
+
+It answers Kafka's two requests of a login by itself, and forwards all others. Like a broker, it ends a connection whose
+client does not log in again before its session ends (KIP-368).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from contextlib import suppress
+from threading import Lock, Thread
+
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
+
+from tests.pipeline.kafka.sigv4 import end_of, is_signed
+
+_HANDSHAKE, _VERSIONS, _AUTHENTICATE = 17, 18, 36
+_FAILED = 58
+
+
+class MskGate:
+    """A gate, as a context manager. `upstream` is the port of a broker's listener."""
+
+    def __init__(self, secret_keys: dict[str, str]) -> None:
+        self.secret_keys = secret_keys
+        """Secret keys by access key; a test may change them."""
+        self.port, self.upstream = choose_port(), 0
+        self.tokens: list[str] = []
+        """Tokens of all logins that were admitted."""
+        self.refused = 0
+        self._listener = socket.create_server((HOST, self.port))
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> MskGate:
+        Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, *self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def admits(self, token: str) -> bool:
+        return time.time() < end_of(token) and is_signed(token, self.secret_keys)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((HOST, self.upstream))
+                self._sockets += [client, server]
+                Thread(target=_Connection(self, client, server).run, daemon=True).start()
+
+
+class _Connection:
+    def __init__(self, gate: MskGate, client: socket.socket, server: socket.socket) -> None:
+        self._gate, self._client, self._server = gate, client, server
+        self._lock = Lock()
+        self._ends_s = 0.0
+
+    def run(self) -> None:
+        Thread(target=self._return_answers, daemon=True).start()
+        with suppress(OSError, EOFError):
+            while self._handle(_frame(self._client)):
+                pass
+        for each in (self._client, self._server):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _return_answers(self) -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                self._answer(_frame(self._server))
+
+    def _answer(self, frame: bytes) -> None:
+        with self._lock:
+            self._client.sendall(struct.pack(">i", len(frame)) + frame)
+
+    def _handle(self, frame: bytes) -> bool:
+        """Handle a request of the client. Returns False to end the connection."""
+        api, version, number, length = struct.unpack_from(">hhih", frame)
+        body = frame[10 + max(length, 0) :]
+        if api == _HANDSHAKE:
+            self._answer(struct.pack(">ihi", number, 0, 1) + _text("OAUTHBEARER"))
+        elif api == _AUTHENTICATE:
+            assert version <= 1
+            return self._log_in(number, version, body[4:])
+        elif api == _VERSIONS or time.time() < self._ends_s:
+            self._server.sendall(struct.pack(">i", len(frame)) + frame)
+        else:
+            return False
+        return True
+
+    def _log_in(self, number: int, version: int, said: bytes) -> bool:
+        head, _, rest = said.partition(b"auth=Bearer ")
+        assert head == b"n,,\x01"
+        token = rest.removesuffix(b"\x01\x01").decode()
+        admitted = self._gate.admits(token)
+        answer = struct.pack(">ih", number, 0 if admitted else _FAILED)
+        answer += struct.pack(">h", -1) if admitted else _text("Access denied")
+        answer += struct.pack(">i", 0)
+        lifetime_s = end_of(token) - time.time() if admitted else 0
+        self._ends_s = time.time() + lifetime_s
+        if version:
+            answer += struct.pack(">q", int(lifetime_s * 1000))
+        if admitted:
+            self._gate.tokens.append(token)
+        else:
+            self._gate.refused += 1
+        self._answer(answer)
+        return admitted
+
+
+def _text(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def _frame(sock: socket.socket) -> bytes:
+    (length,) = struct.unpack(">i", _bytes(sock, 4))
+    return _bytes(sock, length)
+
+
+def _bytes(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        if not (part := sock.recv(count - len(data))):
+            raise EOFError
+        data += part
+    return bytes(data)
