@@ -15,19 +15,22 @@ if TYPE_CHECKING:
     from ..operations.exchange.iceberg.export import IcebergExport
 
 
-def open_export(client: Backends, root: str, keep_ms: int) -> "IcebergExport":
+def open_export(client: Backends, root: str, keep_ms: int, catalog: str = "") -> "IcebergExport":
     """Return an exporter to Iceberg tables under a root, `s3://bucket/prefix` or a folder, outside of all apps.
 
-    A replaced Iceberg snapshot stays readable for `keep_ms`. Raises `Usage` if the root is malformed, and `Refused` if
-    the package pyiceberg is not installed, or the store is in memory.
+    A replaced Iceberg snapshot stays readable for `keep_ms`. Tables are registered in `catalog`, `CATALOG` or
+    `CATALOG.NAMESPACE`, unless it is empty. Raises `Usage` if the root or `catalog` is malformed, and `Refused` if the
+    package pyiceberg is not installed, the store is in memory, or the catalog cannot be opened.
     """
     require_extras("iceberg", "an export to Iceberg")
+    from ..operations.exchange.iceberg.catalog import CatalogNamespace
     from ..operations.exchange.iceberg.export import IcebergExport
 
     target = client.store.at(root)
     if client.root.startswith("memory:"):
         raise Refused("an in-memory store cannot be exported to Iceberg: no other process can read it")
-    return IcebergExport(client.store, client.cache, target, client.by, keep_ms)
+    entries = CatalogNamespace.open(catalog) if catalog else None
+    return IcebergExport(client.store, client.cache, target, client.by, keep_ms, entries)
 
 
 def record_export(client: Backends, app: str, ref: str, root: str, tables: Sequence[str]) -> None:

@@ -323,31 +323,31 @@ class Moment(Displayable):
 
         return retry_if_forgotten(client.store, self._cut.app, written)
 
-    def export_iceberg(self, root: str, tables: Collection[str] = (), *, keep: str = "1h") -> Result:
+    def export_iceberg(
+        self, root: str, tables: Collection[str] = (), *, keep: str = "1h", register: str = ""
+    ) -> Result:
         """Export tables as Apache Iceberg tables, without copying rows.
 
-        Writes metadata and position deletes under the root; the data files are the SSTs in the store, so readers must
-        reach both. A snapshot of the app (`iceberg-…`) keeps the SSTs until an hour after the last Iceberg snapshot
-        that refers to them. A second call with a later moment adds an Iceberg snapshot to each table that changed. The
-        result shows each table.
+        Writes metadata under the root; the data files are the SSTs, so readers must reach both. A snapshot of the app
+        (`iceberg-…`) keeps the SSTs until an hour after the last Iceberg snapshot that uses them.
 
         Args:
             root: `s3://bucket/prefix` or a folder, in which each table gets a folder of its name.
             tables: names of the tables; default all.
             keep: time for which a replaced Iceberg snapshot stays readable.
+            register: catalog that gets an entry for each table, `CATALOG[.NAMESPACE]`; default none.
 
         Raises:
-            Usage: `root` or `keep` is malformed.
+            Usage: `root`, `keep` or `register` is malformed.
             NotFound: a table does not exist.
-            Refused: pyiceberg is not installed (the extra `iceberg`), the folder belongs to another table, or Iceberg
-                cannot represent the table.
+            Refused: the extra `iceberg` is missing, or a table is another app's or cannot be represented in Iceberg.
         """
         from .iceberg import open_export
         from .show.rows import iceberg_result
 
-        to = open_export(self._client, root, parse_ms("keep", keep))
-        written = to.write(self.cut, instants.now_ms(), only=tables)
-        return iceberg_result(written, self.cut, self.ref, to.target.url)
+        to = open_export(self._client, root, parse_ms("keep", keep), register)
+        done = to.write(self.cut, instants.now_ms(), only=tables)
+        return iceberg_result(done, self.cut, self.ref, to.target.url)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """Return the row of one key as a dict by column, or None. Reads only files that may hold the key.

@@ -197,7 +197,7 @@ def asof(
     "slackwater export flights@before-deploy out.duckdb",
     "slackwater export flights/carriers@-5m carriers.csv",
     "slackwater export flights@-5m carriers.duckdb --table carriers --force",
-    "slackwater export flights --iceberg s3://lake/flights --every 1m",
+    "slackwater export flights --iceberg s3://lake/flights --every 1m --register glue.flights",
     kafka=True,
     changes=True,
 )
@@ -218,6 +218,7 @@ def export(
     keep: int = duration_option(
         "With --iceberg: how long a replaced Iceberg snapshot stays readable. Default: 1h.", 3_600_000
     ),
+    register: str = option("CATALOG", "With --iceberg: an Iceberg catalog, or CATALOG.NAMESPACE, to register in.", ""),
 ) -> None:
     """Write a moment to a folder of Parquet, or its tables to a file.
 
@@ -230,11 +231,12 @@ def export(
     if iceberg:
         if to is not None or force:
             raise Usage("--iceberg writes to its own root, not to a file", hint="omit DIR, FILE and --force")
-        _export_iceberg(session, ref, iceberg, table or (), every, keep)
+        _export_iceberg(session, ref, iceberg, table or (), every, keep, register)
         return
-    if to is None or every is not None:
+    if to is None or every is not None or register:
         usage_hint = "name the folder or the file to write, or write Iceberg tables: --iceberg ROOT"
-        raise Usage("missing argument DIR or FILE" if to is None else "--every needs --iceberg", hint=usage_hint)
+        needed = f"{'--every' if every is not None else '--register'} needs --iceberg"
+        raise Usage("missing argument DIR or FILE" if to is None else needed, hint=usage_hint)
 
     moment = session.client.moment(ref, "exported")
     with session.progress() as progress:
@@ -247,7 +249,7 @@ def export(
 
 
 def _export_iceberg(
-    session: Session, ref: str, root: str, tables: Sequence[str], every_ms: int | None, keep_ms: int
+    session: Session, ref: str, root: str, tables: Sequence[str], every_ms: int | None, keep_ms: int, catalog: str
 ) -> None:
     """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, printing only changes."""
     from ...client.iceberg import check_ref_is_relative, open_export, record_export
@@ -256,7 +258,7 @@ def _export_iceberg(
 
     check_folder_name(root, "--iceberg")
     client = session.client
-    to = open_export(client, root, keep_ms)
+    to = open_export(client, root, keep_ms, catalog)
     if every_ms is not None:
         check_ref_is_relative(client, ref)
 

@@ -136,6 +136,8 @@ def iceberg_result(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
     moved = {True: "new snapshot", False: "as it was"}
     lines = ((t.name, f"v{t.version}", t.rows, t.files, formats.size(t.bytes), t.hidden, moved[t.moved]) for t in done)
     yield TableBlock.from_rows(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
+    if entries := [table.registered for table in done if table.registered]:
+        yield f"registered as {', '.join(entries)}"
     if copied := sum(table.copied for table in done):
         yield f"{formats.plural(copied, 'file')} from before a migration had to be rewritten"
     if not done:

@@ -34,6 +34,7 @@ from ....store.sst.schema import ColumnConversion
 from ....store.versions import apps, keys
 from ....store.versions.entries.ssts import Sst
 from ....store.versions.manifest import Manifest, Table
+from .catalog import CatalogNamespace
 from .files import address, data_file, data_schema, iceberg_schema, is_readable_by_iceberg
 from .hidden import Positions, hidden_positions, plan_deletes
 from .table import OWNER_PREFIX, SWEEP_MS, Head, IcebergTable, NewSnapshot
@@ -62,6 +63,8 @@ class WrittenTable:
     written_bytes: int
     copied: int
     """Number of SSTs that were copied, because Iceberg cannot read their columns after a migration."""
+    registered: str = ""
+    """Full name of the table's entry in a catalog; empty if the export does not register tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class IcebergExport:
     target: ObjectStore
     by: str
     keep_ms: int = KEEP_MS
+    catalog: CatalogNamespace | None = None
+    """Namespace in which each export registers its tables."""
     _tables: dict[str, IcebergTable] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +109,8 @@ class IcebergExport:
 
         SSTs are neither moved nor copied, except that SSTs are copied if Iceberg cannot read their columns. Raises
         `NotFound` (no such table, or the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express a
-        table, or its folder belongs to another app) and `Unavailable`: repeating the call completes the export.
+        table, its folder belongs to another app, or the catalog's entry to another table) and `Unavailable`: repeating
+        the call completes the export.
         """
         named = require_tables(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
@@ -115,13 +121,23 @@ class IcebergExport:
                 plans = [self._plan(named, name) for name in names]
                 if any(plan.needs_snapshot or not pins.exists(plan.pin_name) for plan in plans):
                     pins.pin_cut()
-                done = tuple(self._commit_with_retries(named, plan, pins) for plan in plans)
+                committed = [(plan.table, *self._commit_with_retries(named, plan, pins)) for plan in plans]
         except BaseException:
             with suppress(SlackwaterError):  # the next call removes remaining pins
                 self._remove_old_pins(cut.app, now_ms, pins.new_name)
             raise
         self._remove_old_pins(cut.app, now_ms)
+        # A catalog's entry names metadata that is deleted only once the entry names newer metadata.
+        done = tuple(self._register(cut.app, table, head, written) for table, head, written in committed)
+        for table, head, _ in committed:
+            table.delete_orphans(head)
         return done
+
+    def _register(self, app: str, table: IcebergTable, head: Head, written: WrittenTable) -> WrittenTable:
+        if self.catalog is None:
+            return written
+        entry = self.catalog.register(app, table.name, table.metadata_location(head), head.metadata)
+        return replace(written, registered=entry)
 
     def _plan(self, cut: Cut, name: str) -> _Plan:
         manifest = cut.tables[name]
@@ -164,7 +180,7 @@ class IcebergExport:
             reading = check_columns(sst, table, file.schema_arrow, sst.rows)
         return None if is_readable_by_iceberg(reading) else reading
 
-    def _commit_with_retries(self, cut: Cut, plan: _Plan, pins: "_Pins") -> WrittenTable:
+    def _commit_with_retries(self, cut: Cut, plan: _Plan, pins: "_Pins") -> tuple[Head, WrittenTable]:
         table, bytes_before = plan.table, plan.table.bytes_written
         for _ in range(_TRIES):
             if (head := self._commit(cut, plan, pins)) is not None:
@@ -176,9 +192,8 @@ class IcebergExport:
                 hint="run one export at a time",
             )
         table.update_version_hint(head)
-        table.delete_orphans(head)
         files, snapshot = plan.snapshot.data.values(), head.snapshot
-        return WrittenTable(
+        return head, WrittenTable(
             name=table.name,
             location=table.location,
             version=plan.manifest.version,

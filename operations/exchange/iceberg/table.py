@@ -329,6 +329,9 @@ class IcebergTable:
             self._store.delete(key)
         return len(unnamed)
 
+    def metadata_location(self, head: Head) -> str:
+        return address(self._store.url, self._metadata_key(head.number))
+
     def _metadata_key(self, number: int) -> str:
         return f"{self.name}/metadata/v{number}.metadata.json"
 
@@ -340,6 +343,12 @@ class IcebergTable:
                 hint="export to another folder",
             )
         return self._store.get(path.removeprefix(root))
+
+
+def metadata_number(location: str, metadata_location: str) -> int:
+    """Return the number in the address of metadata of the table at `location`; 0 for metadata of other writers."""
+    match = _METADATA.fullmatch(metadata_location.removeprefix(f"{location}/metadata/"))
+    return int(match[1]) if match else 0
 
 
 def _schema_updates(base: TableMetadata, schema: Schema, *, is_new: bool) -> tuple[int, Iterable[TableUpdate]]:

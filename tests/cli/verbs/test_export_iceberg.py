@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyiceberg.table import StaticTable
 from slackwater.client.client import Client
 from slackwater.store.objects.protocol import ObjectStore
@@ -63,11 +64,29 @@ def test_a_continuous_export_reports_the_tables_that_moved(app: FlightsApp, tmp_
     assert found(tmp_path) == rows_of("flights", "FROM carriers ORDER BY 1")
 
 
+def test_tables_are_registered_in_a_catalog_of_pyicebergs_settings(
+    app: FlightsApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'entries.db'}"
+    # pyiceberg reads variables when it is imported, so the verb runs in a process of its own.
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", uri)
+    with process("export", "flights", "--iceberg", "my lake", "--register", "lake.air", "--json") as exporting:
+        written = json.loads(exporting.communicate(timeout=120)[0])
+    assert [each["registered"] for each in written["tables"]] == ["lake.air.aircraft", "lake.air.carriers"]
+    entry = load_catalog("lake", type="sql", uri=uri).load_table("air.carriers")
+    assert rows(entry) == rows_of("flights", "FROM carriers ORDER BY 1")  # type: ignore[arg-type]
+    result = slackwater("export", "flights", "--iceberg", "my lake", "--register", "absent")
+    assert result.exit_code == 1
+    assert "error: the Iceberg catalog 'absent' cannot be used: " in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("flights",), "missing argument DIR or FILE"),
         (("flights", "out.duckdb", "--every", "1m"), "--every needs --iceberg"),
+        (("flights", "out.duckdb", "--register", "lake"), "--register needs --iceberg"),
+        (("flights", "--iceberg", "lake", "--register", "a b"), "expected CATALOG or CATALOG.NAMESPACE"),
         (("flights", "out.duckdb", "--iceberg", "lake"), "--iceberg writes to its own root"),
         (
             ("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"),

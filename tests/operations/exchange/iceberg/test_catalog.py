@@ -1,0 +1,235 @@
+"""Exported tables in catalogs: entries follow the exports, and each client of a catalog reads the newest rows."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.glue import GlueCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from slackwater.errors import Refused, SlackwaterError, Unavailable, Usage
+from slackwater.operations.exchange.iceberg.catalog import CatalogNamespace
+from slackwater.operations.exchange.iceberg.export import IcebergExport, WrittenTable
+from slackwater.operations.exchange.iceberg.table import IcebergTable
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.store.objects.open import open_store
+from slackwater.store.read import duckdb_view
+from slackwater.store.read.cache import SstCache
+
+from tests.operations.exchange.iceberg.reading import rows
+from tests.operations.exchange.iceberg.rest_catalog import RestCatalog, rest_catalog
+from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.s3_servers import moto
+
+KINDS = ["sql", "rest", *(pytest.param(kind, marks=pytest.mark.ci) for kind in ("glue", "rest-without-overwrite"))]
+
+
+@pytest.fixture(scope="module")
+def glue_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with moto(tmp_path_factory.mktemp("moto")) as endpoint:
+        yield endpoint
+
+
+class Catalogs:
+    """Catalogs for tests, each new and empty."""
+
+    def __init__(self, folder: Path, stack: ExitStack, glue: Callable[[], str]) -> None:
+        self._folder, self._stack, self._glue = folder, stack, glue
+        self.rest: RestCatalog | None = None
+
+    def open(self, kind: str) -> Catalog:
+        if kind == "sql":
+            return load_catalog("lake", type="sql", uri=f"sqlite:///{self._folder / 'entries.db'}")
+        if kind == "glue":
+            endpoint, access = self._glue(), {"glue.access-key-id": "tests", "glue.secret-access-key": "tests"}
+            catalog = load_catalog(
+                "lake", type="glue", **{"glue.endpoint": endpoint, "glue.region": "us-east-1"}, **access
+            )
+            for namespace in catalog.list_namespaces():
+                for table in catalog.list_tables(namespace):
+                    catalog.drop_table(table)
+                catalog.drop_namespace(namespace)
+            return catalog
+        self.rest = self._stack.enter_context(rest_catalog(replaces=kind == "rest"))
+        return load_catalog("lake", type="rest", uri=self.rest.uri)
+
+
+@pytest.fixture
+def catalogs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Catalogs]:
+    with ExitStack() as stack:
+        yield Catalogs(tmp_path, stack, lambda: str(request.getfixturevalue("glue_endpoint")))
+
+
+class Lake:
+    """An app in a folder, and an Iceberg root from which each export registers its tables."""
+
+    def __init__(self, folder: Path, cache: SstCache, catalog: Catalog, namespace: str = "") -> None:
+        self.folder, self.catalog = folder / "the lake", catalog
+        self.store, self.cache = open_store(str(folder / "store")), cache
+        self.app = FlightsApp(self.store, Kafka())
+        self.app.run(flights(20))
+        target = open_store(str(self.folder))
+        entries = CatalogNamespace(catalog, namespace)
+        self.export = IcebergExport(self.store, cache, target, "ada@host", catalog=entries)
+
+    def write(self, ref: str = "flights") -> dict[str, WrittenTable]:
+        now_ms = self.app.clock.now_ms
+        return {table.name: table for table in self.export.write(resolve(self.store, ref, now_ms=now_ms), now_ms)}
+
+    def read(self, name: str, namespace: str = "flights") -> list[dict[str, object]]:
+        return rows(self.catalog.load_table(f"{namespace}.{name}"))  # type: ignore[arg-type]
+
+    def queried(self, name: str, ref: str = "flights") -> list[dict[str, object]]:
+        manifest = resolve(self.store, ref, now_ms=self.app.clock.now_ms).tables[name]
+        with duckdb.connect() as con:
+            duckdb_view.register_table(con, "t", self.store, self.cache, manifest)
+            return list(con.sql("FROM t ORDER BY 1").to_arrow_table().to_pylist())
+
+    def newest(self, name: str) -> str:
+        table = IcebergTable(open_store(str(self.folder)), name)
+        head = table.head()
+        assert head is not None
+        return table.metadata_location(head)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_follow_each_export(kind: str, catalogs: Catalogs, cache: SstCache, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open(kind))
+    for ref in ("flights", "flights@~3", "flights", "flights"):
+        done = lake.write(ref)
+        for name in ("aircraft", "carriers"):
+            assert done[name].registered == f"lake.flights.{name}"
+            assert lake.read(name) == lake.queried(name, ref)
+            assert lake.catalog.load_table(f"flights.{name}").metadata_location == lake.newest(name)
+        if ref != "flights":
+            lake.app.run(flights(20, delay=3))
+    if catalogs.rest is not None:
+        deleted = [line for line in catalogs.rest.requests if "DELETE" in line]
+        assert bool(deleted) == (kind != "rest")
+
+
+def test_an_entry_of_glue_is_changed_and_never_dropped(catalogs: Catalogs, cache: SstCache, tmp_path: Path) -> None:
+    catalog = catalogs.open("glue")
+    assert isinstance(catalog, GlueCatalog)
+    lake = Lake(tmp_path, cache, catalog)
+    for version in ("1", "2", "3"):
+        lake.write()
+        entry = catalog._get_glue_table("flights", "carriers")
+        assert entry["VersionId"] == version
+        assert lake.read("carriers") == lake.queried("carriers")
+        lake.app.run(flights(10))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_entry_of_another_table_is_left_alone(
+    kind: str, catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open(kind))
+    lake.write()
+    (tmp_path / "other").mkdir()
+    other = Lake(tmp_path / "other", cache, lake.catalog)
+    expected = lake.read("carriers")
+    with pytest.raises(Refused, match=r"lake\.flights\.aircraft is another table: its location is file://") as caught:
+        other.write()
+    assert caught.value.hint == "choose another namespace: --register lake.NAMESPACE"
+    assert lake.read("carriers") == expected
+    (tmp_path / "third").mkdir()
+    elsewhere = Lake(tmp_path / "third", cache, lake.catalog, "others")
+    elsewhere.write()
+    assert elsewhere.read("carriers", "others") == elsewhere.queried("carriers")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_entry_does_not_go_back_to_an_earlier_export(
+    kind: str, catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open(kind))
+    lake.write()
+    table = IcebergTable(open_store(str(lake.folder)), "carriers")
+    first = table.head()
+    assert first is not None
+    lake.app.run(flights(20, delay=3))
+    lake.write()
+    # An export that committed before the last one and registers after it.
+    assert lake.export.catalog is not None
+    lake.export.catalog.register("flights", "carriers", table.metadata_location(first), first.metadata)
+    assert lake.read("carriers") == lake.queried("carriers")
+
+
+@pytest.mark.parametrize("kind", ["sql", "rest-without-overwrite"])
+def test_an_entry_that_was_dropped_is_created_again(
+    kind: str, catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open(kind))
+    lake.write()
+    lake.catalog.drop_table("flights.carriers")
+    with pytest.raises(NoSuchTableError):
+        lake.read("carriers")
+    lake.write()
+    assert lake.read("carriers") == lake.queried("carriers")
+
+
+def age(folder: Path, seconds: float) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            written = file.stat().st_mtime - seconds
+            os.utime(file, (written, written))
+
+
+def test_metadata_that_an_entry_names_stays_while_the_catalog_does_not_answer(
+    catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open("sql"))
+    lake.write()
+    expected, first = lake.read("carriers"), Path(lake.newest("carriers").removeprefix("file://"))
+    with rest_catalog(replaces=True) as server:
+        away = load_catalog("away", type="rest", uri=server.uri)
+    entries, lake.export.catalog = lake.export.catalog, CatalogNamespace(away)
+    for _ in range(2):
+        age(lake.folder, 7_200)
+        lake.app.run(flights(10))
+        with pytest.raises(Unavailable, match=r"the Iceberg catalog 'away' does not answer: ConnectionError") as caught:
+            lake.write()
+        assert "PYICEBERG_CATALOG__AWAY__URI" in caught.value.hint
+        # The tables are exported, and readers of the first catalog still have what they had.
+        assert lake.read("carriers") == expected
+    lake.export.catalog = entries
+    lake.write()
+    assert lake.read("carriers") == lake.queried("carriers")
+    assert not first.exists()
+
+
+def test_an_entry_without_metadata_is_explained(catalogs: Catalogs, cache: SstCache, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open("sql"))
+    lake.write()
+    lake.app.run(flights(10))
+    lake.write()
+    shutil.rmtree(lake.folder)
+    with pytest.raises(Refused, match="names metadata that no longer exists") as caught:
+        lake.write()
+    assert caught.value.hint == "pyiceberg --catalog lake drop table flights.aircraft, and export again"
+    for name in ("aircraft", "carriers"):
+        lake.catalog.drop_table(f"flights.{name}")
+    lake.write()
+    assert lake.read("carriers") == lake.queried("carriers")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sentence"),
+    [
+        ("", Usage, "--register '': expected CATALOG or CATALOG.NAMESPACE"),
+        (".flights", Usage, "expected CATALOG or CATALOG.NAMESPACE"),
+        ("lake.", Usage, "expected CATALOG or CATALOG.NAMESPACE"),
+        ("a b", Usage, "expected CATALOG or CATALOG.NAMESPACE"),
+        ("absent.flights", Refused, "the Iceberg catalog 'absent' cannot be used: "),
+    ],
+)
+def test_a_catalog_that_cannot_be_opened_is_explained(name: str, kind: type[SlackwaterError], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
+        CatalogNamespace.open(name)
+    assert sentence in caught.value.message
+    assert caught.value.hint
