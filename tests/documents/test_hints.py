@@ -47,9 +47,8 @@ RAISED_BY = {
 }
 """Verbs that show the messages of a file or folder: an option without a verb belongs to one of them."""
 
-KAFKA_ACLS = {"--bootstrap-server", "--add", "--allow-principal", "--operation", "--topic", "--group", "--cluster"}
-OTHERS = KAFKA_ACLS | {"--catalog"}
-"""Options of `kafka-acls` and of `pyiceberg`."""
+OTHERS = {"--bootstrap-server", "--add", "--allow-principal", "--operation", "--topic", "--group", "--cluster"}
+"""Options of `kafka-acls`."""
 
 COMMAND = re.compile(r"\bslackwater ((?:[a-z]+ )*[a-z]+(?:-not|-tests)?)\b((?:(?! and | then | or )[^`\n;,#])*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")

@@ -67,7 +67,7 @@ class CatalogNamespace:
             except FileNotFoundError as error:
                 raise Refused(
                     f"{catalog.name}.{identifier} names metadata that no longer exists",
-                    hint=f"pyiceberg --catalog {catalog.name} drop table {identifier}, and export again",
+                    hint=f"drop the entry, for example by `pyiceberg drop table {identifier}`, and export again",
                 ) from error
             else:
                 self._update(identifier, entry, location, metadata)
