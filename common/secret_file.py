@@ -1,6 +1,7 @@
 """Secrets in files, such as those that Kubernetes mounts, which may be replaced while a process runs."""
 
 import socket
+import stat
 from pathlib import Path
 
 from ..errors import Refused
@@ -36,6 +37,8 @@ class SecretFile:
 
     def _read(self) -> None:
         status = self._path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")  # a pipe would block
         # Taken before the read: a change during the read is noticed by the next call.
         stamp = status.st_ino, status.st_mtime_ns, status.st_size
         if stamp == self._stamp:

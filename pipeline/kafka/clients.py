@@ -114,11 +114,19 @@ class Clients:
             self._refusal = runtime.monotonic(), error.str()
 
     def refusal(self) -> str:
-        """Return why the brokers, or a server of tokens, refused a recent login; empty if there was no refusal."""
+        """Return why a recent login failed: no token, or one that was refused; empty if there was no failure."""
+        if (error := self._login.token_error) is not None:
+            return error.message
         if self._admin is not None:
             self._admin.poll(0)  # calls `_record_error`
         at, refusal = self._refusal
         return f"it refuses the login ({refusal})" if refusal and runtime.monotonic() - at < _REFUSAL_S else ""
+
+    def login_hint(self) -> str:
+        """Return the next step after a failed login; empty if there was no failure."""
+        if (error := self._login.token_error) is not None:
+            return error.hint
+        return "check the user and the secret: docs/operating.md#kafka-logins" if self.refusal() else ""
 
     def reason(self, error: KafkaError) -> str:
         """Return why the brokers do not answer: an error's text, and a recently refused login."""
@@ -221,10 +229,9 @@ def warn_on_silence(kafka: Properties) -> AbstractContextManager[None]:
 
 def unavailable_error(kafka: Properties, error: KafkaException) -> Unavailable:
     clients = process_clients(kafka)
-    address = f"{address_hint(KAFKA_SETTING)}; `slackwater dev up` starts one for development"
     return Unavailable(
         f"{server_name(kafka)} does not answer: {clients.reason(error.args[0])}",
-        hint="check the user and the secret: docs/operating.md#kafka-logins" if clients.refusal() else address,
+        hint=clients.login_hint() or f"{address_hint(KAFKA_SETTING)}; `slackwater dev up` starts one for development",
     )
 
 

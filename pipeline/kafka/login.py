@@ -6,16 +6,19 @@ the value of the property NAME. Other processes get them like all properties, an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.secret_file import SecretFile
-from ...errors import Usage
+from ...errors import SlackwaterError, Usage
 
 if TYPE_CHECKING:
     from .msk_iam import MskTokens
     from .protocol import Properties
+
+_log = logging.getLogger("slackwater")
 
 AUTH = "slackwater.auth"
 MSK_IAM = "msk-iam"
@@ -66,6 +69,8 @@ class Login:
         self._files = {name: SecretFile(path, f"Kafka's {name}", f"{name}.file") for name, path in files.items()}
         self._uses_msk = uses_aws(kafka)
         self._tokens: MskTokens | None = None
+        self.token_error: SlackwaterError | None = None
+        """Error of the last attempt to make a token; None after a success."""
 
     def secrets(self) -> dict[str, str]:
         """Return the current values of properties that are in files. Raises `Refused` if a file was never readable."""
@@ -83,7 +88,19 @@ class Login:
             from .msk_iam import MskTokens
 
             self._tokens = MskTokens(self._brokers)
-        tokens = self._tokens
         # A client with a callback that fails would be created only after ten seconds, without the callback's error.
-        tokens.new()
-        return {**_MSK_PROPERTIES, **properties, "oauth_cb": lambda _config: tokens.new()}
+        self._new_token()
+        return {**_MSK_PROPERTIES, **properties, "oauth_cb": self._new_token}
+
+    def _new_token(self, _config: str = "") -> tuple[str, float]:
+        """Return a token and the end of its life. After an error, librdkafka calls this again in ten seconds."""
+        assert self._tokens is not None  # noqa: S101  created before
+        try:
+            token = self._tokens.new()
+        except SlackwaterError as error:
+            if self.token_error is None:
+                _log.warning("%s; the open connections stay until the last token ends", error.message)
+            self.token_error = error
+            raise
+        self.token_error = None
+        return token

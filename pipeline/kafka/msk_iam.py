@@ -64,5 +64,6 @@ class MskTokens:
 
     def _error(self, error: Exception) -> Refused | Unavailable:
         kind = Unavailable if isinstance(error, NO_ANSWER) else Refused
-        sentence = f"{socket.gethostname()} cannot make a token for Kafka at {self._brokers}: {error}"
+        reason = " ".join(str(error).split())
+        sentence = f"{socket.gethostname()} cannot make a token for Kafka at {self._brokers}: {reason}"
         return kind(sentence, hint=f"{CREDENTIALS_HINT}, or a role of the machine; see `aws sts get-caller-identity`")

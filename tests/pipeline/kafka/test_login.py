@@ -1,6 +1,7 @@
 """Logins to Kafka without a broker: secrets in files, and tokens for MSK."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -106,14 +107,19 @@ def test_a_token_that_cannot_be_made_is_explained_before_any_request(
     assert SECRET not in caught.value.message
 
 
-@pytest.mark.usefixtures("no_aws")
-def test_temporary_credentials_are_renewed_for_the_next_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A program of the user's that prints credentials, each valid for ten minutes: boto3 renews them at that age.
-    calls, program = tmp_path / "calls", tmp_path / "credentials.py"
+@pytest.fixture
+def vault(no_aws: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Configure a program that prints credentials, each valid for ten minutes: boto3 renews them at that age.
+
+    The program fails while the returned file has a text.
+    """
+    calls, sealed, program = tmp_path / "calls", tmp_path / "sealed", tmp_path / "credentials.py"
     calls.touch()
+    sealed.touch()
     ends = (datetime.now(UTC) + timedelta(minutes=10)).isoformat()
     program.write_text(
-        f"import json, pathlib\ncalls = pathlib.Path({str(calls)!r})\ncalls.write_text(calls.read_text() + 'x')\n"
+        f"import json, pathlib, sys\ncalls = pathlib.Path({str(calls)!r})\ncalls.write_text(calls.read_text() + 'x')\n"
+        f"sys.exit(pathlib.Path({str(sealed)!r}).read_text()) if pathlib.Path({str(sealed)!r}).read_text() else None\n"
         f"key = 'AKIA' + str(len(calls.read_text()))\n"
         f"names = ('AccessKeyId', 'SecretAccessKey', 'SessionToken')\n"
         f"print(json.dumps(dict.fromkeys(names, key) | dict(Version=1, Expiration={ends!r})))"
@@ -121,10 +127,39 @@ def test_temporary_credentials_are_renewed_for_the_next_token(tmp_path: Path, mo
     config = tmp_path / "config"
     config.write_text(f"[default]\ncredential_process = {sys.executable} {program}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    return sealed
+
+
+@pytest.mark.usefixtures("vault")
+def test_temporary_credentials_are_renewed_for_the_next_token() -> None:
     tokens = MskTokens(BROKERS)
     users = [signed_fields(tokens.new()[0])["X-Amz-Security-Token"] for _ in range(3)]
     assert len(set(users)) == 3
     assert all(is_signed(tokens.new()[0], {f"AKIA{n}": f"AKIA{n}" for n in range(20)}) for _ in range(2))
+
+
+def test_a_token_that_cannot_be_renewed_is_warned_about_once_and_explained(
+    vault: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    login = Login(MSK)
+    renew = login.properties()["oauth_cb"]
+    assert callable(renew)
+    vault.write_text("the vault\nis sealed")
+    sentence = (
+        f"cannot make a token for Kafka at {BROKERS}: Error when retrieving credentials from custom-process: the "
+    )
+    for _ in range(2):
+        with pytest.raises(Refused) as caught:
+            renew("")
+        assert f"{sentence}vault is sealed" in caught.value.message
+        assert login.token_error is caught.value
+    assert [record.message for record in caplog.records if sentence in record.message] == [
+        f"{caught.value.message}; the open connections stay until the last token ends"
+    ]
+    vault.write_text("")
+    token, _ = renew("")
+    assert signed_fields(token)["X-Amz-Security-Token"].startswith("AKIA")
+    assert login.token_error is None
 
 
 @given(st.lists(st.sampled_from(["one", "two\n", "three\r\n", " four ", "", "\n", "\0", None]), max_size=12))
@@ -185,6 +220,13 @@ def test_a_secret_file_that_was_never_usable_is_explained_without_its_content(
     assert reason in caught.value.message
     assert "hush" not in caught.value.message
     assert "sasl.password.file" in caught.value.hint
+
+
+def test_a_pipe_or_a_folder_in_place_of_a_secret_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(Refused, match="it is not a regular file"):
+            SecretFile(str(path), "Kafka's sasl.password", "sasl.password.file").read()
 
 
 def test_slackwaters_own_properties_do_not_reach_librdkafka_and_librdkafkas_files_do(tmp_path: Path) -> None:
