@@ -57,7 +57,7 @@ NOT_TYPED_PAGES = {
 }
 """Pages without typed commands, and the reasons."""
 NOT_TYPED = {
-    r"(make|pip|eval|docker|curl|python|spark-submit) .*": "another program, or what installs or starts servers",
+    r"(make|pip|eval|export|docker|curl|python|spark-submit) .*": "another program, or what installs or starts servers",
     r"slackwater new .*": "writes another program than that of its page; tests/client/test_project.py has it",
     r"slackwater serve.*": "serves until Ctrl-C; tests/serve does it",
     r"slackwater attach s3:.*": "needs a running query; tests/operations/from_spark has one",
@@ -65,6 +65,7 @@ NOT_TYPED = {
     r"slackwater bisect shop .*\bcustomer\b.*": "about that query",
     r"slackwater run .*--(conf|master) .*": "needs a JVM or a cluster of its own; tests/pipeline/spark has them",
     r"slackwater verify shop@before-release --deep": "of another app than its page is about",
+    r"slackwater export .*--register .*": "needs a catalog; tests/cli/verbs/test_export_iceberg.py has one",
     r"slackwater clone .*--mask .*": "of an app with names of people; tests/operations/staging has one",
 }
 """Patterns of commands that are not typed, and the reasons."""
