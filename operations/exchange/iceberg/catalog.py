@@ -62,7 +62,8 @@ class CatalogNamespace:
             try:
                 entry = catalog.load_table(identifier)
             except (NoSuchTableError, NoSuchNamespaceError):
-                catalog.create_namespace_if_not_exists(namespace)
+                if not catalog.namespace_exists(namespace):
+                    catalog.create_namespace_if_not_exists(namespace)
                 catalog.register_table(identifier, location)
             except FileNotFoundError as error:
                 raise Refused(

@@ -63,6 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, {"defaults": {}, "overrides": {}})
             case ["namespaces", namespace, "tables", table]:
                 self._show((namespace, table))
+            case ["namespaces", namespace] if namespace in self.server.namespaces:
+                self._answer(200, {"namespace": namespace.split("\x1f"), "properties": {}})
             case _:
                 self._refuse(404, "NoSuchNamespaceException")
 

@@ -112,6 +112,17 @@ def test_entries_follow_each_export(kind: str, catalogs: Catalogs, cache: SstCac
         assert bool(deleted) == (kind != "rest")
 
 
+def test_no_right_to_create_namespaces_is_needed_for_one_that_exists(
+    catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open("rest"), "an.alysts")
+    assert catalogs.rest is not None
+    catalogs.rest.namespaces.add("an\x1falysts")
+    lake.write()
+    assert lake.read("carriers", "an.alysts") == lake.queried("carriers")
+    assert not any("POST /v1/namespaces " in line for line in catalogs.rest.requests)
+
+
 def test_an_entry_of_glue_is_changed_and_never_dropped(catalogs: Catalogs, cache: SstCache, tmp_path: Path) -> None:
     catalog = catalogs.open("glue")
     assert isinstance(catalog, GlueCatalog)
