@@ -52,7 +52,7 @@ class MskTokens:
         Raises `Refused` and `Unavailable` if the credentials cannot be renewed.
         """
         request = AWSRequest("GET", f"https://kafka.{self._region}.amazonaws.com/", params=_ACTION)
-        expires_s = instants.now_ms() / 1000 + LIFETIME_S
+        expires_s = float(instants.now_ms() // 1000 + LIFETIME_S)  # AWS's times are whole seconds
         try:
             frozen = self._credentials.get_frozen_credentials()
             SigV4QueryAuth(frozen, "kafka-cluster", self._region, expires=LIFETIME_S).add_auth(request)
