@@ -14,7 +14,7 @@ from threading import Lock, Thread
 
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 
-from tests.pipeline.kafka.sigv4 import end_of, is_signed
+from tests.pipeline.kafka.sigv4 import end_of, is_of, is_signed
 
 _HANDSHAKE, _VERSIONS, _AUTHENTICATE = 17, 18, 36
 _FAILED = 58
@@ -27,9 +27,8 @@ class MskGate:
         self.secret_keys = secret_keys
         """Secret keys by access key; a test may change them."""
         self.port, self.upstream = choose_port(), 0
-        self.tokens: list[str] = []
-        """Tokens of all logins that were admitted."""
-        self.refused = 0
+        self.logins: list[tuple[str, bool]] = []
+        """Tokens of all logins, with True for those that were admitted. Clients of earlier tests go on logging in."""
         self._listener = socket.create_server((HOST, self.port))
         self._sockets: list[socket.socket] = []
 
@@ -45,6 +44,10 @@ class MskGate:
 
     def admits(self, token: str) -> bool:
         return time.time() < end_of(token) and is_signed(token, self.secret_keys)
+
+    def tokens(self, access_key: str, *, admitted: bool = True) -> list[str]:
+        """Return the tokens of an access key that were admitted, or refused."""
+        return [token for token, was in self.logins if was == admitted and is_of(token, access_key)]
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -106,10 +109,7 @@ class _Connection:
         self._ends_s = time.time() + lifetime_s
         if version:
             answer += struct.pack(">q", int(lifetime_s * 1000))
-        if admitted:
-            self._gate.tokens.append(token)
-        else:
-            self._gate.refused += 1
+        self._gate.logins.append((token, admitted))
         self._answer(answer)
         return admitted
 

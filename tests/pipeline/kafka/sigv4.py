@@ -13,6 +13,10 @@ def signed_fields(token: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(_url(token)).query, strict_parsing=True))
 
 
+def is_of(token: str, access_key: str) -> bool:
+    return signed_fields(token)["X-Amz-Credential"].startswith(f"{access_key}/")
+
+
 def end_of(token: str) -> float:
     """Return the time at which a token of MSK expires, in seconds since 1970."""
     fields = signed_fields(token)
