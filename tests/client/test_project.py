@@ -115,6 +115,7 @@ def feeder(folder: Path) -> Any:
     return program
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 def test_the_test_of_a_project_passes_without_kafka(tmp_path: Path) -> None:
     write_project("shop", tmp_path / "shop")
