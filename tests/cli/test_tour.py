@@ -158,6 +158,7 @@ def test_the_records_named_are_the_first_bad_ones_that_were_sent(told: Any, feed
     assert json.loads(bytes.fromhex(named["value"])) == bad[named["partition"], named["offset"]]
 
 
+@pytest.mark.ci
 def test_a_terminal_gets_text_and_the_page_until_ctrl_c(bare: Mapping[str, str]) -> None:
     environment = {name: value for name, value in bare.items() if name != "PYTHONPATH"}
     with Terminal("tour", environment=environment) as terminal:

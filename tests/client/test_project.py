@@ -74,6 +74,7 @@ def test_an_unusable_path_is_named_in_the_error(tmp_path: Path) -> None:
         write_project("shop")
 
 
+@pytest.mark.ci
 @given(
     st.one_of(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True), st.sampled_from(["json", "feed", "class"]))
 )
