@@ -163,7 +163,7 @@ def test_a_terminal_gets_text_and_the_page_until_ctrl_c(bare: Mapping[str, str])
     environment = {name: value for name, value in bare.items() if name != "PYTHONPATH"}
     with Terminal("tour", environment=environment) as terminal:
         url = terminal.read_until(r"the page: (http://127\S+) ").partition("#")[0]
-        with urllib.request.urlopen(f"{url}apps", timeout=30) as answer:  # noqa: S310  our own server
+        with urllib.request.urlopen(f"{url}apps", timeout=180) as answer:  # noqa: S310  our own server
             assert json.load(answer) == {"apps": ["flights", recording.STAGING]}
         assert (terminal.interrupt(), terminal.process.wait(30)) == ("", 0)
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", terminal.text)
