@@ -1,8 +1,8 @@
-"""Masking of records: texts become pseudonyms that keep their form, equal texts equal ones.
+"""Masking of records: texts and numbers become pseudonyms that keep their form, equal values equal ones.
 
-Names of fields, numbers within JSON documents, truth values, and texts that are ISO times, single characters or numbers
-of up to seven digits are kept: a program computes with them. Texts of a field whose masking would change the reached
-branches are kept too.
+Names of fields, truth values, ISO times, single characters and digits, and numbers of up to seven digits in a form that
+JSON has not, such as `007`, are kept: a program computes with them. Values of a field whose masking would change the
+reached branches are kept too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import Refused
 from ...state.failing import minimize_failing
 from .. import Record
+from .number_mask import NumberMask
 from .runs import TopicRecord
 
 _NUMBER = r"[-+]?(?!(?:\D*\d){8})\d*[.,]?\d+"
@@ -25,20 +26,37 @@ _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{1,9})?)?(?: ?(?:Z|[-+](?
 _KEPT = re.compile(rf"{_NUMBER}|{_DATE}(?:[T ]{_TIME})?|{_TIME}|.|true|false|null", re.DOTALL | re.ASCII)
 _CHARACTERS = re.compile(r"[^\W_]")
 _MAX_TRIED = 10_000
+_Value = TypeVar("_Value", str, float)
 
 
 @dataclass
 class RecordMask:
-    """Mask of some records; `kept` are the paths of fields whose texts are shown, such as `customer.country`."""
+    """Mask of some records; `kept` are the paths of fields whose values are shown, such as `customer.country`."""
 
     kept: Collection[str] = ()
     fields: dict[str, None] = field(default_factory=dict)
-    """Paths of fields with a masked text."""
+    """Paths of fields with a masked value."""
+    _numbers: NumberMask = field(default_factory=NumberMask)
     _names: dict[str, str] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
 
-    def record(self, record: Record) -> Record:
-        """Return a record with masked value, key and headers. Raises `Refused` if one of them is not text."""
+    def records(self, records: Sequence[TopicRecord]) -> list[TopicRecord]:
+        """Return records with masked values, keys and headers.
+
+        Raises `Refused` with the topic if one of them is not text.
+        """
+        for record in records:  # so that all numbers are known
+            self._in_topic(record)
+        return [*map(self._in_topic, records)]
+
+    def _in_topic(self, record: TopicRecord) -> TopicRecord:
+        try:
+            return record._replace(record=self._record(record.record))
+        except Refused as error:
+            error.begin_with(f"topic {record.topic!r}")
+            raise
+
+    def _record(self, record: Record) -> Record:
         headers = [(name, self._data("headers", value)) for name, value in record.headers or ()]
         value = record.value if isinstance(record.value, bytes) else None
         return record._replace(value=self._data("", value), key=self._data("key", record.key), headers=headers)
@@ -49,7 +67,7 @@ class RecordMask:
         text = _decode(data)
         try:
             document = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict | list | str):
             # A number alone may be a key of digits, such as a telephone number.
@@ -62,13 +80,21 @@ class RecordMask:
             return {name: self._value(f"{path}.{name}".lstrip("."), item) for name, item in value.items()}
         if isinstance(value, list):
             return [self._value(path, item) for item in value]
-        return self._text(path or "value", value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return self._text(path or "value", value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return self._shown(path or "value", value, self._numbers.pseudonym(value)) if is_number else value
 
     def _text(self, path: str, text: str) -> str:
-        if _KEPT.fullmatch(text):
-            return text
-        self.fields[path] = None
-        return text if path in self.kept else self._name(text)
+        number = self._numbers.pseudonym_of_text(text)
+        if number is not None:
+            return self._shown(path, text, number)
+        return text if _KEPT.fullmatch(text) else self._shown(path, text, self._name(text))
+
+    def _shown(self, path: str, value: _Value, pseudonym: _Value) -> _Value:
+        if value != pseudonym:
+            self.fields[path] = None
+        return value if path in self.kept else pseudonym
 
     def _name(self, text: str) -> str:
         """Return a pseudonym in which letters and digits are replaced, and which is another one for another text."""
@@ -98,22 +124,17 @@ def mask_records(
 
     def masked(kept: Collection[str]) -> tuple[Sequence[TopicRecord], RecordMask]:
         mask = RecordMask(kept)
-        return [_mask_in_topic(mask, record, instead) for record in records], mask
+        try:
+            return mask.records(records), mask
+        except Refused as error:
+            error.hint = instead
+            raise
 
     all_masked = masked(())
     if is_enough(all_masked[0]):
         return all_masked
     fields = [*all_masked[1].fields]
     return masked(minimize_failing(fields, lambda kept: is_enough(masked(kept)[0]), max_tries=max_tries)[0])
-
-
-def _mask_in_topic(mask: RecordMask, record: TopicRecord, instead: str) -> TopicRecord:
-    try:
-        return record._replace(record=mask.record(record.record))
-    except Refused as error:
-        error.begin_with(f"topic {record.topic!r}")
-        error.hint = instead
-        raise
 
 
 def _decode(data: bytes) -> str:
