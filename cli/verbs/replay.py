@@ -133,7 +133,7 @@ def learn_tests(
     code: Path | None = program_option("The program to test."),
     out: Path = option("FOLDER", "Folder of the test file.", Path("tests/learned")),
     records: int = option("N", "Records of each topic to try.", 200, min=1),
-    show_values: bool = flag("--show-values", "Write texts as they are, instead of pseudonyms."),
+    show_values: bool = flag("--show-values", "Write values as they are, instead of pseudonyms."),
 ) -> None:
     """Write tests from the history, for each branch of a program.
 

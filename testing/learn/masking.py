@@ -1,8 +1,7 @@
 """Masking of records: texts and numbers become pseudonyms that keep their form, equal values equal ones.
 
-Names of fields, truth values, ISO times, single characters and digits, and numbers of up to seven digits in a form that
-JSON has not, such as `007`, are kept: a program computes with them. Values of a field whose masking would change the
-reached branches are kept too.
+Names of fields, truth values, ISO times, and single characters and digits are kept: a program computes with them.
+Values of a field whose masking would change the reached branches are kept too.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from typing import Any, TypeVar
 from ...errors import Refused
 from ...state.failing import minimize_failing
 from .. import Record
-from .number_mask import NumberMask
+from .number_mask import NumberMask, number_of_text
 from .runs import TopicRecord
 
-_NUMBER = r"[-+]?(?!(?:\D*\d){8})\d*[.,]?\d+"
 _DATE = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{1,9})?)?(?: ?(?:Z|[-+](?:[01]\d|2[0-3])(?::?[0-5]\d)?))?"
-_KEPT = re.compile(rf"{_NUMBER}|{_DATE}(?:[T ]{_TIME})?|{_TIME}|.|true|false|null", re.DOTALL | re.ASCII)
+_KEPT = re.compile(rf"{_DATE}(?:[T ]{_TIME})?|{_TIME}|.|true|false|null", re.DOTALL | re.ASCII)
 _CHARACTERS = re.compile(r"[^\W_]")
 _MAX_TRIED = 10_000
 _Value = TypeVar("_Value", str, float)
@@ -86,9 +84,9 @@ class RecordMask:
         return self._shown(path or "value", value, self._numbers.pseudonym(value)) if is_number else value
 
     def _text(self, path: str, text: str) -> str:
-        number = self._numbers.pseudonym_of_text(text)
+        number = number_of_text(text)
         if number is not None:
-            return self._shown(path, text, number)
+            return self._shown(path, text, json.dumps(self._numbers.pseudonym(number)))
         return text if _KEPT.fullmatch(text) else self._shown(path, text, self._name(text))
 
     def _shown(self, path: str, value: _Value, pseudonym: _Value) -> _Value:
@@ -101,12 +99,16 @@ class RecordMask:
         if text not in self._names:
             number = len(self._names)
             name = _spell(number, text)
-            while (name in self._taken or _KEPT.fullmatch(name)) and number < len(self._names) + _MAX_TRIED:
+            while self._is_used(name) and number < len(self._names) + _MAX_TRIED:
                 number += 1
                 name = _spell(number, text)
             self._names[text] = name
             self._taken.add(name)
         return self._names[text]
+
+    def _is_used(self, name: str) -> bool:
+        """Return True if another text may have this pseudonym, or is shown as it is."""
+        return name in self._taken or _KEPT.fullmatch(name) is not None or number_of_text(name) is not None
 
 
 def mask_records(

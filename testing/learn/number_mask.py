@@ -49,15 +49,16 @@ class NumberMask:
         result = float(f"{'-' * sign}{digits}e{exponent}")
         return result if math.isfinite(result) else number
 
-    def pseudonym_of_text(self, text: str) -> str | None:
-        """Return the pseudonym of a number in the form that JSON writes; None for another text."""
-        if _JSON.fullmatch(text) is None:
-            return None
-        try:
-            number = json.loads(text)
-        except ValueError:  # such as 007
-            return None
-        return json.dumps(self.pseudonym(number)) if json.dumps(number) == text else None
+
+def number_of_text(text: str) -> float | None:
+    """Return the number that a text is in the form that JSON writes; None for another text, such as 007."""
+    if _JSON.fullmatch(text) is None:
+        return None
+    try:
+        number: float = json.loads(text)
+    except ValueError:
+        return None
+    return number if json.dumps(number) == text else None
 
 
 def _decimal(number: float) -> Decimal:
