@@ -63,15 +63,13 @@ class RecordMask:
         if data is None:
             return None
         text = _decode(data)
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict | list | str):
-            # A number alone may be a key of digits, such as a telephone number.
-            return self._text(path or "value", text).encode()
-        masked = self._value(path, document)
-        return data if masked == document else json.dumps(masked, ensure_ascii=False).encode()
+        with suppress(ValueError, RecursionError):
+            document = json.loads(text, object_pairs_hook=_once)
+            if isinstance(document, dict | list | str):
+                masked = self._value(path, document)
+                return data if masked == document else json.dumps(masked, ensure_ascii=False).encode()
+        # A number alone may be a key of digits, such as a telephone number.
+        return self._text(path or "value", text).encode()
 
     def _value(self, path: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -137,6 +135,13 @@ def mask_records(
         return all_masked
     fields = [*all_masked[1].fields]
     return masked(minimize_failing(fields, lambda kept: is_enough(masked(kept)[0]), max_tries=max_tries)[0])
+
+
+def _once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a document. Raises `ValueError` if it has a field twice: Python would know the last alone."""
+    if len(fields) > len(dict(fields)):
+        raise ValueError("a field is there twice")
+    return dict(fields)
 
 
 def _decode(data: bytes) -> str:

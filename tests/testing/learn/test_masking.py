@@ -92,9 +92,25 @@ def test_a_broken_document_is_masked_as_text_and_a_kept_field_is_shown() -> None
     assert found["floor"] != 43
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5_000, '{"a": 1e999}', "NaN", "", '""', "[]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[" * 600 + '"Joan"' + "]" * 600,
+        "9" * 5_000,
+        '{"a": "Joan", "a": 7}',
+        '["\\ud800Joan"]',
+        '{"a": 1e999}',
+        "NaN",
+        "",
+        '""',
+        "[]",
+    ],
+)
 def test_an_unusual_document_is_masked(text: str) -> None:
-    masked(Record(text.encode(), key=text.encode()))
+    (record,), _ = masked(Record(text.encode(), key=text.encode()))
+    assert record.key == record.value
+    assert b"Joan" not in (record.value or b"")
 
 
 @pytest.mark.parametrize(
