@@ -138,9 +138,9 @@ def learn_tests(
     """Write tests from the history, for each branch of a program.
 
     Runs the program in memory on rejected records and others from several parts of the history, and keeps the few that
-    reach each condition's outcomes: of Python, of Arrow's masks, and of Spark's where and when. The file test_APP.py
-    has these records, masked, and the rows that they give; pytest runs it without Kafka. The same command writes it
-    again. The app is not touched.
+    reach each condition's outcomes (of Python, of Arrow's masks, and of Spark's where and when), are rejected or late,
+    or change a row again. The file test_APP.py has these records, masked, and the rows that they give; pytest runs it
+    without Kafka. The same command writes it again. The app is not touched.
     """
     require_extras("spark", "learning tests")
     from ...testing.learn.learn import learn_tests as learn

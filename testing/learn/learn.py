@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ...client.app import StoredApp
 
 _Outcomes = frozenset[Branch | str]
-_MAX_RUNS = 40
-"""Maximum number of runs to make a set of records smaller, and to mask the most fields."""
+_MAX_MASKING_RUNS = 40
+"""Maximum number of runs to mask more fields."""
 Progress = Callable[[str], None]
 
 
@@ -50,6 +50,7 @@ def learn_tests(
     *,
     records: int = 200,
     show_values: bool = False,
+    max_runs: int = 40,
     on_progress: Progress = lambda _doing: None,
 ) -> Learned:
     """Write a pytest file with few historical records that reach each branch of a program, and the rows they give.
@@ -60,6 +61,7 @@ def learn_tests(
         out: folder of the test file `test_APP.py`, which is written anew.
         records: number of records of each topic to try, from several parts of the history; and of rejected ones.
         show_values: True to keep values as they are, instead of pseudonyms.
+        max_runs: maximum number of runs to choose fewer records, and to find records for tests of their own.
         on_progress: called with a line about the current step.
 
     Raises:
@@ -71,7 +73,7 @@ def learn_tests(
     with tempfile.TemporaryDirectory(prefix="slackwater-learn-", ignore_cleanup_errors=True) as folder:
         runs = ProgramRuns(file, app.name, Path(folder))
         sample = sample_records(app, records)
-        choice = _Choice(runs, on_progress)
+        choice = _Choice(runs, max_runs, on_progress)
         few = choice.minimal(sample, choice.outcomes(sample))
         mask = RecordMask()
         if not show_values:
@@ -103,6 +105,7 @@ class _Choice:
     """Choice of records by the outcomes of their runs, which are kept."""
 
     runs: ProgramRuns
+    max_runs: int
     progress: Progress
     _known: dict[tuple[int, ...], tuple[Sequence[TopicRecord], _Outcomes]] = field(default_factory=dict)
     """Outcomes by the identities of the records, which are kept so that no others get these."""
@@ -120,13 +123,13 @@ class _Choice:
 
     def minimal(self, sample: Sequence[TopicRecord], wanted: _Outcomes) -> Sequence[TopicRecord]:
         """Return few records that have the wanted outcomes together."""
-        return minimize_failing(sample, lambda some: self._has_outcomes(some, wanted), max_tries=_MAX_RUNS)[0]
+        return minimize_failing(sample, lambda some: self._has_outcomes(some, wanted), max_tries=self.max_runs)[0]
 
     def masked(self, records: Sequence[TopicRecord], instead: str) -> tuple[Sequence[TopicRecord], RecordMask]:
         """Return records with values masked, except for fields on which their outcomes depend; and the mask."""
         wanted = self.outcomes(records)
         return mask_records(
-            records, lambda some: self._has_outcomes(some, wanted), max_tries=_MAX_RUNS, instead=instead
+            records, lambda some: self._has_outcomes(some, wanted), max_tries=_MAX_MASKING_RUNS, instead=instead
         )
 
     def _has_outcomes(self, records: Sequence[TopicRecord], wanted: _Outcomes) -> bool:
@@ -137,9 +140,9 @@ class _Choice:
 
     def tests(self, few: Sequence[TopicRecord]) -> tuple[LearnedTest, ...]:
         """Return a test of all records, and one of each single record with other outcomes, fewest records first."""
-        groups = [few] if len(few) == 1 else [*([record] for record in few), few]
+        single = [[record] for record in few[: self.max_runs]] if len(few) > 1 else []
         tests, seen = list[LearnedTest](), set[_Outcomes]()
-        for group in groups:
+        for group in (*single, few):
             observed = self._observe(group)
             if observed.outcomes in seen and group is not few:
                 continue
