@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from slackwater.errors import SlackwaterError
-from slackwater.testing import load, run
+from slackwater.testing import Ran, load, run
 from slackwater.testing.learn.learn import Learned, learn_tests
 
 pytestmark = [pytest.mark.spark, pytest.mark.ci, pytest.mark.usefixtures("one_spark")]
@@ -125,13 +125,13 @@ PROGRAMS = {
 class LearnedExample(NamedTuple):
     name: str
     program: Path
+    history: Ran
     learned: Learned
 
 
-def learned(program: Path) -> Learned:
-    example = PROGRAMS[program.stem]
-    history = run(load(program), example.topics(), max_records=20)
-    return learn_tests(history.app, program, program.parent / "learned", max_runs=example.max_runs, on_progress=print)
+def learned(program: Path, history: Ran) -> Learned:
+    max_runs = PROGRAMS[program.stem].max_runs
+    return learn_tests(history.app, program, program.parent / "learned", max_runs=max_runs, on_progress=print)
 
 
 @pytest.fixture(scope="module", params=[*PROGRAMS])
@@ -142,7 +142,8 @@ def example(
     name: str = request.param
     program = tmp_path_factory.mktemp(name) / f"{name}.py"
     program.write_bytes((EXAMPLES / program.name).read_bytes())
-    return LearnedExample(name, program, learned(program))
+    history = run(load(program), PROGRAMS[name].topics(), max_records=20)
+    return LearnedExample(name, program, history, learned(program, history))
 
 
 def failing(found: Learned, *, all_of_them: bool = True) -> set[int]:
@@ -173,7 +174,7 @@ def test_values_are_hidden(example: LearnedExample) -> None:
 @pytest.mark.parametrize("example", ["orders"], indirect=True)
 def test_the_same_command_writes_the_same_file(example: LearnedExample) -> None:
     text = example.learned.file.read_text()
-    assert learned(example.program).file.read_text() == text
+    assert learned(example.program, example.history).file.read_text() == text
 
 
 def test_a_change_of_the_program_makes_exactly_its_tests_fail(example: LearnedExample) -> None:
