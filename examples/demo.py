@@ -300,7 +300,7 @@ def attach(_story: Story) -> None:
             log,
             lambda: (min(len(list(checkpoint.glob("commits/[0-9]*"))), 8), 8),
         )
-        run("slackwater", "attach", str(checkpoint), "--app", "shop", "--once")
+        run("slackwater", "attach", str(checkpoint), "--app", "shop", "--once", lines=6)
     run("slackwater", "bisect", "shop", "--where", "SELECT customer FROM totals WHERE sum > 1000000")
 
 
