@@ -191,8 +191,7 @@ def test_a_change_of_the_program_makes_exactly_its_tests_fail(example: LearnedEx
             }
             if not failed:
                 survived.append(after)
-            if not failed <= own:
-                elsewhere.append(after)
+            elsewhere += [f"{after}: {example.learned.tests[number - 1]}" for number in failed - own]
     finally:
         example.program.write_text(source)
     assert (survived, elsewhere) == ([], [])
