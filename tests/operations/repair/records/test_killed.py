@@ -34,8 +34,16 @@ class World(NamedTuple):
         self.app.repair({} if undo else self.chosen, program=program, undo=undo)
 
 
-@pytest.mark.parametrize("undo", [False, True], ids=["repair", "undo"])
-@pytest.mark.parametrize("has_runner", [False, True], ids=["alone", "beside a runner"])
+@pytest.mark.parametrize(
+    ("undo", "has_runner"),
+    [
+        pytest.param(False, False, id="repair"),
+        pytest.param(True, False, id="undo", marks=pytest.mark.ci),
+        pytest.param(False, True, id="repair beside a runner", marks=pytest.mark.ci),
+        pytest.param(True, True, id="undo beside a runner", marks=pytest.mark.ci),
+    ],
+)
+@pytest.mark.timeout(3_000)
 def test_the_same_call_finishes_it(undo: bool, has_runner: bool, tmp_path: Path) -> None:
     with ExitStack() as stack:
 

@@ -16,7 +16,7 @@ from tests.models.profiles import PROFILE
 
 from .simulated import OUT, Place, Raw, SimulatedApp, random_record, simulated
 
-PROGRAMS = {"default": 12, "ci": 500, "nightly": 5_000}
+PROGRAMS = {"default": 6, "ci": 500, "nightly": 5_000}
 
 
 @pytest.mark.parametrize("seed", range(PROGRAMS[PROFILE]))
