@@ -166,25 +166,29 @@ def _distinct_values(before: pa.Table, after: pa.Table) -> dict[str, npt.NDArray
 
     Opening DuckDB takes tens of milliseconds, so Arrow compares what it can.
     """
-    flags, columns = dict[str, npt.NDArray[np.bool_]](), dict[str, pa.Array | pa.ChunkedArray]()
+    flags, others = dict[str, npt.NDArray[np.bool_]](), list[str]()
     for name in before.column_names:
         one, other = before[name], after[name]
         if one.type != other.type or not any(is_kind(one.type) for is_kind in _IN_ARROW):
-            columns |= {f"b{len(columns)}": _comparable(one), f"a{len(columns)}": _comparable(other)}
-            flags[name] = np.zeros(0, np.bool_)
+            others.append(name)
             continue
         unequal = pc.not_equal(one, other)
         if pa.types.is_floating(one.type):
             unequal = pc.and_(unequal, pc.invert(pc.and_(pc.is_nan(one), pc.is_nan(other))))
         unequal = pc.fill_null(unequal, pc.xor(pc.is_null(one), pc.is_null(other)))
         flags[name] = np.asarray(unequal.to_numpy(), np.bool_)
-    if columns:
-        tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(0, len(columns), 2))
+    if others:
+        columns = {f"b{number}": _comparable(before[name]) for number, name in enumerate(others)}
+        columns |= {f"a{number}": _comparable(after[name]) for number, name in enumerate(others)}
+        tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(len(others)))
         with duckdb.connect() as con:
             con.register("sides", pa.table(columns))
-            rest = iter(con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns)
-        flags = {name: own if len(own) else np.asarray(next(rest).to_numpy(), np.bool_) for name, own in flags.items()}
-    return flags
+            unequal_columns = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
+        flags |= {
+            name: np.asarray(unequal.to_numpy(), np.bool_)
+            for name, unequal in zip(others, unequal_columns, strict=True)
+        }
+    return {name: flags[name] for name in before.column_names}
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
