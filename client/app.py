@@ -217,12 +217,15 @@ class StoredApp(AppFailover):
 
         Raises:
             Usage: neither records nor `undo` are given, or both; a location is malformed, or no Kafka is configured.
-            NotFound: no stage has read a record, the versions that did were collected, or there is nothing to undo.
+            NotFound: no stage has read a record since then, the versions that did were collected, or there is nothing
+                to undo.
+            BadRecord: a topic would refuse the corrected record for a sink.
             Refused: a key's row depends on more than its records, the program is no function of its input, sinks got
-                rows that the repair would change, too many keys are touched, or the app did not come to rest in time.
+                rows that cannot be corrected, too many keys are touched, or the app did not come to rest in time.
         """
         self._check_allowed("to repair it", options)
-        return repair_records(self._client, self.name, drop, replace or {}, code, options, on_progress)
+        since = self.at(options["since"]).versions if options["since"] else {}
+        return repair_records(self._client, self.name, drop, replace or {}, code, options, since, on_progress)
 
     def forget(
         self,

@@ -133,7 +133,7 @@ def next_version(
         inputs=inputs,
         event_time=_event_time(base, inputs, results, rules, times, times.bound_ms if with_rows else None),
         outputs={name: _output_after(name, output, results, markers) for name, output in base.outputs.items()},
-        sinks={name: _sink_after(name, sink, results) for name, sink in base.sinks.items()},
+        sinks=sinks_after(base.sinks, results),
         clock_ms=max([times.clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=ssts,
         side_tables={**side_tables, **written.side_tables},
@@ -230,6 +230,11 @@ def _output_after(
         markers=marker_offsets,
         sent=tuple(sent),
     )
+
+
+def sinks_after(sinks: Mapping[str, Sink], results: Sequence[TaskReport]) -> dict[str, Sink]:
+    """Return a stage's sinks after a version that sent what `results` report. Raises `AnotherTopic`."""
+    return {name: _sink_after(name, sink, results) for name, sink in sinks.items()}
 
 
 def _sink_after(name: str, sink: Sink, results: Sequence[TaskReport]) -> Sink:

@@ -31,6 +31,7 @@ from slackwater.store.versions.leaves import fold
 from tests.crash.points import TALLY
 from tests.durations import Recorder, longest_first, needs_servers
 from tests.models.profiles import PROFILE
+from tests.programs import spark_classes
 from tests.store.objects.clouds.servers import azurite, fake_gcs
 from tests.support.manifests import SMALL_LEAVES
 from tests.support.registries import EmbeddedRegistry
@@ -59,14 +60,6 @@ settings.register_profile(
 settings.load_profile(PROFILE)
 
 
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options for Spark sessions of half a minute: within that time, the second compiler costs more than it saves.
-
-A class archive of Spark would save each session 5 to 14 s of CPU time, but takes 46 s to write. That is about what the
-seven or eight sessions of `make test` would save.
-"""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations", action="store_true", help="write what test files take to tests/durations.json"
@@ -85,7 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)
-    patch.setenv("JDK_JAVA_OPTIONS", f"{SHORT_LIVED} -Djava.io.tmpdir={folder}")  # Java does not heed TMPDIR
+    patch.setenv(
+        "JDK_JAVA_OPTIONS", f"{spark_classes.options()} -Djava.io.tmpdir={folder}"
+    )  # Java does not heed TMPDIR
     with suppress(MissingTool):
         # Programs that start Spark by themselves must find a Java as well.
         for name, value in find_java("Spark").environment.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.store.compaction.merge import run_compaction
@@ -32,6 +33,7 @@ def ssts(
     seq: int,
     level: int,
     base: Sequence[Sst] = (),
+    before: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Sst, ...]:
     """Write rows as one SST for each state partition that has rows.
 
@@ -45,10 +47,12 @@ def ssts(
         seq: the version that writes the rows.
         level: the level of the SSTs.
         base: SSTs in which the previous version of each key is looked up.
+        before: the previous version of each key, 0 for none, if it is known; None to look it up.
     """
     keys = rows.select([column.name for column in table.key])
-    hashes, before = hash_keys(keys, keys.schema.names), np.zeros(rows.num_rows, np.int64)
-    if base and cache is not None:
+    hashes, is_known = hash_keys(keys, keys.schema.names), before is not None
+    before = before if before is not None else np.zeros(rows.num_rows, np.int64)
+    if base and cache is not None and not is_known:
         multi_get(store, cache, base, table, hashes, keys, seqs=before)
     rows = (
         rows.append_column("_hash", pa.array(hashes))
@@ -75,12 +79,19 @@ class Stage:
         self._cache = cache
         self._table = head.table
 
-    def put(self, rows: pa.Table, inputs: dict[str, Input] | None = None) -> None:
-        """Commit a batch that writes these rows (visible columns, each key once); `inputs` are its offsets."""
+    def put(
+        self,
+        rows: pa.Table,
+        inputs: dict[str, Input] | None = None,
+        before: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Commit a batch that writes these rows (visible columns, each key once); `inputs` are its offsets.
+
+        `before` has the version that wrote each key last; None to look it up.
+        """
         head = self.head
-        new = ssts(
-            self._store, self._cache, head.app, head.stage, self._table, rows, head.version + 1, 0, base=head.ssts
-        )
+        place = self._store, self._cache, head.app, head.stage, self._table
+        new = ssts(*place, rows, head.version + 1, 0, base=head.ssts, before=before)
         self._commit("batch", (*new, *head.ssts), inputs)
 
     def compact(self, *, full: bool = False) -> None:

@@ -133,14 +133,14 @@ def learn_tests(
     code: Path | None = program_option("The program to test."),
     out: Path = option("FOLDER", "Folder of the test file.", Path("tests/learned")),
     records: int = option("N", "Records of each topic to try.", 200, min=1),
-    show_values: bool = flag("--show-values", "Write texts as they are, instead of pseudonyms."),
+    show_values: bool = flag("--show-values", "Write values as they are, instead of pseudonyms."),
 ) -> None:
     """Write tests from the history, for each branch of a program.
 
     Runs the program in memory on rejected records and others from several parts of the history, and keeps the few that
-    reach each condition's outcomes: of Python, of Arrow's masks, and of Spark's where and when. The file test_APP.py
-    has these records, masked, and the rows that they give; pytest runs it without Kafka. The same command writes it
-    again. The app is not touched.
+    reach each condition's outcomes (of Python, of Arrow's masks, and of Spark's where and when), are rejected or late,
+    or change a row again. The file test_APP.py has these records, masked, and the rows that they give; pytest runs it
+    without Kafka. The same command writes it again. The app is not touched.
     """
     require_extras("spark", "learning tests")
     from ...testing.learn.learn import learn_tests as learn

@@ -87,13 +87,21 @@ class RepairOptions(GuardedOptions, total=False):
     """Take records out of the past of their keys, or replace them.
 
     Replays the keys' later records without them, in all stages, and commits the rows that differ, one version per
-    stage: the tables are then those of an app that never read the records. The app may run; it reads nothing meanwhile.
-    A repeated command finishes an interrupted one.
+    stage: the tables are then those of an app that never read the records. Sinks with the table's key get the new
+    rows, or tombstones. The app may run; it reads nothing meanwhile. A repeated command finishes an interrupted one.
     """
 
     undo: Annotated[bool, Param("Undo the newest repair: its records count again.")]
+    since: Annotated[
+        When,
+        Param(
+            "Leave what was read up to this moment: of a record that a reset read again, only the repetition goes.",
+            "REF",
+            option="--from",
+        ),
+    ]
     no_sinks: Annotated[
-        bool, Param("Repair the tables even if sinks got rows that the repair would change; --dry-run shows them.")
+        bool, Param("Send nothing to sinks, also if they got rows that cannot be corrected; --dry-run shows them.")
     ]
     max_keys: Annotated[
         int, Param("Refuse if more keys of all stages are touched.", "N", default=1_000, limits=_AT_LEAST_ONE)

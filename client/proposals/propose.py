@@ -124,7 +124,7 @@ def propose_repair(
             f"slackwater repair {quote_word(verdict.app)}",
             *(f"--drop {quote_word(str(record))}" for record in records),
             *([f"--code {quote_word(str(code))}"] if code is not None else []),
-            *(["--no-sinks"] if num_sinks else []),
+            *(["--no-sinks"] if plan.uncorrected else []),
         ]
     )
     return replace(

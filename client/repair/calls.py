@@ -43,10 +43,11 @@ def repair_records(
     replace: Mapping[str, str | Path | bytes],
     code: str | Path | None,
     options: RepairOptions,
+    since: Mapping[str, int],
     progress: Callable[[str], None],
 ) -> Result:
-    """Repair an app, or undo its newest repair; see `StoredApp.repair`."""
-    if (not (drop or replace) and not options["undo"]) or (drop and options["undo"]):
+    """Repair an app, or undo its newest repair; see `StoredApp.repair`. `since` has versions by stage."""
+    if (not (drop or replace) and not options["undo"]) or ((drop or since) and options["undo"]):
         raise Usage(
             "a repair takes records to drop or to replace, or undoes the newest repair, with --replace if it replaced",
             hint=f"slackwater repair {app} --drop 'TOPIC[PARTITION]@OFFSET' --dry-run",
@@ -67,6 +68,7 @@ def repair_records(
             undo=options["undo"],
             max_keys=options["max_keys"],
             no_sinks=options["no_sinks"],
+            since=since,
             timeout_s=options["timeout_s"],
             on_wait=client.note,
             on_version=lambda manifest: progress(f"replaying {manifest.stage} v{manifest.version}"),

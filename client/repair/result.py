@@ -31,6 +31,8 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
         yield Title(f"{what}: changed {plural(rows, 'row')} of {app}")
     for record, versions in plan.read_by.items():
         yield f"{record} was read by {', '.join(versions)}"
+    for name, kept in done.repair.kept.items() if done.repair is not None else ():
+        yield f"{name} stays as it was read by {', '.join(kept)}"
     for stage, changes in plan.changes.items():
         yield ""
         version = f" v{done.versions[stage][1]}" if stage in done.versions else ""
@@ -47,16 +49,18 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
         "repair": done.repair.id if done.repair is not None else None,
         "dropped": done.repair.dropped if done.repair is not None else (),
         "replaced": done.repair.replaced if done.repair is not None else {},
+        "kept": done.repair.kept if done.repair is not None else {},
         "read_by": {str(record): versions for record, versions in plan.read_by.items()},
         "changes": {stage: values.changed_rows(changes) for stage, changes in plan.changes.items()},
         "sinks": [
-            attributes(sink, "stage", "version", "sink", "is_published")
+            attributes(sink, "stage", "version", "sink", "is_published", "is_corrected")
             | {
                 "withdrawn": bytes_to_hex(python_rows(shown_rows(sink.withdrawn))),
                 "new": bytes_to_hex(python_rows(shown_rows(sink.new))),
             }
             for sink in plan.sinks
         ],
+        "corrected": {} if done.leaves_sinks else plan.corrected,
         "in_flight": [
             {"stage": stage, "channel": channel, "version": version} for stage, channel, version in plan.in_flight
         ],
@@ -66,10 +70,28 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
 
 
 def _sink_lines(done: RepairDone) -> Iterator[Block]:
-    if not done.plan.sinks:
+    plan = done.plan
+    corrected = {} if done.leaves_sinks else plan.corrected
+    if any(corrected.values()):
+        yield ""
+        yield Title("sinks whose consumers get the new rows")
+        yield TableBlock.from_rows(
+            ("sent by", "to", ">rows", ">tombstones"),
+            (
+                (
+                    Name(stage),
+                    Name(sink),
+                    int(plan.changes[stage].has_row.sum()),
+                    int((~plan.changes[stage].has_row).sum()),
+                )
+                for stage, sinks in corrected.items()
+                for sink in sinks
+            ),
+        )
+    if not (left := plan.sinks if done.leaves_sinks else plan.uncorrected):
         return
     yield ""
-    yield Title("sinks got rows that the repair would change; a repair sends them nothing")
+    yield Title("rows that sinks got and that the repair does not correct")
     yield TableBlock.from_rows(
         ("sent by", "to", ">would not be sent", ">would be sent", ""),
         (
@@ -80,6 +102,6 @@ def _sink_lines(done: RepairDone) -> Iterator[Block]:
                 sink.new.num_rows,
                 "published" if sink.is_published else "not published, as far as known",
             )
-            for sink in done.plan.sinks
+            for sink in left
         ),
     )

@@ -309,9 +309,10 @@ class Committer:
         manifest = change.manifest
         rows_in = (source.rows for source in manifest.inputs.values())
         rows_out = (output.rows for output in manifest.outputs.values())
-        if (
-            change.added_objects or any(rows_in) or any(rows_out)
-        ) and manifest.traits.reads_records:  # other kinds send no rows
+        has_sent = any(sink.rows for sink in manifest.sinks.values())
+        if has_sent or (
+            (change.added_objects or any(rows_in) or any(rows_out)) and manifest.traits.reads_records
+        ):  # of the other kinds, only a repair sends rows, and only to sinks
             raise PromotedMeanwhile(
                 f"stage {head.app}/{head.stage} was promoted at v{head.version}, during a batch of this run",
                 version=head.version,

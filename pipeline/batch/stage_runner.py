@@ -29,6 +29,7 @@ from ...store.versions.side_tables import rejected_counts
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
 from ..listener import BatchReport
+from ..messages.outbox import send_for_repair
 from ..spark.placement import Homes
 from ..telemetry.logs import committing_version
 from ..telemetry.spans import BatchSpan
@@ -276,33 +277,40 @@ class StageRunner:
         the stage.
         """
         with self._batch_lock:
-            base, job = self.tip, self._job
-            if self._stopping or find_edit_version(store, request, base) is not None:
+            if self._stopping or find_edit_version(store, request, self.tip) is not None:
                 return
-            started = runtime.monotonic()
             try:
-                try:
-                    cut = newest_active_cut(store, base.app, base.stage, base)
-                    check_base(store, request, base)
-                    change = change_of(store, base.app, request)
-                    change_set = compute_edit(job.store, job.cache, cut, base.stage, change, request.edit)
-                except SlackwaterError as error:
-                    if isinstance(error, Unavailable):
-                        raise
-                    outdated = isinstance(error, Outdated)
-                    EDITS.put(store, replace(request, error=error.message, outdated=outdated), base.app)
-                    return
-                if change_set is None:
-                    EDITS.put(store, replace(request, error="no row would change any more"), base.app)
-                    return
-                draft = commit.successor(
-                    base, kind=request.kind, epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
-                )
                 with self._batch_context():
-                    self._commit(base, change_set.apply_to(draft), (), started)
+                    self._retry_if_outdated(lambda: self._edit(store, request))
             except BaseException as error:
                 self._fail(error)
                 raise
+
+    def _edit(self, store: ObjectStore, request: EditRequest) -> None:
+        base, job, resources, started = self.tip, self._job, self._config.resources, runtime.monotonic()
+        try:
+            cut = newest_active_cut(store, base.app, base.stage, base)
+            check_base(store, request, base)
+            change = change_of(store, base.app, request)
+            effect = compute_edit(job.store, job.cache, cut, base.stage, change, request.edit)
+            if effect is not None and change.records:
+                kafka, patience_s = open_kafka(resources.kafka), resources.patience_s
+                effect = dataclasses.replace(
+                    effect, sinks=send_for_repair(kafka, base, change.records, patience_s=patience_s)
+                )
+        except SlackwaterError as error:
+            if isinstance(error, Unavailable):
+                raise
+            outdated = isinstance(error, Outdated)
+            EDITS.put(store, replace(request, error=error.message, outdated=outdated), base.app)
+            return
+        if effect is None:
+            EDITS.put(store, replace(request, error="no row would change any more"), base.app)
+            return
+        draft = commit.successor(
+            base, kind=request.kind, epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
+        )
+        self._commit(base, effect.apply_to(draft), (), started)
 
     def _submit(
         self,

@@ -22,7 +22,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from ...common import instants, runtime
 from ...errors import BadRecord, Refused
 from ...state.failing import RECORD, Failure, Items, StateFailed, TooManyFailing, find_failures
-from ...state.next_version import BatchResult, PartitionWrite, TaskReport
+from ...state.next_version import BatchResult, TaskReport
 from ...state.records import sent_messages
 from ...store.archive.columns import HEADERS
 from ...store.versions import history
@@ -33,8 +33,8 @@ from ..batch.job import Batch
 from ..batch.rerun import Rerun
 from ..batch.schemas import StageSchemas
 from ..batch.task import output_topic_of, separate_too_large
-from ..kafka.messages import send_messages, split_into_messages
 from ..messages import outgoing
+from ..messages.outbox import send_records
 from ..source.spark_types import arrow_schema_of
 from ..source.worker import ERROR_TAG
 from ..spark.worker_resources import WorkerResources
@@ -289,13 +289,8 @@ class BatchRejecter:
                 row |= {"message": unsent[0].why} if unsent else {"retried": version}
                 accepted.append(fitting)
             if records := [table for table in accepted if table.num_rows]:
-                # Globally unique, like a task's attempt.
-                attempt, rows_to_send = f"{batch.base.writer}.{version}.{runtime.ulid()}", pa.concat_tables(records)
-                messages = split_into_messages(rows_to_send, np.zeros(rows_to_send.num_rows, np.int32))
-                ends = send_messages(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
-                reports.append(
-                    TaskReport(attempt, 0, sent={sink.name: {0: PartitionWrite(rows_to_send.num_rows, ends[0])}})
-                )
+                rows_to_send = pa.concat_tables(records)
+                reports.append(send_records(kafka, batch.base, sink.name, rows_to_send, patience_s=patience_s))
         return tuple(reports), [row for row in rows if row["input"] in batch.base.sinks]
 
     def _compute_without_failing(

@@ -4,6 +4,7 @@ Without a runner, this process commits the edit as the stage's next version, and
 came first.
 """
 
+import dataclasses
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ...store.read.cache import SstCache
 from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import retired_error
-from ...store.versions.manifest import Edit, Manifest
+from ...store.versions.manifest import Edit, Manifest, Sink
 from ..cut.graph import Cut
 from ..cut.moments import heads_of, stages_of
 from ..cut.stored import notify_runners
@@ -42,6 +43,10 @@ from ..under_way.runners import (
 from .edited import Change, EditEffect, compute_edit, read_rows, require_table
 
 _POLL_S = 0.2
+_SINK = b"sink"
+"""Metadata key of a table of records: the name of their sink."""
+SendRecords = Callable[[Manifest, Mapping[str, pa.Table]], Mapping[str, Sink]]
+"""Function that sends records, by sink, for the version after a version, and returns the sinks of that version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +106,27 @@ def edit(
         if preview is None or dry_run:
             return EditDone(app, stage, preview.changes if preview is not None else None)
         _put_request(store, app, request, data)
-    return _carry_out(store, cache, app, earlier or request, Change(sql, rows), by, timeout_s, on_wait)
+    return _carry_out(store, cache, app, earlier or request, Change(sql, rows), timeout_s, on_wait)
 
 
 def put_rows(
     store: ObjectStore,
     cache: SstCache,
     head: Manifest,
-    rows: pa.Table,
+    change: Change,
     edit: Edit,
     *,
+    send: SendRecords,
     timeout_s: float,
     on_wait: Callable[[str], None] = lambda _runner: None,
 ) -> EditDone:
     """Commit a repair: put rows, computed from the version `head`, into its stage's table, through its runner if any.
 
-    `rows` has key, values and `DELETED`, one row per key. Raises `Outdated` if a version has written rows since, and
-    the errors of `edit`.
+    `change` has rows with key, values and `DELETED`, one row per key; its records leave by the same version. Without a
+    runner, `send` sends them. Raises `Outdated` if a version has written rows since, and the errors of `edit`.
     """
-    data = _encode(rows)
+    assert change.rows is not None  # noqa: S101  a repair computes rows
+    data = _encode(change.rows, change.records)
     request = EditRequest(
         edit,
         head.stage,
@@ -129,8 +136,9 @@ def put_rows(
         kind="repair",
         base=head.version,
     )
+    check_exclusion(store, head.app, Intent.REPAIR, *RUNS_ELSEWHERE)
     _put_request(store, head.app, request, data)
-    return _carry_out(store, cache, head.app, request, Change(rows=rows), edit.by, timeout_s, on_wait)
+    return _carry_out(store, cache, head.app, request, change, timeout_s, on_wait, send)
 
 
 def finish_repairs(store: ObjectStore, app: str, heads: Mapping[str, Manifest]) -> None:
@@ -150,7 +158,8 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
     EDITS.put(store, request, app)
     try:
         # A forget checks for requests only after it has written its journal, so check again.
-        check_exclusion(store, app, Intent.EDIT, AppCondition.FORGETTING)
+        intent = Intent.REPAIR if request.kind == "repair" else Intent.EDIT
+        check_exclusion(store, app, intent, AppCondition.FORGETTING)
     except Refused:
         withdraw_edit(store, app, request)
         raise
@@ -184,15 +193,22 @@ def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
     data = store.get(key := keys.edit_rows(app, request.id))
     if xxh3_128_hexdigest(data) != request.rows:
         raise codec.corruption_error(key, f"does not match the checksum {request.rows} of edit {request.id}")
-    with pa.ipc.open_stream(data) as stream:
-        return Change(rows=stream.read_all())
+    source, tables = pa.BufferReader(data), list[pa.Table]()
+    while source.tell() < len(data):
+        with pa.ipc.open_stream(source) as stream:
+            tables.append(stream.read_all())
+    rows, *records = tables
+    return Change(rows=rows, records={table.schema.metadata[_SINK].decode(): table for table in records})
 
 
-def _encode(rows: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return sink.getvalue()
+def _encode(rows: pa.Table, records: Mapping[str, pa.Table] | None = None) -> bytes:
+    """Encode rows, and then the records of each sink, each as an Arrow stream."""
+    data = io.BytesIO()
+    named = (table.replace_schema_metadata({_SINK: name}) for name, table in (records or {}).items())
+    for table in (rows, *named):
+        with pa.ipc.new_stream(data, table.schema) as stream:
+            stream.write_table(table)
+    return data.getvalue()
 
 
 def _carry_out(
@@ -201,9 +217,9 @@ def _carry_out(
     app: str,
     request: EditRequest,
     change: Change,
-    by: str,
     patience_s: float,
     on_wait: Callable[[str], None],
+    send: SendRecords | None = None,
 ) -> EditDone:
     stage, deadline, waited_for = request.stage, runtime.monotonic() + patience_s, ""
     while True:
@@ -212,7 +228,7 @@ def _carry_out(
             finish_edit(store, app, request, done)
             return EditDone(app, stage, _changes_of(store, cache, done), done.version, waited_for)
         if not (runner := runner_of(head, live_heartbeats(store, app, instants.now_ms()))):
-            return _edit_in_process(store, cache, app, request, change, by)
+            return _edit_in_process(store, cache, request, head, change, send)
         if not waited_for:
             waited_for = runner
             on_wait(runner)
@@ -247,9 +263,9 @@ def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChang
 
 
 def _edit_in_process(
-    store: ObjectStore, cache: SstCache, app: str, request: EditRequest, change: Change, by: str
+    store: ObjectStore, cache: SstCache, request: EditRequest, seen: Manifest, change: Change, send: SendRecords | None
 ) -> EditDone:
-    stage = request.stage
+    app, stage = seen.app, seen.stage
     result: EditEffect | None = None
 
     def still_to_do(head: Manifest) -> bool:
@@ -258,6 +274,8 @@ def _edit_in_process(
             return False
         check_base(store, request, head)
         result = compute_edit(store, cache, newest_active_cut(store, app, stage, head), stage, change, request.edit)
+        if result is not None and send is not None:
+            result = dataclasses.replace(result, sinks=send(head, change.records))
         return result is not None
 
     def update(draft: Manifest) -> Manifest:
@@ -266,7 +284,7 @@ def _edit_in_process(
 
     change_once = Amendment(request.kind, update, requires=still_to_do)
     try:
-        newest = amend(store, (app, stage), change_once, by=by, now_ms=instants.now_ms).manifest
+        newest = amend(store, (app, stage), change_once, by=request.edit.by, now_ms=instants.now_ms).manifest
     except Outdated:
         withdraw_edit(store, app, request)
         raise

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import duckdb
@@ -33,7 +34,7 @@ from ...store.sst import writer
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.schema import DUE, HASH, arrow_schema
 from ...store.versions.entries.ssts import Sst
-from ...store.versions.manifest import Edit, EventTime, Manifest, Table, is_internal
+from ...store.versions.manifest import Edit, EventTime, Manifest, Sink, Table, is_internal
 from ...store.versions.side_tables import part_tables, stage_of, table_name, with_part_tables
 from ..cut.graph import Cut
 from ..diff.key_changes import KeyChanges
@@ -146,6 +147,8 @@ class Change(NamedTuple):
 
     sql: str = ""
     rows: pa.Table | None = None
+    records: Mapping[str, pa.Table] = MappingProxyType({})
+    """Encoded records for the consumers of sinks, by sink."""
 
     @property
     def is_computed(self) -> bool:
@@ -172,6 +175,8 @@ class EditEffect:
     next_due_ms: int | None
     parts: Mapping[str, tuple[Sst, ...]] = field(default_factory=dict)
     """SSTs of tables of parts, by side-table name: the parts of deleted keys are deleted, too."""
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+    """Sinks to which records were sent, as they are after these records."""
 
     def apply_to(self, draft: Manifest) -> Manifest:
         next_due_ms, times = self.next_due_ms, draft.event_time
@@ -184,7 +189,14 @@ class EditEffect:
             name: replace(side, ssts=side.ssts.plus(self.parts.get(name, ())))
             for name, side in part_tables(draft).items()
         }
-        edited = replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
+        edited = replace(
+            draft,
+            ssts=ssts,
+            clock_ms=clock_ms,
+            event_time=times,
+            edited=self.edit,
+            sinks={**draft.sinks, **self.sinks},
+        )
         return with_part_tables(edited, parts)
 
 

@@ -63,11 +63,15 @@ def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.in
     Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
     of `theirs` are compared.
     """
+    ours = ours.select(theirs.column_names)
+    if not ours.num_rows or not theirs.num_rows or ours.equals(theirs):  # without opening DuckDB
+        every = np.arange(min(ours.num_rows, theirs.num_rows))
+        return every, every
     names = [quote_identifier(name) for name in theirs.column_names]
     numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
     tests = " AND ".join(f"o.{name} IS NOT DISTINCT FROM t.{name}" for name in (*names, "_nth"))
     with duckdb.connect() as con:
-        for name, rows in (("ours", ours.select(theirs.column_names)), ("theirs", theirs)):
+        for name, rows in (("ours", ours), ("theirs", theirs)):
             con.register(name, rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
         matches = con.sql(
             f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t "

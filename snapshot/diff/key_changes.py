@@ -15,6 +15,10 @@ from ...store.sst.arrow_types import maps_as_lists, python_rows
 from .equality import Flags, Tolerance, flag_near_values, has_floats, is_number
 
 _CHUNK_KEYS = 10_000
+_IN_ARROW = (
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string, pa.types.is_binary),
+    *(pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,7 @@ class KeyChanges:
         both = had_row & has_row
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, had_row, has_row, dict.fromkeys(before.column_names, both))
-        # DuckDB compares values of every type, NaN and null too.
-        columns = {f"b{number}": _comparable(column) for number, column in enumerate(before.columns)}
-        columns |= {f"a{number}": _comparable(after.column(name)) for number, name in enumerate(before.column_names)}
-        tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(before.num_columns))
-        with duckdb.connect() as con:
-            con.register("sides", pa.table(columns))
-            unequal = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
-        named = zip(before.column_names, unequal, strict=True)
-        differing = {name: both & np.asarray(flags.to_numpy(), np.bool_) for name, flags in named}
+        differing = {name: both & flags for name, flags in _distinct_values(before, after).items()}
         if tolerance is None:
             return cls(keys, before, after, had_row, has_row, differing)
         types = {name: before.schema.field(name).type for name in differing}
@@ -163,6 +159,36 @@ class KeyChanges:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
+
+
+def _distinct_values(before: pa.Table, after: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return, for each column of `before`, one flag per row: True if the values differ. NaN and null equal themselves.
+
+    Opening DuckDB takes tens of milliseconds, so Arrow compares what it can.
+    """
+    flags, others = dict[str, npt.NDArray[np.bool_]](), list[str]()
+    for name in before.column_names:
+        one, other = before[name], after[name]
+        if one.type != other.type or not any(is_kind(one.type) for is_kind in _IN_ARROW):
+            others.append(name)
+            continue
+        unequal = pc.not_equal(one, other)
+        if pa.types.is_floating(one.type):
+            unequal = pc.and_(unequal, pc.invert(pc.and_(pc.is_nan(one), pc.is_nan(other))))
+        unequal = pc.fill_null(unequal, pc.xor(pc.is_null(one), pc.is_null(other)))
+        flags[name] = np.asarray(unequal.to_numpy(), np.bool_)
+    if others:
+        columns = {f"b{number}": _comparable(before[name]) for number, name in enumerate(others)}
+        columns |= {f"a{number}": _comparable(after[name]) for number, name in enumerate(others)}
+        tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(len(others)))
+        with duckdb.connect() as con:
+            con.register("sides", pa.table(columns))
+            unequal_columns = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
+        flags |= {
+            name: np.asarray(unequal.to_numpy(), np.bool_)
+            for name, unequal in zip(others, unequal_columns, strict=True)
+        }
+    return {name: flags[name] for name in before.column_names}
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -272,6 +272,7 @@ class Intent(Enum):
     COLLECT = "`gc`"
     ARCHIVE = "`archive`"
     EDIT = "`edit`"
+    REPAIR = "`repair`"
     FORGET = "`forget`"
     MIGRATE = "`migrate`"
     REWIND = "`rewind`"
@@ -316,6 +317,7 @@ _ROWS: Mapping[Intent, tuple[ExclusionRule, ...]] = {
     Intent.COLLECT:         (_R, _R, _R, _R, _B, _B, _B, _R, _B, _B, _B, _B, _R),
     Intent.ARCHIVE:         (_R, _R, _R, _R, _B, _B, _B, _B, _B, _B, _B, _B, _R),
     Intent.EDIT:            (_R, _R, _R, _R, _W, _B, _B, _R, _B, _B, _B, _B, _R),
+    Intent.REPAIR:          (_R, _R, _R, _R, _W, _B, _B, _R, _B, _B, _B, _B, _R),
     Intent.FORGET:          (_R, _R, _R, _R, _B, _R, _R, _R, _B, _B, _R, _B, _R),
     Intent.MIGRATE:         (_R, _R, _R, _R, _T, _R, _B, _R, _F, _B, _B, _B, _R),
     Intent.REWIND:          (_R, _R, _R, _R, _R, _X, _B, _R, _F, _B, _B, _B, _R),
@@ -348,6 +350,7 @@ _REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
         Intent.CLONE: _SNAPSHOT,
         Intent.COLLECT: "no version refers to the rewritten files yet, so garbage collection could delete them",
         Intent.EDIT: "an edit could write these keys again",
+        Intent.REPAIR: "a repair could write these keys again",
         # Each of these operations first takes a snapshot with in-flight records.
         Intent.MIGRATE: _SNAPSHOT,
         Intent.REWIND: _SNAPSHOT,

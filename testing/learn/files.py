@@ -24,10 +24,11 @@ Rows = Mapping[str, list[object]]
 
 @dataclass(frozen=True, slots=True)
 class LearnedTest:
-    """Records, the branches that they reach, and the rows that they give, by table and by topic that is written."""
+    """Records, their outcomes, and the rows that they give, by table and by topic that is written."""
 
     records: tuple[TopicRecord, ...]
     branches: frozenset[Branch]
+    effects: frozenset[str]
     expected: tuple[Rows, Rows]
 
 
@@ -106,9 +107,10 @@ def _function(number: int, test: LearnedTest, names: Mapping[int, str]) -> str:
         for name, rows in rows_of.items():
             is_rejected = what == _TABLE and name.endswith("_rejected")
             lines += _assertion((_REJECTED if is_rejected else what).format(literal(name)), rows)
-    branches = "\n    ".join(_comment(str(branch))[:_WIDTH] for branch in sorted(test.branches)) or "# no branch"
+    outcomes = [*map(str, sorted(test.branches)), *sorted(test.effects)]
+    comments = "\n    ".join(_comment(outcome)[:_WIDTH] for outcome in outcomes) or "# no branch"
     body = "\n    ".join(lines)
-    return f"def test_{number}() -> None:\n    {branches}\n    {body}"
+    return f"def test_{number}() -> None:\n    {comments}\n    {body}"
 
 
 def _comment(text: str) -> str:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from ...errors import Refused, SlackwaterError
 from ...state.failing import minimize_failing
-from .. import Ran
 from .branches import Branch
 from .files import LearnedTest, expected_rows, write_tests
 from .history import sample_records
 from .masking import RecordMask, mask_records
-from .runs import ProgramRuns, TopicRecord
+from .runs import Observed, ProgramRuns, TopicRecord
 
 if TYPE_CHECKING:
     from ...client.app import StoredApp
 
-_MAX_RUNS = 60
-"""Maximum number of runs to make a set of records smaller, and to mask the most fields."""
+_Outcomes = frozenset[Branch | str]
+_MAX_MASKING_RUNS = 40
+"""Maximum number of runs to mask more fields."""
 Progress = Callable[[str], None]
 
 
@@ -39,7 +39,7 @@ class Learned:
     sampled: int
     """Number of records that were tried."""
     shown: tuple[str, ...]
-    """Fields whose texts are not masked, since the program's branches depend on them."""
+    """Fields whose values are not masked, since the program's branches depend on them."""
     runs: int
 
 
@@ -50,6 +50,7 @@ def learn_tests(
     *,
     records: int = 200,
     show_values: bool = False,
+    max_runs: int = 40,
     on_progress: Progress = lambda _doing: None,
 ) -> Learned:
     """Write a pytest file with few historical records that reach each branch of a program, and the rows they give.
@@ -59,7 +60,8 @@ def learn_tests(
         code: the program's file.
         out: folder of the test file `test_APP.py`, which is written anew.
         records: number of records of each topic to try, from several parts of the history; and of rejected ones.
-        show_values: True to keep texts as they are, instead of pseudonyms.
+        show_values: True to keep values as they are, instead of pseudonyms.
+        max_runs: maximum number of runs to choose fewer records, and to find records for tests of their own.
         on_progress: called with a line about the current step.
 
     Raises:
@@ -71,9 +73,8 @@ def learn_tests(
     with tempfile.TemporaryDirectory(prefix="slackwater-learn-", ignore_cleanup_errors=True) as folder:
         runs = ProgramRuns(file, app.name, Path(folder))
         sample = sample_records(app, records)
-        choice = _Choice(runs, on_progress)
-        all_reached = choice.reached(sample)
-        few = choice.minimal(sample, all_reached)
+        choice = _Choice(runs, max_runs, on_progress)
+        few = choice.minimal(sample, choice.outcomes(sample))
         mask = RecordMask()
         if not show_values:
             unmasked = f"slackwater learn-tests {app.called} --code {file} --show-values"
@@ -94,60 +95,64 @@ def _hidden(mask: RecordMask, *, show_values: bool) -> str:
     kept = ", ".join(map(repr, sorted({*mask.kept} & mask.fields.keys())))
     but = f", except for {kept}, on which branches depend" if kept else ""
     return (
-        f"Texts are pseudonyms{but}. Names of fields, single characters, times, and numbers of up to seven digits or "
-        "in JSON are those of the records."
+        f"Texts and numbers are pseudonyms{but}. Names of fields, single characters and digits, and times are those of "
+        "the records."
     )
 
 
 @dataclass
 class _Choice:
-    """Choice of records by the branches that they reach. Results of runs are kept."""
+    """Choice of records by the outcomes of their runs, which are kept."""
 
     runs: ProgramRuns
+    max_runs: int
     progress: Progress
-    _known: dict[tuple[int, ...], tuple[Sequence[TopicRecord], frozenset[Branch]]] = field(default_factory=dict)
-    """Branches by the identities of the records, which are kept so that no others get these."""
+    _known: dict[tuple[int, ...], tuple[Sequence[TopicRecord], _Outcomes]] = field(default_factory=dict)
+    """Outcomes by the identities of the records, which are kept so that no others get these."""
 
-    def reached(self, records: Sequence[TopicRecord]) -> frozenset[Branch]:
+    def outcomes(self, records: Sequence[TopicRecord]) -> _Outcomes:
+        """Return the branches that the records reach together, and their other effects."""
         key = tuple(map(id, records))
         if key not in self._known:
-            self._known[key] = records, self._observe(records)[1]
+            self._known[key] = records, self._observe(records).outcomes
         return self._known[key][1]
 
-    def _observe(self, records: Sequence[TopicRecord]) -> tuple[Ran, frozenset[Branch]]:
+    def _observe(self, records: Sequence[TopicRecord]) -> Observed:
         self.progress(f"run {self.runs.num_runs + 1}, of {len(records):,} records")
         return self.runs.observe(records)
 
-    def minimal(self, sample: Sequence[TopicRecord], wanted: frozenset[Branch]) -> Sequence[TopicRecord]:
-        """Return few records that reach the wanted branches together."""
-        return minimize_failing(sample, lambda some: self._has_reached(some, wanted), max_tries=_MAX_RUNS)[0]
+    def minimal(self, sample: Sequence[TopicRecord], wanted: _Outcomes) -> Sequence[TopicRecord]:
+        """Return few records that have the wanted outcomes together."""
+        return minimize_failing(sample, lambda some: self._has_outcomes(some, wanted), max_tries=self.max_runs)[0]
 
     def masked(self, records: Sequence[TopicRecord], instead: str) -> tuple[Sequence[TopicRecord], RecordMask]:
-        """Return records with texts masked, except for fields on which the reached branches depend; and the mask."""
-        wanted = self.reached(records)
-        return mask_records(records, lambda some: self._has_reached(some, wanted), max_tries=_MAX_RUNS, instead=instead)
+        """Return records with values masked, except for fields on which their outcomes depend; and the mask."""
+        wanted = self.outcomes(records)
+        return mask_records(
+            records, lambda some: self._has_outcomes(some, wanted), max_tries=_MAX_MASKING_RUNS, instead=instead
+        )
 
-    def _has_reached(self, records: Sequence[TopicRecord], wanted: frozenset[Branch]) -> bool:
+    def _has_outcomes(self, records: Sequence[TopicRecord], wanted: _Outcomes) -> bool:
         try:
-            return wanted <= self.reached(records)
+            return wanted <= self.outcomes(records)
         except SlackwaterError:
             return False
 
     def tests(self, few: Sequence[TopicRecord]) -> tuple[LearnedTest, ...]:
-        """Return a test of all records, and one of each single record that reaches branches, fewest branches first."""
-        groups = [few] if len(few) == 1 else [*([record] for record in few), few]
-        tests, seen = list[LearnedTest](), set[frozenset[Branch]]()
-        for group in groups:
-            observed, branches = self._observe(group)
-            if branches in seen and group is not few:
+        """Return a test of all records, and one of each single record with other outcomes, fewest records first."""
+        single = [[record] for record in few[: self.max_runs]] if len(few) > 1 else []
+        tests, seen = list[LearnedTest](), set[_Outcomes]()
+        for group in (*single, few):
+            observed = self._observe(group)
+            if observed.outcomes in seen and group is not few:
                 continue
-            seen.add(branches)
+            seen.add(observed.outcomes)
             rows = expected_rows(self.runs.run(group))
             # Conditions that report their outcomes are the same conditions.
-            if rows != expected_rows(observed):
+            if rows != expected_rows(observed.ran):
                 raise Refused(
                     f"{self.runs.file.name} gives other rows when it runs again on the same records",
                     hint=f"slackwater check {self.runs.file.name} finds the cause",
                 )
-            tests.append(LearnedTest(tuple(group), branches, rows))
+            tests.append(LearnedTest(tuple(group), observed.branches, observed.effects, rows))
         return tuple(sorted(tests, key=lambda test: len(test.records)))

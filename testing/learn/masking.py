@@ -1,8 +1,7 @@
-"""Masking of records: texts become pseudonyms that keep their form, equal texts equal ones.
+"""Masking of records: texts and numbers become pseudonyms that keep their form, equal values equal ones.
 
-Names of fields, numbers within JSON documents, truth values, and texts that are ISO times, single characters or numbers
-of up to seven digits are kept: a program computes with them. Texts of a field whose masking would change the reached
-branches are kept too.
+Names of fields, truth values, ISO times, and single characters and digits are kept: a program computes with them.
+Values of a field whose masking would change the reached branches are kept too.
 """
 
 from __future__ import annotations
@@ -12,33 +11,50 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import Refused
 from ...state.failing import minimize_failing
 from .. import Record
+from .number_mask import NumberMask, number_of_text
 from .runs import TopicRecord
 
-_NUMBER = r"[-+]?(?!(?:\D*\d){8})\d*[.,]?\d+"
 _DATE = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:[.,]\d{1,9})?)?(?: ?(?:Z|[-+](?:[01]\d|2[0-3])(?::?[0-5]\d)?))?"
-_KEPT = re.compile(rf"{_NUMBER}|{_DATE}(?:[T ]{_TIME})?|{_TIME}|.|true|false|null", re.DOTALL | re.ASCII)
+_KEPT = re.compile(rf"{_DATE}(?:[T ]{_TIME})?|{_TIME}|.|true|false|null", re.DOTALL | re.ASCII)
 _CHARACTERS = re.compile(r"[^\W_]")
 _MAX_TRIED = 10_000
+_Value = TypeVar("_Value", str, float)
 
 
 @dataclass
 class RecordMask:
-    """Mask of some records; `kept` are the paths of fields whose texts are shown, such as `customer.country`."""
+    """Mask of some records; `kept` are the paths of fields whose values are shown, such as `customer.country`."""
 
     kept: Collection[str] = ()
     fields: dict[str, None] = field(default_factory=dict)
-    """Paths of fields with a masked text."""
+    """Paths of fields with a masked value."""
+    _numbers: NumberMask = field(default_factory=NumberMask)
     _names: dict[str, str] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
 
-    def record(self, record: Record) -> Record:
-        """Return a record with masked value, key and headers. Raises `Refused` if one of them is not text."""
+    def records(self, records: Sequence[TopicRecord]) -> list[TopicRecord]:
+        """Return records with masked values, keys and headers.
+
+        Raises `Refused` with the topic if one of them is not text.
+        """
+        for record in records:  # so that all numbers are known
+            self._in_topic(record)
+        return [*map(self._in_topic, records)]
+
+    def _in_topic(self, record: TopicRecord) -> TopicRecord:
+        try:
+            return record._replace(record=self._record(record.record))
+        except Refused as error:
+            error.begin_with(f"topic {record.topic!r}")
+            raise
+
+    def _record(self, record: Record) -> Record:
         headers = [(name, self._data("headers", value)) for name, value in record.headers or ()]
         value = record.value if isinstance(record.value, bytes) else None
         return record._replace(value=self._data("", value), key=self._data("key", record.key), headers=headers)
@@ -47,40 +63,50 @@ class RecordMask:
         if data is None:
             return None
         text = _decode(data)
-        try:
-            document = json.loads(text)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict | list | str):
-            # A number alone may be a key of digits, such as a telephone number.
-            return self._text(path or "value", text).encode()
-        masked = self._value(path, document)
-        return data if masked == document else json.dumps(masked, ensure_ascii=False).encode()
+        with suppress(ValueError, RecursionError):
+            document = json.loads(text, object_pairs_hook=_once)
+            if isinstance(document, dict | list | str):
+                masked = self._value(path, document)
+                return data if masked == document else json.dumps(masked, ensure_ascii=False).encode()
+        # A number alone may be a key of digits, such as a telephone number.
+        return self._text(path or "value", text).encode()
 
     def _value(self, path: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {name: self._value(f"{path}.{name}".lstrip("."), item) for name, item in value.items()}
         if isinstance(value, list):
             return [self._value(path, item) for item in value]
-        return self._text(path or "value", value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return self._text(path or "value", value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return self._shown(path or "value", value, self._numbers.pseudonym(value)) if is_number else value
 
     def _text(self, path: str, text: str) -> str:
-        if _KEPT.fullmatch(text):
-            return text
-        self.fields[path] = None
-        return text if path in self.kept else self._name(text)
+        number = number_of_text(text)
+        if number is not None:
+            return self._shown(path, text, json.dumps(self._numbers.pseudonym(number)))
+        return text if _KEPT.fullmatch(text) else self._shown(path, text, self._name(text))
+
+    def _shown(self, path: str, value: _Value, pseudonym: _Value) -> _Value:
+        if value != pseudonym:
+            self.fields[path] = None
+        return value if path in self.kept else pseudonym
 
     def _name(self, text: str) -> str:
         """Return a pseudonym in which letters and digits are replaced, and which is another one for another text."""
         if text not in self._names:
             number = len(self._names)
             name = _spell(number, text)
-            while (name in self._taken or _KEPT.fullmatch(name)) and number < len(self._names) + _MAX_TRIED:
+            while self._is_used(name) and number < len(self._names) + _MAX_TRIED:
                 number += 1
                 name = _spell(number, text)
             self._names[text] = name
             self._taken.add(name)
         return self._names[text]
+
+    def _is_used(self, name: str) -> bool:
+        """Return True if another text may have this pseudonym, or is shown as it is."""
+        return name in self._taken or _KEPT.fullmatch(name) is not None or number_of_text(name) is not None
 
 
 def mask_records(
@@ -98,7 +124,11 @@ def mask_records(
 
     def masked(kept: Collection[str]) -> tuple[Sequence[TopicRecord], RecordMask]:
         mask = RecordMask(kept)
-        return [_mask_in_topic(mask, record, instead) for record in records], mask
+        try:
+            return mask.records(records), mask
+        except Refused as error:
+            error.hint = instead
+            raise
 
     all_masked = masked(())
     if is_enough(all_masked[0]):
@@ -107,13 +137,11 @@ def mask_records(
     return masked(minimize_failing(fields, lambda kept: is_enough(masked(kept)[0]), max_tries=max_tries)[0])
 
 
-def _mask_in_topic(mask: RecordMask, record: TopicRecord, instead: str) -> TopicRecord:
-    try:
-        return record._replace(record=mask.record(record.record))
-    except Refused as error:
-        error.begin_with(f"topic {record.topic!r}")
-        error.hint = instead
-        raise
+def _once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a document. Raises `ValueError` if it has a field twice: Python would know the last alone."""
+    if len(fields) > len(dict(fields)):
+        raise ValueError("a field is there twice")
+    return dict(fields)
 
 
 def _decode(data: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .. import Ran, Record, run
 from .branches import Branch, InstrumentedProgram, instrument
+from .effects import effects_of
 
 if TYPE_CHECKING:
     from ...pipeline.api.app import App
@@ -21,6 +22,19 @@ class TopicRecord(NamedTuple):
     topic: str
     """The topic's name in the program."""
     record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Result of a run, with the branches that it reached and its other effects."""
+
+    ran: Ran
+    branches: frozenset[Branch]
+    effects: frozenset[str]
+
+    @property
+    def outcomes(self) -> frozenset[Branch | str]:
+        return self.branches | self.effects
 
 
 @dataclass
@@ -38,15 +52,15 @@ class ProgramRuns:
     def __post_init__(self) -> None:
         self.instrumented = instrument(self.file.read_bytes())
 
-    def observe(self, records: Sequence[TopicRecord]) -> tuple[Ran, frozenset[Branch]]:
-        """Run the instrumented program; return the result, and the branches it reaches. Raises the errors of `run`."""
+    def observe(self, records: Sequence[TopicRecord]) -> Observed:
+        """Run the instrumented program. Raises the errors of `run`."""
         self.num_runs += 1
         place = Path(tempfile.mkdtemp(dir=self.folder))
         copy, reports = place / self.file.name, place / "reached"
         reports.mkdir()
         self.instrumented.write(copy, reports)
         ran = run_program(load_program(copy, self.name), records)
-        return ran, self.instrumented.reached(reports)
+        return Observed(ran, self.instrumented.reached(reports), effects_of(ran))
 
     def run(self, records: Sequence[TopicRecord]) -> Ran:
         """Run the program as it is."""

@@ -15,7 +15,11 @@ def learned_result(learned: Learned) -> Result:
     data = {
         **attributes(learned, "app", "file", "sampled", "shown", "runs"),
         "tests": [
-            {"records": len(test.records), "branches": [str(branch) for branch in sorted(test.branches)]}
+            {
+                "records": len(test.records),
+                "branches": [str(branch) for branch in sorted(test.branches)],
+                "effects": sorted(test.effects),
+            }
             for test in learned.tests
         ],
         "branches": len(learned.reached) + len(learned.unreached),
@@ -31,7 +35,7 @@ def _blocks(learned: Learned) -> Iterator[Block]:
     records = formats.plural(len(learned.tests[-1].records), "record")
     yield f"{records} of {learned.sampled:,} that were tried, in {formats.plural(learned.runs, 'run')}"
     if learned.shown:
-        yield f"not masked, as branches depend on their texts: {', '.join(learned.shown)}"
+        yield f"not masked, as branches depend on their values: {', '.join(learned.shown)}"
     if learned.unreached:
         yield ""
         yield TableBlock.from_rows(

@@ -30,8 +30,8 @@ from slackwater.store.versions import apps
 
 from tests.chaos.flights import ALERTS, FLIGHTS, Flights
 from tests.chaos.programs import Driver, Program, Verb, kill_one, marked, verb
-from tests.conftest import SHORT_LIVED
 from tests.end_to_end.under_fire.spark_cluster import words_of
+from tests.programs.spark_classes import SHORT_LIVED
 from tests.support.running import SLACKWATER
 
 KILLS = {

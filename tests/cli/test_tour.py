@@ -158,11 +158,12 @@ def test_the_records_named_are_the_first_bad_ones_that_were_sent(told: Any, feed
     assert json.loads(bytes.fromhex(named["value"])) == bad[named["partition"], named["offset"]]
 
 
+@pytest.mark.ci
 def test_a_terminal_gets_text_and_the_page_until_ctrl_c(bare: Mapping[str, str]) -> None:
     environment = {name: value for name, value in bare.items() if name != "PYTHONPATH"}
     with Terminal("tour", environment=environment) as terminal:
         url = terminal.read_until(r"the page: (http://127\S+) ").partition("#")[0]
-        with urllib.request.urlopen(f"{url}apps", timeout=30) as answer:  # noqa: S310  our own server
+        with urllib.request.urlopen(f"{url}apps", timeout=180) as answer:  # noqa: S310  our own server
             assert json.load(answer) == {"apps": ["flights", recording.STAGING]}
         assert (terminal.interrupt(), terminal.process.wait(30)) == ("", 0)
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", terminal.text)

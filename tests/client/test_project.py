@@ -74,6 +74,7 @@ def test_an_unusable_path_is_named_in_the_error(tmp_path: Path) -> None:
         write_project("shop")
 
 
+@pytest.mark.ci
 @given(
     st.one_of(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True), st.sampled_from(["json", "feed", "class"]))
 )
@@ -115,6 +116,7 @@ def feeder(folder: Path) -> Any:
     return program
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 def test_the_test_of_a_project_passes_without_kafka(tmp_path: Path) -> None:
     write_project("shop", tmp_path / "shop")

@@ -61,5 +61,5 @@ def test_background_programs_stop_with_the_demo(ending: signal.Signals, tmp_path
         pid = next(int(line.split()[1]) for line in demo.stdout if line.startswith("runs: "))
         assert psutil.pid_exists(pid)
         demo.send_signal(ending)
-        demo.communicate(timeout=60)
+        demo.communicate(timeout=180)
     assert (demo.returncode, psutil.pid_exists(pid)) == (128 + ending, False)

@@ -50,7 +50,7 @@ def actionlint(folder: Path) -> tuple[int, str]:
     """Lint the workflows of a repository, with the inputs of their actions."""
     workflows = sorted((folder / ".github" / "workflows").glob("*.yml"))
     words = [built("actionlint"), "-no-color", *workflows]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=180)
     return done.returncode, done.stdout + done.stderr
 
 

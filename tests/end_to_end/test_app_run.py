@@ -111,6 +111,7 @@ def counted(rows: pa.Table, state: pa.Table) -> pa.Table:
     return pa.table({"n.": pc.add(pc.fill_null(state["n."], 0), counts)})
 
 
+@pytest.mark.ci
 def test_columns_may_have_any_name_that_a_table_takes(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

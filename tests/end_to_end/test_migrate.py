@@ -122,6 +122,7 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
     assert max(accounts["newest"].to_pylist()) == ledger.sent - 1
 
 
+@pytest.mark.ci
 def test_new_columns_cover_the_past_if_the_program_starts_from_the_beginning_and_is_promoted(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

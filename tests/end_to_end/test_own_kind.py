@@ -90,6 +90,7 @@ def test_a_custom_kind_runs_rejects_replays_migrates_clones_and_bisects(
     assert app.tops() != of_now
 
 
+@pytest.mark.ci
 def test_a_stateful_processor_runs_rejects_replays_and_bisects(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     app = Ledger(kafka.bootstrap, tmp_path, program=APPS / "carts.py")
     store = open_store(app.store)

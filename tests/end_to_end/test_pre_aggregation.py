@@ -26,6 +26,7 @@ def sums(raw: DataFrame) -> DataFrame:
     return raw.select(F.col("key").cast("string").alias("k"), F.col("value").cast("string").cast("long").alias("v"))
 
 
+@pytest.mark.ci
 def test_batches_with_few_keys_are_pre_aggregated_and_the_table_is_the_same(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

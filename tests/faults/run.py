@@ -13,9 +13,9 @@ from pathlib import Path
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.session import spark_session
 
-from tests.conftest import SHORT_LIVED
 from tests.faults.plants import CLASSES
 from tests.faults.trial import ALL, NEVER_BAD, Outcome, trial
+from tests.programs.spark_classes import SHORT_LIVED
 
 SEEDS = 20
 

@@ -20,6 +20,7 @@ def check(kafka: EmbeddedKafka, folder: Path, seed: int, *names: str) -> None:
     assert {outcome.name for outcome in outcomes if outcome.asked == ALL} == set(names), table(outcomes)
 
 
+@pytest.mark.ci
 def test_a_record_that_waited_in_a_join_is_blamed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     """The same for rejected records is in operations/debugging/replay/test_several_records.py."""
     check(kafka, tmp_path, 3, "join")

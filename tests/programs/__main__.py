@@ -13,7 +13,7 @@ from slackwater.errors import SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
 
-from tests.programs import go
+from tests.programs import go, spark_classes
 from tests.serve.page import browser
 from tests.support.registries import EmbeddedRegistry, unpacked
 
@@ -27,6 +27,7 @@ def main(names: Sequence[str]) -> int:
             _say(f"error: {error.message}\nhint: {error.hint}")
             return 1
     unpacked(EmbeddedRegistry.jars.folder)
+    spark_classes.build()
     for name in names:
         if not go.is_built(name):
             _say(f"building {name}, once …")

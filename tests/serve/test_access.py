@@ -111,7 +111,7 @@ def test_an_open_stream_ends_with_a_reason_when_its_token_is_removed(
     ask, token = own(GUARDED), made(client, "reports")
     headers = {"authorization": f"Bearer {token}"}
     at = urllib3.PoolManager().request(
-        "GET", f"{ask.url}/apps/flights/commits", headers=headers, preload_content=False, timeout=10
+        "GET", f"{ask.url}/apps/flights/commits", headers=headers, preload_content=False, timeout=180
     )
     with caplog.at_level(logging.INFO, AUDIT.name):
         assert at.readline() == b"event: commit\n"

@@ -39,7 +39,7 @@ class Load:
 
     def __init__(self, url: str, token: str, a_second: float) -> None:
         self._url, self._every_s = url, 1 / a_second
-        self._http = urllib3.PoolManager(maxsize=64, retries=False, timeout=60)
+        self._http = urllib3.PoolManager(maxsize=64, retries=False, timeout=180)
         self._headers = {"authorization": f"Bearer {token}"}
         self.statuses: Counter[int] = Counter()
         self.took_s: list[float] = []

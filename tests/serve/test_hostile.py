@@ -145,7 +145,7 @@ def test_answers_to_valid_and_invalid_requests_conform_to_the_document(besieged:
 @pytest.fixture
 def connected(instance: str) -> Callable[[], socket.socket]:
     host, port = instance.removeprefix("http://").split(":")
-    return lambda: socket.create_connection((host, int(port)), timeout=15)
+    return lambda: socket.create_connection((host, int(port)), timeout=180)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_min_offsets_of_a_topic_that_is_not_read_are_an_error(ask: Ask) -> None:
 
 def test_commits_are_streamed_as_they_happen(app: FlightsApp, own: Callable[..., Ask]) -> None:
     ask = own()
-    events = urllib3.PoolManager().request("GET", f"{ask.url}/apps/flights/commits", preload_content=False, timeout=20)
+    events = urllib3.PoolManager().request("GET", f"{ask.url}/apps/flights/commits", preload_content=False, timeout=180)
     text = b""
     while b"\n\n" not in text:
         text += events.read1(4096)

@@ -28,7 +28,7 @@ from ...support.row import Row
 from ...support.written import Stage
 
 KEYS, VERSIONS, BATCH = 5_000_000, 86_400, 20
-SECONDS = 3 * 3600
+SECONDS = 3600
 """Time to write the history."""
 _LATER = 24
 """Later records of the dropped record's key."""
@@ -72,7 +72,8 @@ def _app() -> sw.App:
     def parsed(raw: DataFrame) -> DataFrame:
         return raw.select(F.from_json(F.col("value").cast("string"), "k string, x long").alias("r")).select("r.*")
 
-    app.stage(name="t", reads=sw.topic("events"), key="k", state=sw.aggregate(n=sw.count(), total=sw.sum("x")))(parsed)
+    state = sw.aggregate(n=sw.count(), total=sw.sum("x"))
+    app.stage(name="t", reads=sw.topic("events"), key="k", state=state, table=sw.table(partitions=1))(parsed)
     return app
 
 
@@ -88,6 +89,7 @@ class _Day:
         self.first, self._offset, self._random = 0, 1, np.random.default_rng(1)
         numbers = pa.array(np.arange(keys)).cast(pa.string())
         self._names = pc.binary_join_element_wise("key", pc.utf8_lpad(numbers, 9, "0"), "")
+        self._seqs = np.full(keys, self.stage.head.version + 1)
         self.stage.put(pa.table({"k": self._names, "n": self.counts, "total": self.totals}))
         self.stage.compact(full=True)
 
@@ -106,9 +108,9 @@ class _Day:
         )
         self._kafka._append("events", [Record(value.encode(), partition=0) for value in values])
         self._offset += len(chosen)
-        self.stage.put(
-            pa.table({"k": names, "n": self.counts[chosen], "total": self.totals[chosen]}), self._read(len(chosen))
-        )
+        rows = pa.table({"k": names, "n": self.counts[chosen], "total": self.totals[chosen]})
+        before, self._seqs[chosen] = self._seqs[chosen], self.stage.head.version + 1
+        self.stage.put(rows, self._read(len(chosen)), before)
         self.stage.compact()
 
     def _read(self, count: int) -> dict[str, Input]:

@@ -15,11 +15,13 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ....errors import Refused
 from ....pipeline.api.app import App
 from ....pipeline.api.stage import Stage
+from ....pipeline.batch.rerun import RecordNumbers, Rerun, numbered_records_frame
 from ....pipeline.batch.schemas import StageSchemas, derive_schemas
 from ....pipeline.kafka.archived import with_archives
 from ....pipeline.kafka.protocol import Kafka
@@ -59,6 +61,20 @@ class LoadedProgram:
     kafka: Kafka = field(repr=False)
     scratch: LocalStore
     patience_s: float = 60
+
+    def run_function(
+        self, stage: str, inputs: Mapping[str, pa.Table], numbers: Mapping[str, RecordNumbers], output: str
+    ) -> tuple[pa.Table, bool]:
+        """Run a stage's function over records in one Spark job. Returns its rows, and True if they include `RECORD`.
+
+        `numbers` has the number of each record. `output` is the channel to compute; empty for the table.
+        """
+        with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+            records = [
+                numbered_records_frame(self.spark, rows, numbers[name], Path(folder) / name)
+                for name, rows in inputs.items()
+            ]
+            return Rerun(self.app.stages[stage], self.shapes[stage], records, output).to_arrow()
 
 
 @contextmanager

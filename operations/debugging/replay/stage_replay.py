@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +14,7 @@ from msgspec.structs import replace
 
 from ....errors import NotFound, Refused
 from ....pipeline.api.stage import Stage
-from ....pipeline.batch.rerun import RecordNumbers, Rerun, numbered_records_frame
+from ....pipeline.batch.rerun import RecordNumbers
 from ....pipeline.batch.schemas import StageSchemas
 from ....pipeline.source.spark_types import arrow_schema_of
 from ....snapshot.bisect.verdict import RecordLocation
@@ -333,12 +331,7 @@ class StageReplay:
     def _run_function(
         self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, RecordNumbers]
     ) -> tuple[pa.Table, bool]:
-        with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
-            records = [
-                numbered_records_frame(self.program.spark, rows, numbers[name], Path(folder) / name)
-                for name, rows in inputs.items()
-            ]
-            return Rerun(self.stage, self.shape, records, self.output).to_arrow()
+        return self.program.run_function(self.after.stage, inputs, numbers, self.output)
 
 
 def run_together(replays: Sequence[StageReplay]) -> None:

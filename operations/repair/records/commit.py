@@ -6,8 +6,9 @@ Protocol:
 2. Put the repair (`journal`), which later repairs and an undo read.
 3. Beside a runner, hold the app at its offsets until all stages have read their channels, and plan again: only batches
    since the first plan are replayed.
-4. Commit each stage's rows, senders first, through its runner, or here if it has none. A stage whose head has read
-   records since the plan refuses, and the plan is made again.
+4. Commit each stage's rows, senders first, through its runner, or here if it has none. The same version has the
+   records for sinks that can be corrected, which the publisher of the sink publishes like those of a batch. A stage
+   whose head has read records since the plan refuses, and the plan is made again.
 5. Mark the repair as done; an undo removes it.
 
 The plan is a function of the history and of the repairs in force, and what it changes is compared with the newest
@@ -16,30 +17,33 @@ rows. So the same call after a crash commits only what is missing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from msgspec.structs import replace
 
 from ....common import instants, runtime
-from ....errors import Refused, SlackwaterError
-from ....pipeline.run.background import background_thread
+from ....errors import NotFound, Refused, SlackwaterError
+from ....pipeline.messages.outbox import send_for_repair
+from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.change.edit import finish_repairs, put_rows
-from ....snapshot.change.switch import reachable_position, why_not_reached
+from ....snapshot.change.edited import Change
 from ....snapshot.cut.moments import heads_of, stages_of
 from ....snapshot.take.audit_log import operation_message
-from ....snapshot.under_way import runners
 from ....snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
-from ....snapshot.under_way.runners import Hold, Outdated, live_heartbeats
-from ....store.versions.manifest import Edit, Manifest
+from ....snapshot.under_way.runners import Outdated, live_heartbeats
+from ....store.versions.manifest import Edit, Manifest, Sink
 from ...debugging.replay.batches import OpenBatches
 from ...debugging.replay.program import LoadedProgram
+from .corrections import records_for_sinks
+from .hold import await_rest, holding
 from .journal import REPAIRS, Repair, new_parts, repair_to_undo, substitutes_of
-from .plan import RepairPlan, RepairPlanner, Seeds, Substitutes
+from .plan import RepairPlan, RepairPlanner, Seeds, readings
 from .stage_fold import edit_rows
 
-_POLL_S = 0.2
 _MAX_KEPT_HASHES = 10_000
 """Maximum number of followed keys that the journal has of a repair; a repair of more is taken to meet all keys."""
 _MAX_PLANS = 20
@@ -58,6 +62,7 @@ class RepairDone:
     """By changed stage, the version before the repair and the repair's version."""
     held_s: float = 0.0
     """Seconds for which runners read nothing."""
+    leaves_sinks: bool = False
 
 
 @dataclass
@@ -66,20 +71,22 @@ class RepairCall:
 
     Args:
         program: The program that ran, open for replays.
-        requested: Records to take out or to replace; for an undo, the values of replaced records.
+        requested: Records to take out, or the values in their place; for an undo, the values of replaced records.
         undo: True to undo the newest repair.
         max_keys: Maximum number of keys of all stages whose past is changed.
-        no_sinks: True to leave what sinks got as it is; else a repair that changes what they got is refused.
+        no_sinks: True to leave what sinks got as it is; else a repair that cannot correct what they got is refused.
+        since: By stage, the version up to which the records stay as they were read.
         on_wait: Called with the reason of a wait.
         on_version: Called before each version is replayed.
     """
 
     program: LoadedProgram
-    requested: Substitutes
+    requested: Mapping[RecordLocation, bytes | None]
     by: str
     undo: bool = False
     max_keys: int = 1_000
     no_sinks: bool = False
+    since: Mapping[str, int] = field(default_factory=dict)
     timeout_s: float = 60.0
     on_wait: Callable[[str], None] = lambda _why: None
     on_version: Callable[[Manifest], None] = lambda _manifest: None
@@ -101,35 +108,55 @@ class RepairCall:
         """Carry the repair out.
 
         Raises:
-            NotFound: No stage has read a record, or versions that did were collected; or there is nothing to undo.
-            Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that are to be others; a stage has
+            NotFound: No stage has read a record since `since`, or versions that did were collected; or there is nothing
+                to undo.
+            BadRecord: A topic would refuse the corrected record for a sink.
+            Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that cannot be corrected; a stage has
                 rows to read that are to be others and no runner; another repair is under way; or others kept
                 committing.
         """
         store, undo, heads = self.program.store, self.undo, self._heads()
-        check_exclusion(store, self.app, Intent.EDIT, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
+        check_exclusion(store, self.app, Intent.REPAIR, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
         self._others = [other for other in REPAIRS.all(store, self.app) if other.is_in_force(heads)]
-        former = repair_to_undo(self.app, self._others) if undo else self._check_alone()
+        kept = self._kept(heads)
+        former = repair_to_undo(self.app, self._others) if undo else self._check_alone(kept)
         if undo and former is not None:
             repair: Repair | None = replace(former, state="undoing")
         else:
-            dropped, replaced = new_parts(self._others, self.requested)
-            new = Repair(str(runtime.ulid()), self.by, instants.now_ms(), dropped, replaced)
+            dropped, replaced = new_parts(self._others, self.requested, kept)
+            own = {name: versions for name, versions in kept.items() if name in dropped or name in replaced}
+            new = Repair(str(runtime.ulid()), self.by, instants.now_ms(), dropped, replaced, own)
             repair = new if dropped or replaced else former
         self._repair = repair
         plan = self._plan(heads)
         if dry_run:
-            return RepairDone(plan, repair, undo)
+            return RepairDone(plan, repair, undo, leaves_sinks=self.no_sinks)
         self._check_sinks(plan)
         finish_repairs(store, self.app, plan.heads)
         with self._journal(former):
             plan = self._commit_all(plan)
-        return RepairDone(plan, repair, undo, self._versions, self._held_s)
+        return RepairDone(plan, repair, undo, self._versions, self._held_s, self.no_sinks)
 
-    def _check_alone(self) -> Repair | None:
+    def _kept(self, heads: Mapping[str, Manifest]) -> dict[str, tuple[str, ...]]:
+        """Return the versions up to `since` that read each requested record."""
+        kept = {}
+        for record in self.requested if self.since else ():
+            every = [*readings(self.program.store, heads, record)]
+            earlier = [f"{stage}@v{version}" for stage, version in every if version <= self.since.get(stage, 0)]
+            if every and len(earlier) == len(every):
+                raise NotFound(
+                    "record that a stage has read since the moment of --from",
+                    str(record),
+                    hint=f"{', '.join(earlier)} read it: give an earlier moment, or leave --from out",
+                )
+            if earlier:
+                kept[str(record)] = tuple(earlier)
+        return kept
+
+    def _check_alone(self, kept: Mapping[str, tuple[str, ...]]) -> Repair | None:
         """Return the interrupted repair that this call finishes, or None. Raises `Refused` if there is another one."""
         for other in self._others:
-            if other.state == "begun" and other.records == self._names:
+            if other.state == "begun" and (other.records, other.kept) == (self._names, kept):
                 return other
             if other.state != "done":
                 raise Refused(
@@ -207,19 +234,23 @@ class RepairCall:
         return frozenset(map(str, self.requested))
 
     def _check_sinks(self, plan: RepairPlan) -> None:
-        if plan.sinks and not self.no_sinks:
-            names = ", ".join(dict.fromkeys(f"{sink.stage}@v{sink.version} to {sink.sink!r}" for sink in plan.sinks))
+        counts = Counter[tuple[str, str]]()
+        for sink in plan.uncorrected if not self.no_sinks else ():
+            counts[sink.stage, sink.sink] += sink.withdrawn.num_rows + sink.new.num_rows
+        if counts:
+            names = ", ".join(f"{rows:,} of {stage} to {sink!r}" for (stage, sink), rows in counts.items())
             raise Refused(
-                f"sinks of {self.app} got rows that the repair would change: {names}; a repair sends nothing to sinks",
-                hint="--dry-run shows these rows; --no-sinks repairs the tables, and leaves the sinks to you",
+                f"consumers of {self.app} got rows that a repair cannot correct, because they are not the table's "
+                f"newest rows by its key: {names}",
+                hint="--dry-run shows these rows; --no-sinks repairs the tables, and leaves all sinks to you",
             )
 
     def _commit_all(self, plan: RepairPlan) -> RepairPlan:
         if not live_heartbeats(self.program.store, self.app, instants.now_ms()):
             return self._commit(plan)
         began = runtime.monotonic()
-        with self._holding():
-            self._await_quiet(began + self.timeout_s)
+        with holding(self.program.store, self.app, self.by, self._heads):
+            await_rest(self.program.store, self.app, self._heads, self.timeout_s, self.on_wait)
             try:
                 return self._commit(self._plan(self._heads()))
             finally:
@@ -237,17 +268,19 @@ class RepairCall:
                     hint=f"run the app until it has read it, and repeat the command: slackwater status {self.app}",
                 )
             try:
+                records = {} if self.no_sinks else self._records(plan)
                 for stage, changes in plan.changes.items():
                     edit = Edit(str(runtime.ulid()), self.by, what, operation_message())
                     head = plan.heads[stage]
-                    rows = edit_rows(changes)
+                    change = Change(rows=edit_rows(changes), records=records.get(stage, {}))
                     self._has_asked = True
                     done = put_rows(
                         self.program.store,
                         self.program.cache,
                         head,
-                        rows,
+                        change,
                         edit,
+                        send=self._send,
                         timeout_s=self.timeout_s,
                         on_wait=lambda runner: self.on_wait(f"waiting for {runner} to apply the repair"),
                     )
@@ -258,46 +291,12 @@ class RepairCall:
                 plan = self._plan(self._heads())
         raise Refused(f"other commits of {self.app} came first {_MAX_PLANS} times", hint="repeat the command")
 
-    def _await_quiet(self, until_s: float) -> None:
-        told = ""
-        while True:
-            heads = self._heads()
-            at = reachable_position(heads.values())
-            reasons = (why_not_reached(self.program.store, head, at) for head in heads.values())
-            if not (why := next(filter(None, reasons), "")):
-                return
-            if runtime.monotonic() > until_s:
-                raise Refused(
-                    f"the stages of {self.app} did not come to rest within {self.timeout_s:g} s: {why}",
-                    hint="repeat the command, with a longer --timeout",
-                )
-            if why != told:
-                self.on_wait(why)
-                told = why
-            runtime.sleep(_POLL_S)
+    def _records(self, plan: RepairPlan) -> dict[str, dict[str, pa.Table]]:
+        """Return the records for sinks that can be corrected, by stage and sink."""
+        return {
+            stage: records_for_sinks(self.program, plan.heads[stage], changes)
+            for stage, changes in plan.changes.items()
+        }
 
-    @contextmanager
-    def _holding(self) -> Iterator[None]:
-        """Hold the app's runners where they are."""
-        store, app, renewed, lock = self.program.store, self.app, 0, runtime.lock()
-
-        def renew() -> None:
-            nonlocal renewed
-            with lock:
-                at = reachable_position(self._heads().values())
-                hold = Hold(app, app, app, self.by, renewed, dict(at.offsets), at.clock_ms)
-                runners.put_holds(store, [hold], wake_runners=not renewed)
-                renewed += 1
-
-        def keep_renewing(over: runtime.Event) -> None:
-            # A replay may take longer than a hold lasts.
-            while not over.wait(runners.HOLD_RENEW_S):
-                with suppress(SlackwaterError):
-                    renew()
-
-        try:
-            renew()
-            with background_thread("repair-hold", keep_renewing):
-                yield
-        finally:
-            runners.release_holds(store, [app])
+    def _send(self, base: Manifest, records: Mapping[str, pa.Table]) -> Mapping[str, Sink]:
+        return send_for_repair(self.program.kafka, base, records, patience_s=self.program.patience_s)

@@ -13,7 +13,7 @@ from ....snapshot.bisect.verdict import RecordLocation
 from ....store.versions import keys, limits
 from ....store.versions.codec import JsonFolder
 from ....store.versions.manifest import Manifest
-from .plan import Substitutes
+from .plan import Substitute, Substitutes
 
 
 class Repair(Struct, frozen=True):
@@ -25,6 +25,8 @@ class Repair(Struct, frozen=True):
     dropped: tuple[limits.ShortText, ...]
     replaced: dict[limits.ShortText, limits.Checksum]
     """Checksum of the value in the place of each replaced record."""
+    kept: dict[limits.ShortText, tuple[limits.ShortText, ...]] = {}
+    """Versions, as `stage@vN`, in which a record itself stays, by record."""
     state: Literal["begun", "done", "undoing"] = "begun"
     versions: dict[limits.Name, limits.Version] = {}
     """Version of the repair, by changed stage."""
@@ -60,7 +62,9 @@ REPAIRS = JsonFolder(Repair, keys.repairs, lambda repair: repair.id)
 """Repairs that are not undone, oldest first."""
 
 
-def new_parts(repairs: Iterable[Repair], requested: Substitutes) -> tuple[tuple[str, ...], dict[str, str]]:
+def new_parts(
+    repairs: Iterable[Repair], requested: Mapping[RecordLocation, bytes | None], kept: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the records that no repair in force drops or replaces yet: dropped ones, and replaced with checksums.
 
     Raises `Refused` if a repair in force does something else with one of the records.
@@ -74,7 +78,11 @@ def new_parts(repairs: Iterable[Repair], requested: Substitutes) -> tuple[tuple[
             dropped.append(name)
         elif earlier is None:
             replaced[name] = checksum
-        elif earlier.state == "undoing" or earlier.replaced.get(name, "") != checksum:
+        elif (
+            earlier.state == "undoing"
+            or earlier.replaced.get(name, "") != checksum
+            or earlier.kept.get(name, ()) != kept.get(name, ())
+        ):
             raise Refused(
                 f"repair {earlier.id}, by {earlier.by}, is in force for {name}: {earlier.what}",
                 hint="undo it first: slackwater repair APP --code FILE --undo",
@@ -87,9 +95,11 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
 
     Raises `Refused` if the value of a replaced record is not among `values`.
     """
-    result: dict[RecordLocation, bytes | None] = {}
+    result: dict[RecordLocation, Substitute] = {}
     for repair in repairs:
-        result |= dict.fromkeys(map(RecordLocation.parse, repair.dropped))
+        kept = {name: frozenset(versions) for name, versions in repair.kept.items()}
+        for name in repair.dropped:
+            result[RecordLocation.parse(name)] = Substitute(None, kept.get(name, frozenset()))
         for name, checksum in repair.replaced.items():
             value = values.get(record := RecordLocation.parse(name))
             if value is None or xxh3_128_hexdigest(value) != checksum:
@@ -97,7 +107,7 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
                     f"repair {repair.id} put another record in the place of {name}, whose value is not kept",
                     hint=f"give it again, from the same file: --replace '{name}=FILE'",
                 )
-            result[record] = value
+            result[record] = Substitute(value, kept.get(name, frozenset()))
     return result
 
 

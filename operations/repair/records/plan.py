@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,15 +21,26 @@ from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.diff.equality import pair_similar_rows
 from ....snapshot.diff.key_changes import KeyChanges
 from ....snapshot.diff.reading import version_that_consumed, versions_that_read
+from ....store.objects.protocol import ObjectStore
 from ....store.versions import history, published
 from ....store.versions.manifest import Manifest
 from ...debugging.replay.batches import OpenBatches, ReplayBatch
 from .bounds import KeyLimit
 from .changes import BatchChange
+from .corrections import corrected_sinks
 from .stage_fold import SentRows, StageFold
 
-Substitutes = Mapping[RecordLocation, bytes | None]
-"""Records to take out, with the value of the record to put in its place; None for no record."""
+
+class Substitute(NamedTuple):
+    """What takes the place of a record."""
+
+    value: bytes | None
+    """Value of the record to put there; None for no record."""
+    kept: frozenset[str] = frozenset()
+    """Versions, as `stage@vN`, in which the record itself stays."""
+
+
+Substitutes = Mapping[RecordLocation, Substitute]
 Seeds = Mapping[str, Mapping[int, pa.Table]]
 """Keys that a repair changes, by stage and first version."""
 
@@ -43,6 +55,8 @@ class SinkDifference:
     withdrawn: pa.Table
     new: pa.Table
     is_published: bool
+    is_corrected: bool
+    """True if the consumers get the new rows of the stage's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +71,18 @@ class RepairPlan:
     followed: Mapping[str, frozenset[int]]
     """Hashes of the keys that were followed, by stage."""
     sinks: tuple[SinkDifference, ...]
+    corrected: Mapping[str, tuple[str, ...]]
+    """By changed stage, the sinks whose consumers get the changed rows."""
     in_flight: tuple[tuple[str, str, int], ...]
     """Reader, channel and sender's version of rows that a stage has still to read and that are to be others."""
     read_by: Mapping[RecordLocation, tuple[str, ...]]
     """Versions that read each record, as `stage@vN`."""
     versions: int
     """Number of versions that were replayed."""
+
+    @property
+    def uncorrected(self) -> tuple[SinkDifference, ...]:
+        return tuple(sink for sink in self.sinks if not sink.is_corrected)
 
 
 @dataclass
@@ -90,7 +110,7 @@ class RepairPlanner:
                 than `max_keys` keys are touched.
         """
         self._changes, self._sinks, self._in_flight = defaultdict(dict), [], []
-        read_by = {record: tuple(self._substitute(heads, record, value)) for record, value in substitutes.items()}
+        read_by = {record: tuple(self._substitute(heads, record, other)) for record, other in substitutes.items()}
         limit, begun, changes = KeyLimit(self.max_keys), dict[str, Mapping[int, pa.Table]](), dict[str, KeyChanges]()
         followed = dict[str, frozenset[int]]()
         for stage in _senders_first(heads):
@@ -110,16 +130,22 @@ class RepairPlanner:
             begun,
             followed,
             tuple(self._sinks),
+            {stage: self._corrected(heads[stage]) for stage in changes},
             tuple(dict.fromkeys(self._in_flight)),
             read_by,
             len(self.batches.opened),
         )
 
-    def _substitute(self, heads: Mapping[str, Manifest], record: RecordLocation, value: bytes | None) -> Iterator[str]:
+    def _corrected(self, head: Manifest) -> tuple[str, ...]:
+        return tuple(sink.name for sink in corrected_sinks(self.batches.program.app.stages[head.stage], head))
+
+    def _substitute(self, heads: Mapping[str, Manifest], record: RecordLocation, other: Substitute) -> Iterator[str]:
         """Change the input of the batches that read a record. Yields their versions."""
-        place, store = (record.topic, record.partition, record.offset), self.batches.program.store
-        readers = [head for head in heads.values() if any(at.topic == record.topic for at in head.inputs.values())]
-        versions = [(head, version) for head in readers for version in versions_that_read(store, head, *place)]
+        versions = [
+            (heads[stage], version)
+            for stage, version in readings(self.batches.program.store, heads, record)
+            if f"{stage}@v{version}" not in other.kept
+        ]
         if not versions:
             raise NotFound(
                 "record that a stage has read",
@@ -127,7 +153,7 @@ class RepairPlanner:
                 hint=f"`slackwater log {self.batches.program.app.name}` shows the offsets that each version read",
             )
         for head, version in versions:
-            self._change_batch(head, version, record, value)
+            self._change_batch(head, version, record, other.value)
             yield f"{head.stage}@v{version}"
 
     def _change_batch(self, head: Manifest, version: int, record: RecordLocation, value: bytes | None) -> None:
@@ -157,7 +183,8 @@ class RepairPlanner:
         if not isinstance(output, Repartition):
             position = published.newest(store, head, name) if name in head.sinks else None
             is_published = position is not None and position.version >= version
-            self._sinks.append(SinkDifference(head.stage, version, name, *rows, is_published))
+            is_corrected = name in self._corrected(head)
+            self._sinks.append(SinkDifference(head.stage, version, name, *rows, is_published, is_corrected))
             return
         for reader in heads.values():
             source = reader.inputs.get(name)
@@ -187,6 +214,14 @@ class RepairPlanner:
         if new.num_rows:
             schema = batch.replay.schemas[channel]
             change.add(channel, new.select(schema.names).cast(schema))
+
+
+def readings(store: ObjectStore, heads: Mapping[str, Manifest], record: RecordLocation) -> Iterator[tuple[str, int]]:
+    """Yield each stage and version that read a record of a user's topic; several of a stage after a reset."""
+    for stage, head in heads.items():
+        if any(source.topic == record.topic for source in head.inputs.values()):
+            place = record.topic, record.partition, record.offset
+            yield from ((stage, version) for version in versions_that_read(store, head, *place))
 
 
 def _senders_first(heads: Mapping[str, Manifest]) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ app(["attach", "kafka:totals", "--app", "shop", "--once", "--kafka", "memory://a
 """
 
 
+@pytest.mark.ci
 def test_spark_is_not_needed() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_SPARK], capture_output=True, text=True, check=False)
     assert "shop/totals: 1 version more, up to totals[0] 1" in done.stdout, done.stderr
@@ -164,6 +165,7 @@ def test_a_topic_without_records_has_no_columns_unless_they_are_named(kafka: Mem
     assert rows_of("shop", "FROM totals") == [{"key": "c1", "orders": 1}]
 
 
+@pytest.mark.ci
 def test_a_type_that_stored_values_do_not_fit_needs_another_stage(kafka: MemoryKafka) -> None:
     followed(kafka)
     send(kafka, c1={"orders": 1, "cents": 7.5})

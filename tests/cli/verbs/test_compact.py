@@ -136,7 +136,7 @@ def test_watch_merges_due_tables_until_it_is_stopped(
         # The watcher's timing decides which table is due first.
         assert json.loads(watching.stdout.readline())["stage"] in ("aircraft", "carriers")
         watching.send_signal(number)
-        _, said = watching.communicate(timeout=30)
+        _, said = watching.communicate(timeout=180)
     assert (watching.returncode, said) == (0, "")
     assert [noted.detail for noted in list_operations(store, "flights")] == ["--watch, all tables"]
 
@@ -157,5 +157,5 @@ def test_watch_continues_with_other_tables_if_a_merge_fails(app: FlightsApp, sto
         store.put(broken, whole)
         assert watching.stdout.readline().startswith("aircraft v11")
         watching.send_signal(signal.SIGTERM)
-        watching.communicate(timeout=30)
+        watching.communicate(timeout=180)
     assert watching.returncode == 0

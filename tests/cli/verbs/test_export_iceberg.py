@@ -60,7 +60,7 @@ def test_a_continuous_export_reports_the_tables_that_moved(app: FlightsApp, tmp_
         while shown["versions"]["carriers"] != app.heads["carriers"].version:  # it may have looked between commits
             shown = json.loads(running.stdout.readline())
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=60) == 0
+        assert running.wait(timeout=180) == 0
     assert found(tmp_path) == rows_of("flights", "FROM carriers ORDER BY 1")
 
 

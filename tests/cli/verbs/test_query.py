@@ -109,4 +109,4 @@ def test_a_closed_pipe_is_no_error(unbuffered: str, monkeypatch: pytest.MonkeyPa
         assert query.stdout.readline().strip() == "range"
         query.stdout.close()
         assert query.stderr.read() == ""
-        assert query.wait(timeout=60) == 141
+        assert query.wait(timeout=180) == 141

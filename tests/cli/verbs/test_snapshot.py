@@ -99,6 +99,6 @@ def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: Object
             "flights is not running: waiting up to 10m for its next run to take the snapshot, then withdrawing the "
             "request (--no-wait keeps the request; --instant pins the newest committed moment now)\n"
         )
-        assert take.communicate(timeout=60) == ("", told)
+        assert take.communicate(timeout=180) == ("", told)
         assert take.returncode == 130
     assert open_requests(store, "flights") == ()

@@ -126,5 +126,5 @@ def test_watch_runs_until_it_is_stopped(young: FlightsApp) -> None:
             found = json.loads(watching.stdout.readline())
         assert found["invariants"][0]["state"] == "fails"
         watching.send_signal(signal.SIGTERM)
-        assert watching.wait(timeout=60) == 0
+        assert watching.wait(timeout=180) == 0
     assert "watch" in done("log", "flights", "--operations")

@@ -32,6 +32,7 @@ def feed(broker: str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.ci
 def test_an_unreachable_broker_is_reported(first_app: list[str]) -> None:
     nobody = f"{HOST}:{choose_port()}"
     code, said = feed(nobody, *first_app, "orders", "0", "10")

@@ -7,7 +7,8 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -181,45 +182,52 @@ def test_commands_on_the_flights_app_succeed(session: tuple[str, str], tmp_path:
 
 
 @pytest.fixture(scope="module")
-def shop(request: pytest.FixtureRequest, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a folder with the page's program and an app of it that has read orders; the last orders are faulty."""
-    folder = tmp_path_factory.mktemp("shop")
-    if request.param == README:
-        (folder / "shop.py").write_text(program(README))
-    else:
-        write_project("shop", folder)
-    kafka = MemoryKafka.named(f"memory://{folder.name}-{request.param.replace('/', '-')}")
-    kafka.create_topics({"orders": 3})
-    with pytest.MonkeyPatch.context() as patch:
-        go_to(folder, patch)
-        patch.setenv("SLACKWATER_KAFKA", kafka.address)
-        for factor in (1, 1, 1, 10_000):
-            orders = ({"number": n, "country": "DE", "cents": 500 * factor, "customer": "c1"} for n in range(30))
-            kafka.send("orders", [Record(json.dumps(order).encode()) for order in orders], patience_s=0)
-        invoked("run", "shop.py", "--until-caught-up", "--max-records", "30")
-        invoked("snapshot", "take", "shop", "before-release", "--instant")
-        yield folder
+def shops(one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], tuple[Path, str]]:
+    """Return a function that gives a folder with a program and its app, and the address of the app's Kafka.
+
+    The program is that of the README, or that of a new project. The app has read orders; the last ones are faulty.
+    """
+
+    @cache
+    def build(of_readme: bool) -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp("shop")
+        if of_readme:
+            (folder / "shop.py").write_text(program(README))
+        else:
+            write_project("shop", folder)
+        kafka = MemoryKafka.named(f"memory://{folder.name}")
+        kafka.create_topics({"orders": 3})
+        with pytest.MonkeyPatch.context() as patch:
+            go_to(folder, kafka.address, patch)
+            for factor in (1, 1, 1, 10_000):
+                orders = ({"number": n, "country": "DE", "cents": 500 * factor, "customer": "c1"} for n in range(30))
+                kafka.send("orders", [Record(json.dumps(order).encode()) for order in orders], patience_s=0)
+            invoked("run", "shop.py", "--until-caught-up", "--max-records", "30")
+            invoked("snapshot", "take", "shop", "before-release", "--instant")
+        return folder, kafka.address
+
+    return build
 
 
-def go_to(folder: Path, patch: pytest.MonkeyPatch) -> None:
+def go_to(folder: Path, kafka: str, patch: pytest.MonkeyPatch) -> None:
     """Change the working folder, also of running Spark workers."""
     patch.chdir(folder)
+    patch.setenv("SLACKWATER_KAFKA", kafka)
     for name in ("store", "cache"):
         patch.setenv(f"SLACKWATER_{name.upper()}", str(folder / name))
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    ("shop", "session"),
-    [(README if session[0] == README else "docs/first-app.md", session) for session in of_app(SHOP)],
-    indirect=["shop"],
-    ids=session_id,
-)
+@pytest.mark.parametrize("session", of_app(SHOP), ids=session_id)
 def test_commands_on_the_shop_app_succeed(
-    session: tuple[str, str], shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: tuple[str, str],
+    shops: Callable[[bool], tuple[Path, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    shop, kafka = shops(session[0] == README)
     shutil.copytree(shop, tmp_path, dirs_exist_ok=True)
-    go_to(tmp_path, monkeypatch)
+    go_to(tmp_path, kafka, monkeypatch)
     text = (tmp_path / "shop.py").read_text()
     (tmp_path / "before.py").write_text(text)
     (tmp_path / "recent.py").write_text(text.replace("is not null", "is not null and now() > timestamp '2026-01-01'"))

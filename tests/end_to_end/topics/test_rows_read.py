@@ -45,6 +45,7 @@ def rows_read(ledger: Ledger) -> tuple[int, int]:
     return at.rows, sum(at.offsets) - sum(was.offsets)
 
 
+@pytest.mark.ci
 def test_transaction_markers_and_aborted_records_are_not_counted(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     ledger = Ledger(kafka.bootstrap, tmp_path)
     send = Transactions(ledger)

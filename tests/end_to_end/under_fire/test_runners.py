@@ -70,7 +70,7 @@ def test_a_runner_fails_its_liveness_probe_while_its_jvm_hangs(ledger: Ledger) -
 
     def ask(probe: str) -> str:
         try:
-            with urlopen(f"http://127.0.0.1:{port}/{probe}", timeout=10) as answer:
+            with urlopen(f"http://127.0.0.1:{port}/{probe}", timeout=180) as answer:
                 return str(answer.read().decode())
         except HTTPError as error:
             return f"{error.code}: {error.read().decode()}"

@@ -65,7 +65,7 @@ def shown_by_spark(ui: int) -> dict[str, str]:
     """Return everything that Spark's UI shows of the running app: settings, plans, queries, jobs, and HTML pages."""
 
     def ask(path: str) -> str:
-        with urlopen(f"http://{HOST}:{ui}/{path}", timeout=20) as answer:
+        with urlopen(f"http://{HOST}:{ui}/{path}", timeout=180) as answer:
             return str(answer.read(), "utf-8", "replace")
 
     api = "api/v1/applications"

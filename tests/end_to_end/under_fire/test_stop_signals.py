@@ -119,6 +119,7 @@ def test_stop_during_a_batch_commits_the_batch_first(ledger: Ledger, whom: Calla
     nothing_is_lost(ledger)
 
 
+@pytest.mark.ci
 def test_a_second_ctrl_c_stops_without_finishing_the_batch(ledger: Ledger) -> None:
     ledger.variant = "waits in a task"
     with ledger.running("--stage", "entries", for_people=True) as app:

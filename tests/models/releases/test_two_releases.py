@@ -63,6 +63,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_store(tmp_path_factory.mktemp("releases") / "store")
 
 
+@pytest.mark.ci
 @SEARCH
 @given(steps=st.lists(st.tuples(st.sampled_from((1, 2)), st.sampled_from(CHANGES)), min_size=1, max_size=6))
 def test_an_older_release_works_as_if_alone_or_refuses_and_changes_nothing(

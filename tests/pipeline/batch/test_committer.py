@@ -242,7 +242,7 @@ class OneByOne(StoreWrapper):
         self.let = threading.Semaphore(0)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        assert self.let.acquire(timeout=30)
+        assert self.let.acquire(timeout=180)
         self._inner.put_if_absent(key, data)
 
 

@@ -90,7 +90,7 @@ def test_at_most_two_batches_run_at_once_and_each_stage_gets_a_turn_before_any_g
         while began[stage] < 2:
             with turns.turn(stage):
                 began[stage] += 1
-                assert ends[stage].acquire(timeout=60)
+                assert ends[stage].acquire(timeout=180)
 
     with ThreadPoolExecutor() as pool:
         done = [pool.submit(work, stage) for stage in "ab"]

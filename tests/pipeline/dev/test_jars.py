@@ -98,7 +98,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("of", ["central", "*", "external:*, !internal"])
+@pytest.mark.parametrize(
+    "of", ["external:*, !internal", *(pytest.param(of, marks=pytest.mark.ci) for of in ("central", "*"))]
+)
 def test_without_maven_ivy_uses_the_mirror_of_mavens_settings(of: str, without_maven: Path, tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "cache" / "slackwater" / f"{program(tmp_path).folder.name}.a_killed").mkdir(parents=True)
@@ -129,6 +131,7 @@ def test_a_proxy_from_mavens_settings_or_the_environment_is_used(
     assert all(path.startswith(url) for path in asked)
 
 
+@pytest.mark.ci
 def test_a_failed_download_names_the_jar_and_the_next_one_resumes(without_maven: Path, tmp_path: Path) -> None:
     with repository(tmp_path / "repository") as (port, asked):
         configure(without_maven, mirror(f"http://127.0.0.1:{port}/maven"))
@@ -165,6 +168,7 @@ def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
     return pem, context
 
 
+@pytest.mark.ci
 def test_the_bundled_java_trusts_the_certificates_that_python_trusts(
     without_maven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_java_too_new_for_the_installed_spark_is_named(spark: str, newest: int
         assert "JAVA_HOME" in raised.value.hint
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 def test_spark_starts_on_the_bundled_java(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()

@@ -80,6 +80,7 @@ def s3(environment: Mapping[str, str]) -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.ci
 @pytest.mark.s3
 def test_one_of_many_concurrent_conditional_puts_wins_and_a_crash_loses_nothing(folder: Path) -> None:
     with EmbeddedS3(folder / "s3") as bucket, s3(bucket.environment) as client:
@@ -307,6 +308,7 @@ def test_a_server_whose_chosen_port_was_taken_during_start_uses_another(
             server.kill()
 
 
+@pytest.mark.ci
 def test_a_server_whose_required_port_was_taken_during_start_is_refused(folder: Path) -> None:
     first = EmbeddedS3(folder / "one")
     second = EmbeddedS3(folder / "two", port=first.port)

@@ -171,7 +171,7 @@ def test_probes_are_answered_on_the_metrics_port() -> None:
 
     def ask(path: str) -> tuple[int, str]:
         try:
-            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=180) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()

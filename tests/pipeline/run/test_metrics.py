@@ -45,7 +45,7 @@ def test_a_commit_reports_the_sizes_of_the_state() -> None:
 
 
 def scrape(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=180) as answer:
         return str(answer.read().decode())
 
 

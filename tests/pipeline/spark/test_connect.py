@@ -31,6 +31,7 @@ spark.stop()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 def test_a_connect_client_reads_the_rows_of_a_query(tmp_path: Path) -> None:
     app = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))

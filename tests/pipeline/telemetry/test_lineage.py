@@ -128,17 +128,17 @@ def configure(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 
 def test_events_are_rate_limited_but_the_last_one_is_sent(server: "queue.SimpleQueue[dict[str, Any]]") -> None:
     lineage = RunLineage({"s": manifest(1, 0), "t": manifest(1, 0, "t")}, WHERE, every_s=0.05)
-    first = [server.get(timeout=30) for _ in range(2)]
+    first = [server.get(timeout=180) for _ in range(2)]
     assert {(each["eventType"], each["job"]["name"]) for each in first} == {("START", "a.s"), ("START", "a.t")}
     for version in range(2, 500):
         lineage.on_version(manifest(version, version))
-    told = [server.get(timeout=30)]
+    told = [server.get(timeout=180)]
     while told[-1]["inputs"][0]["facets"]["slackwater_version"]["stageVersion"] != 499:
-        told.append(server.get(timeout=30))
+        told.append(server.get(timeout=180))
     assert {(each["eventType"], each["job"]["name"]) for each in told} == {("RUNNING", "a.s")}
     assert len(told) < 20
     lineage.end(last_events({"s": None, "t": None}, None))
-    last = [server.get(timeout=30) for _ in range(2)]
+    last = [server.get(timeout=180) for _ in range(2)]
     assert {(each["eventType"], each["job"]["name"]) for each in last} == {("COMPLETE", "a.s"), ("COMPLETE", "a.t")}
     assert {each["run"]["runId"] for each in first} == {each["run"]["runId"] for each in last}
 

@@ -106,6 +106,7 @@ def newest_rows() -> dict[str, int]:
     return {f"o{n}": version * 100 + n for n in range(version * 10)}
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 def test_below_the_bound_the_driver_merges(merging: Callable[[str], Outcome]) -> None:
     outcome = merging("below")
@@ -142,6 +143,7 @@ def test_a_merge_that_fails_on_an_executor_is_postponed_and_picked_again(merging
     assert ".parquet" in warning
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 def test_a_runner_that_stops_during_a_merge_on_an_executor_ends_at_once_and_leaves_no_job(
     merging: Callable[[str], Outcome],

@@ -53,7 +53,7 @@ def running(store: CountingStore, cache: SstCache, made: tuple[Sst, ...]) -> Ite
 def settle(prefetcher: Prefetcher) -> None:
     """Wait until running fetches have finished."""
     if prefetcher._running is not None:
-        prefetcher._running.result(timeout=60)
+        prefetcher._running.result(timeout=180)
 
 
 def names(ssts: tuple[Sst, ...]) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def test_a_task_reports_the_ssts_that_it_reads_piecewise(tmp_path: Path, monkeyp
     reports: list[pa.RecordBatch] = []
     # As in a worker: in a thread that is not the main one, interrupts stay as they are.
     with ThreadPoolExecutor(1) as thread:
-        reports += thread.submit(lambda: list(task(asked.to_batches()))).result(timeout=60)
+        reports += thread.submit(lambda: list(task(asked.to_batches()))).result(timeout=180)
     result = msgspec.msgpack.decode(reports[0].column("result")[0].as_py(), type=TaskReport)
     assert result.ranged == (old.object,)
     (new,) = result.ssts

@@ -63,7 +63,7 @@ def agent_at(url: str, token: str = "", **how: Any) -> Iterator[Agent]:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         async with (
             # It reads no certificates of authorities, as no server of tests has one.
-            httpx2.AsyncClient(headers=headers, timeout=60, verify=False) as http,
+            httpx2.AsyncClient(headers=headers, timeout=180, verify=False) as http,
             Client(streamable_http_client(f"{url}/mcp", http_client=http), **how) as opened,
         ):
             yield opened

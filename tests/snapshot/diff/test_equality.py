@@ -3,6 +3,7 @@
 import json
 import math
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -160,3 +161,39 @@ def test_a_row_is_paired_once_and_preferably_with_an_identical_row() -> None:
         table([(one,), (next_one,), (5.0,)], schema), table([(next_one,), (one,), (6.0,)], schema)
     )
     assert (mine.tolist(), others.tolist()) == ([0, 1], [1, 0])
+
+
+VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
+    pa.int64(): st.integers(0, 2),
+    pa.float64(): st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf]),
+    pa.string(): st.sampled_from(["", "a", "ä"]),
+    pa.binary(): st.sampled_from([b"", b"a"]),
+    pa.bool_(): st.booleans(),
+    pa.timestamp("us", "UTC"): st.integers(0, 1),
+    pa.decimal128(9, 2): st.integers(0, 1),
+    pa.list_(pa.float64()): st.lists(st.sampled_from([1.0, math.nan, None]), max_size=2),
+    pa.struct([("a", pa.int64())]): st.fixed_dictionaries({"a": st.none() | st.integers(0, 1)}),
+}
+
+
+@given(st.data())
+def test_values_of_each_type_differ_as_in_duckdb(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=4))
+    count = data.draw(st.integers(1, 4))
+
+    def table() -> pa.Table:
+        columns = [
+            pa.array(data.draw(st.lists(st.none() | VALUES[kind], min_size=count, max_size=count)), kind)
+            for kind in kinds
+        ]
+        return pa.table({f"c{number}": column for number, column in enumerate(columns)})
+
+    before, after = table(), table()
+    every, keys = np.ones(count, np.bool_), pa.table({"k": np.arange(count)})
+    found = KeyChanges.compare(keys, before, after, every, every).differing
+    tests = ", ".join(f"b.{name} IS DISTINCT FROM a.{name} AS {name}" for name in before.column_names)
+    with duckdb.connect() as con:
+        con.register("b", before.append_column("place", pa.array(np.arange(count))))
+        con.register("a", after.append_column("place", pa.array(np.arange(count))))
+        expected = con.sql(f"SELECT {tests} FROM b JOIN a USING (place) ORDER BY place").to_arrow_table()
+    assert {name: flags.tolist() for name, flags in found.items()} == expected.to_pydict()

@@ -26,7 +26,8 @@ from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.promote import promote
 from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.change import stages
-from slackwater.snapshot.change.edit import edit
+from slackwater.snapshot.change.edit import edit, newest_active_cut, put_rows
+from slackwater.snapshot.change.edited import Change, changed_rows
 from slackwater.snapshot.change.migrate import find_plan, finish_earlier, migrate
 from slackwater.snapshot.change.migration import finish_newest_migration
 from slackwater.snapshot.change.stages import rescale, retire
@@ -272,9 +273,19 @@ def do_refresh(world: World) -> None:
     refresh(world.store, "staging", channels=world.kafka, cache=None, by=BY, now_ms=world.now_ms(), pause=world.pause)
 
 
+STATEMENT = "UPDATE aircraft SET flights = flights + 1, _squares = 0"
+
+
 def do_edit(world: World, patience_s: float = 0) -> None:
-    statement = "UPDATE aircraft SET flights = flights + 1, _squares = 0"
-    edit(world.store, world.cache, APP, "aircraft", statement, sql=statement, by=BY, timeout_s=patience_s)
+    edit(world.store, world.cache, APP, "aircraft", STATEMENT, sql=STATEMENT, by=BY, timeout_s=patience_s)
+
+
+def do_repair(world: World) -> None:
+    cut = newest_active_cut(world.store, APP, "aircraft")
+    change = Change(rows=changed_rows(world.store, world.cache, cut, "aircraft", STATEMENT))
+    done = Edit(str(ULID()), BY, "drop in[0]@0")
+    head = cut.stages["aircraft"]
+    put_rows(world.store, world.cache, head, change, done, send=lambda base, _records: base.sinks, timeout_s=0)
 
 
 def do_migrate(world: World, *, dry_run: bool = False) -> None:
@@ -352,6 +363,7 @@ ACT: dict[Intent, Callable[[World], object]] = {
     Intent.COLLECT: lambda world: collect(world.store, APP, Retention(versions=1), by=BY),
     Intent.ARCHIVE: do_archive,
     Intent.EDIT: do_edit,
+    Intent.REPAIR: do_repair,
     Intent.FORGET: lambda world: forget(
         world.store, world.cache, APP, RequestedKeys.parse(["aircraft=N003"]), by=BY, kafka=world.kafka
     ),
@@ -459,7 +471,9 @@ def test_an_operation_behaves_as_its_cell_says(intent: Intent, under_way: AppCon
             ACT[intent](world)
             assert any(head.epoch > epochs[name] for name, head in heads(world, APP).items())
         case ExclusionRule.WAITS:
-            with pytest.raises(Refused, match=r"runner host:1 did not apply the edit of flights/aircraft within 0 s"):
+            with pytest.raises(
+                Refused, match=r"runner host:1 did not apply the (edit|repair) of flights/aircraft within"
+            ):
                 ACT[intent](world)
         case ExclusionRule.WITHDRAWS:
             ACT[intent](world)

@@ -155,7 +155,7 @@ def same(kind: Kind, batches: Sequence[Batch]) -> None:
 @pytest.mark.parametrize(
     ("time_mode", "in_pandas", "ttl_ms"),
     [
-        ("EventTime", False, None),
+        pytest.param("EventTime", False, None, marks=pytest.mark.ci),
         ("ProcessingTime", True, 1_500),
         pytest.param("None", False, None, marks=pytest.mark.ci),
     ],

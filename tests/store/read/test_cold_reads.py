@@ -185,7 +185,7 @@ def test_the_footers_of_all_runs_are_read_concurrently(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, ssts = table
-    together = threading.Barrier(len(ssts), timeout=30)
+    together = threading.Barrier(len(ssts), timeout=180)
     get_range = CountingStore.get_range
 
     def meet(self: CountingStore, key: str, start: int, length: int) -> bytes:
@@ -205,7 +205,7 @@ def test_small_runs_are_read_concurrently_with_the_footer_of_a_large_one(
 ) -> None:
     store, (base, *_) = table
     small = [put(store, np.arange(seq, 2_000 + seq), seq) for seq in (2, 3, 4)]
-    together, met = threading.Barrier(len(small) + 1, timeout=30), set[str]()
+    together, met = threading.Barrier(len(small) + 1, timeout=180), set[str]()
 
     def meet(method):  # type: ignore[no-untyped-def]
         def waits(self: CountingStore, key: str, *where: int) -> bytes:

@@ -21,7 +21,7 @@ def test_the_file_has_only_imports_constants_and_tests(name: str, topic: str, da
     record = TopicRecord(topic, Record(data, None, data, [(name, data)], 7))
     rows = {topic: [{name: name, "n": 1}, {name: data, "n": 2}]}
     branch = Branch(1, 0, True, f"x == {name!r}")
-    test = LearnedTest((record,), frozenset([branch]), (rows, rows))
+    test = LearnedTest((record,), frozenset([branch]), frozenset([f"row of {name!r}"]), (rows, rows))
     text = format_tests("flights", f"../{name}.py", [test], _hidden(mask, show_values=False))
     kinds = [type(node) for node in ast.parse(text.encode()).body]
     assert kinds == [ast.Expr, ast.ImportFrom, ast.ImportFrom, ast.Assign, ast.Assign, ast.FunctionDef]

@@ -39,6 +39,7 @@ def changed(before: str, after: str) -> Path:
     return path
 
 
+@pytest.mark.ci
 def test_the_apps_own_program_is_deterministic(ledger: Ledger) -> None:
     found = check(ledger, LEDGER, "--versions", "1")
     assert found["same"]
@@ -66,6 +67,7 @@ def test_a_use_of_the_clock_is_found_and_its_values_are_shown_only_on_request(le
     assert "its plan has current_timestamp()" in result.stdout
 
 
+@pytest.mark.ci
 def test_a_dependence_on_unguaranteed_order_is_found(ledger: Ledger) -> None:
     code = changed(
         'added = rows.group_by("_key", use_threads=False).aggregate([("amount", "sum")])["amount_sum"]',

@@ -170,6 +170,7 @@ def test_snapshots_and_clones_that_have_the_row_are_named_and_no_others() -> Non
     assert {each.name for each in first.copies} == {"before", "after", "old", "new", "of-new"}
 
 
+@pytest.mark.ci
 def test_a_rejected_a_late_and_a_filtered_record_are_told_from_one_that_was_not_read() -> None:
     app = sw.App(f"a-{uuid4().hex[:8]}")
 

@@ -88,6 +88,7 @@ def t(rows):
 """
 
 
+@pytest.mark.ci
 def test_a_replay_tells_late_records_from_filtered_ones_across_stages(tmp_path: Path) -> None:
     program = tmp_path / "windows.py"
     program.write_text(WINDOWS)

@@ -223,6 +223,7 @@ def test_a_deploy_is_proved_with_both_programs(shop: Shop) -> None:
     assert evidence["how"] == "both programs"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("release", "how"), [(2, "older batches"), (1, "the program before")])
 def test_a_deploy_is_proved_with_either_program_alone(shop: Shop, release: int, how: str) -> None:
     cause = shop.cause("SELECT k FROM totals WHERE fee BETWEEN 101 AND 1000", releases=(release,))
@@ -246,6 +247,7 @@ def test_late_rows_are_named_with_the_record_that_moved_the_watermark(shop: Shop
     assert evidence["moved_version"].startswith("parse@v")
 
 
+@pytest.mark.ci
 def test_a_key_without_new_records_names_no_record(shop: Shop) -> None:
     where = "SELECT k FROM totals WHERE k = 'q' AND last_seq < (SELECT max(last_seq) FROM totals) - 30"
     cause = shop.cause(where, releases=(1,))
@@ -257,6 +259,7 @@ def test_a_key_without_new_records_names_no_record(shop: Shop) -> None:
     assert evidence["since"]["stage"] == "totals"
 
 
+@pytest.mark.ci
 def test_the_record_that_moved_a_maximum_is_named(shop: Shop) -> None:
     where = f"SELECT k FROM totals WHERE last_ts < (SELECT max(last_ts) FROM totals) - {30 * MINUTE_MS}"
     cause = shop.cause(where, releases=(1,))
@@ -291,6 +294,7 @@ def test_the_bad_commit_is_reported_even_if_the_replay_fails(shop: Shop) -> None
     assert "no such thing" in found["cause"]["evidence"]["reason"]
 
 
+@pytest.mark.ci
 def test_a_notebook_shows_the_cause(shop: Shop) -> None:
     app = sw.open(store=str(shop.folder / "store"), kafka=shop.bootstrap).app(shop.app)
     found = app.bisect(where="SELECT k FROM totals WHERE low < 0", code=[shop.folder / "v1.py", shop.folder / "v2.py"])

@@ -234,7 +234,8 @@ def test_every_planted_fault_leads_to_its_record(ledger: Ledger, phases: int) ->
     assert check(ledger, 1, phases=phases) == {"record": phases * KINDS}
 
 
-@pytest.mark.parametrize("phases", [1, pytest.param(2, marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("phases", [1, 2])
 def test_every_planted_fault_leads_to_its_record_in_the_input_archive(ledger: Ledger, phases: int) -> None:
     assert check(ledger, 1, phases=phases, empties=True) == {"record": phases * KINDS}
 

@@ -163,6 +163,7 @@ def one_partition(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytes
     return history
 
 
+@pytest.mark.ci
 def test_the_first_of_several_late_records_of_a_partition_is_named(one_partition: History) -> None:
     found = one_partition.behind("FROM win_late")
     assert named(found) == one_partition.at[145]
@@ -170,7 +171,7 @@ def test_the_first_of_several_late_records_of_a_partition_is_named(one_partition
     assert bad(found) == [f"{one_partition.at[140 + n]}*" for n in (5, 7, 15, 19, 25)]
 
 
-@pytest.mark.parametrize("table", ["shops", "recent"])
+@pytest.mark.parametrize("table", ["shops", pytest.param("recent", marks=pytest.mark.ci)])
 def test_the_first_of_several_large_records_over_two_or_three_hops_is_named(one_partition: History, table: str) -> None:
     found = one_partition.behind(f"FROM {table} WHERE {'most' if table == 'shops' else 'last_n'} >= 10000")
     assert named(found) == one_partition.at[10_041]
@@ -183,8 +184,8 @@ def test_the_first_of_several_large_records_over_two_or_three_hops_is_named(one_
 @pytest.mark.parametrize(
     "where",
     [
-        "FROM sums_rejected",
-        "SELECT error, count(*) AS c FROM sums_rejected GROUP BY error",
+        pytest.param("FROM sums_rejected", marks=pytest.mark.ci),
+        pytest.param("SELECT error, count(*) AS c FROM sums_rejected GROUP BY error", marks=pytest.mark.ci),
         "SELECT s.k FROM sums s, sums_rejected r WHERE s.n > 0 AND r.error <> '' AND s.k = 'k25'",
     ],
 )
@@ -194,6 +195,7 @@ def test_a_rejected_record_is_found_by_a_query_over_the_side_table(one_partition
     assert bad(found)[0].startswith(one_partition.at[125])
 
 
+@pytest.mark.ci
 def test_other_rejected_records_of_the_batch_do_not_disturb_the_search(one_partition: History) -> None:
     # The value was 5 in the first run, and increases by 7 in the second run.
     found = one_partition.behind("SELECT k FROM sums WHERE k = 'k30' AND cents >= 12")
@@ -264,6 +266,7 @@ def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.T
     return history
 
 
+@pytest.mark.ci
 def test_of_bad_records_with_the_same_time_in_several_partitions_one_is_named_as_tied(partitions: History) -> None:
     found = partitions.behind("FROM shops WHERE most BETWEEN 10000 AND 19999")
     first = {partitions.at[10_030], partitions.at[10_031]}

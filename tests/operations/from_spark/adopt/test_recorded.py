@@ -50,9 +50,8 @@ def unpacked(name: str, folder: Path) -> str:
     "name",
     [
         "window-format2",
-        "session-changelog",
-        "total-format2",
         *(pytest.param(each, marks=pytest.mark.ci) for each in ("join-format2", "pandas-changelog", "distinct-hdfs")),
+        *(pytest.param(each, marks=pytest.mark.ci) for each in ("session-changelog", "total-format2")),
         *(pytest.param(each, marks=pytest.mark.ci) for each in ("distinct-in-time-changelog", "transform-format2")),
     ],
 )

@@ -24,7 +24,7 @@ from tests.support.running import UNCOMPILED
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
-OPERATORS = 10 if SEARCHES else 3
+OPERATORS = 10 if SEARCHES else 1
 """Of one query, each with a schema of its own."""
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 KINDS = ["aggregate", "aggregate", "distinct", "join-2", *(["join-3"] if SPARK >= (4, 1) else [])]

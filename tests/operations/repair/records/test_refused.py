@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,16 +14,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from slackwater.common import runtime
 from slackwater.errors import NotFound, Refused, SlackwaterError
-from slackwater.operations.repair.records.commit import RepairCall
 from slackwater.operations.repair.records.journal import REPAIRS, Repair
 from slackwater.snapshot.bisect.verdict import RecordLocation
 from slackwater.snapshot.under_way.runners import EDITS
-from slackwater.snapshot.verify.verify import verify
-from slackwater.store.objects.local import LocalStore
 from slackwater.testing import Ran, run
 
-from tests.crash.points import NumberedStore, killed_at_each_call
-from tests.operations.debugging.explain.programs import fed, one_table, parsed, program_of
+from tests.operations.debugging.explain.programs import fed, one_table, parsed
 from tests.operations.debugging.explain.test_stages import KEYS, three_stages, two_topics
 
 from .test_law import at, repaired, runs_of, tables, windows
@@ -90,18 +83,6 @@ def test_more_keys_than_allowed_are_refused() -> None:
     refuse(given.ran, place, Refused, "2 keys or more of accounts, shops", "--max-keys", max_keys=1)
 
 
-def test_rows_of_sinks_are_named_unless_they_are_left_to_the_user() -> None:
-    given = fed(three_stages(), Random(1), keys=KEYS)
-    place = next(place for place, row in given.sent.items() if row["x"] < 90)
-    before = tables(given.ran)
-    with program_of(given.ran) as program:
-        call = RepairCall(program, {RecordLocation.parse(place): None}, "ada@host")
-        with pytest.raises(Refused, match=r"sinks of a-.* got rows that the repair would change: shops@v"):
-            call.run()
-        assert call.run(dry_run=True).plan.sinks
-    assert tables(given.ran) == before
-
-
 def test_what_was_never_read_or_never_taken_is_refused() -> None:
     app = one(sw.aggregate(total=sw.sum("x")), on_error="reject")
     ran = run(app, {"in": ROWS})
@@ -120,53 +101,6 @@ def test_a_rejected_record_is_refused() -> None:
     app = one(sw.aggregate(total=sw.sum("x")), strict, on_error="reject")
     ran = run(app, {"in": [{"k": "a", "x": "1"}, {"k": "a", "x": "one"}]})
     refuse(ran, "in[0]@1", Refused, "rejected in[0]@1", "slackwater rejected")
-
-
-class World(NamedTuple):
-    """An app whose folder is copied, so that each killed call begins with the same."""
-
-    ran: Ran
-    folder: Path
-    store: NumberedStore
-
-
-def test_a_repair_that_is_killed_anywhere_is_finished_by_the_same_call(tmp_path: Path) -> None:
-    given = fed(three_stages(), Random(2), runs=3, per_run=3, keys=KEYS)
-    place = next(place for place, row in given.sent.items() if row["x"] < 90)
-    root = given.ran.folder.path / "store"
-    before = tables(given.ran)
-
-    def build() -> World:
-        folder = tmp_path / uuid4().hex
-        shutil.copytree(root, folder)
-        return World(given.ran, folder, NumberedStore(LocalStore(folder)))
-
-    def work(world: World) -> object:
-        with program_of(given.ran) as program:
-            there = replace(program, store=world.store)
-            return RepairCall(there, {RecordLocation.parse(place): None}, "ada@host", no_sinks=True).run()
-
-    def shown(world: World) -> dict[str, Any]:
-        client = sw.open(store=str(world.folder))
-        newest = client.app(given.ran.declared.name).at()
-        return {
-            name: newest.query(f'FROM "{name}" ORDER BY ALL').to_arrow_table().to_pylist() for name in newest.tables
-        }
-
-    expected = None
-    for world, _ended in killed_at_each_call("repair", build, work, lambda world: world.store):
-        if expected is None:
-            expected = shown(world)
-            assert expected != before
-            continue
-        # Each table is as before or as after, and the same call brings all to the latter.
-        assert all(rows in (before[name], expected[name]) for name, rows in shown(world).items())
-        work(world)
-        assert shown(world) == expected
-        store = LocalStore(world.folder)
-        assert [repair.state for repair in REPAIRS.all(store, given.ran.declared.name)] == ["done"]
-        assert EDITS.all(store, given.ran.declared.name) == ()
-        assert verify(store, given.ran.declared.name).consistent
 
 
 def begin(ran: Ran, *places: str) -> Repair:

@@ -1,0 +1,88 @@
+"""The law of repairs over random programs: tables and sinks are those of an app that never read the records.
+
+The oracle is plain Python over the other records (`Shape.tables`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from slackwater.store.versions import history
+from slackwater.store.versions.side_tables import added_ssts
+
+from tests.models.profiles import PROFILE
+
+from .simulated import OUT, Place, Raw, SimulatedApp, random_record, simulated
+
+PROGRAMS = {"default": 6, "ci": 500, "nightly": 5_000}
+
+
+@pytest.mark.parametrize("seed", range(PROGRAMS[PROFILE]))
+def test_tables_and_sinks_are_those_of_an_app_that_never_read_the_records(seed: int, tmp_path: Path) -> None:
+    random = Random(f"repair {seed}")
+    with simulated(random, tmp_path) as app:
+        assert app.tables() == app.expected({})
+        check_sink(app, {})
+        in_force: list[dict[Place, Raw | None]] = []
+        for _ in range(random.randrange(1, 4)):
+            if in_force and random.random() < 0.3:
+                assert app.repair(replaced(in_force), undo=True).undone
+                in_force.pop()
+            elif chosen := chosen_records(random, app, in_force):
+                in_force.append(chosen)
+                # The values of records that were replaced earlier are not kept.
+                check_repair(app, chosen | replaced(in_force))
+            assert app.tables() == app.expected(all_of(in_force))
+            if random.random() < 0.5:
+                # The next batches go on from the repaired rows.
+                app.feed([(app.shape.topics[0], 0, random_record(random, 1_000 + len(app.sent)))])
+                assert app.tables() == app.expected(all_of(in_force))
+        app.feed([])
+        check_sink(app, all_of(in_force))
+
+
+def replaced(repairs: list[dict[Place, Raw | None]]) -> dict[Place, Raw | None]:
+    return {place: row for place, row in all_of(repairs).items() if row is not None}
+
+
+def all_of(repairs: list[dict[Place, Raw | None]]) -> dict[Place, Raw | None]:
+    return {place: row for repair in repairs for place, row in repair.items()}
+
+
+def chosen_records(
+    random: Random, app: SimulatedApp, earlier: list[dict[Place, Raw | None]]
+) -> dict[Place, Raw | None]:
+    """Choose one or two records that no repair has taken out, each to be dropped or replaced."""
+    left = [place for place in app.sent if place not in all_of(earlier)]
+    return {
+        place: random_record(random, 2_000 + len(app.sent)) if random.random() < 0.3 else None
+        for place in random.sample(left, min(len(left), random.choice((1, 1, 2))))
+    }
+
+
+def check_repair(app: SimulatedApp, chosen: dict[Place, Raw | None]) -> None:
+    before, heads = app.tables(), {name: history.head(app.store, app.name, name) for name in app.tables()}
+    planned = app.repair(chosen, dry_run=True)
+    assert app.tables() == before
+    done = app.repair(chosen)
+    for name, was in before.items():
+        now, head, then = app.tables()[name], history.head(app.store, app.name, name), heads[name]
+        assert head is not None
+        assert then is not None
+        changed = {key for key in was.keys() | now.keys() if was.get(key) != now.get(key)}
+        rows = {len(one.plan.changes.get(name, ())) for one in (planned, done)}
+        assert rows == {sum(sst.rows for sst in added_ssts(then, head))}
+        # Columns that start with `_` may differ alone.
+        assert changed <= {tuple(change.key.values()) for change in done.plan.changes.get(name, ())}
+        assert head.version - then.version == (1 if rows != {0} else 0)
+    again = app.repair(chosen)
+    assert (again.repair, again.versions) == (None, {})
+
+
+def check_sink(app: SimulatedApp, substitutes: dict[Place, Raw | None]) -> None:
+    """Check that a consumer that keeps the newest record of each key has the table."""
+    if app.shape.sink_key is not None:
+        assert OUT in app.kafka._topics
+        assert app.published() == app.expected(substitutes)["t"]
