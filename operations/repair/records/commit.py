@@ -40,7 +40,16 @@ from ...debugging.replay.batches import OpenBatches
 from ...debugging.replay.program import LoadedProgram
 from .corrections import records_for_sinks
 from .hold import await_rest, holding
-from .journal import REPAIRS, Repair, new_parts, repair_to_undo, substitutes_of
+from .journal import (
+    REPAIRS,
+    Repair,
+    joined_seeds,
+    new_parts,
+    repair_to_undo,
+    seeds_of_undone,
+    standing_repairs,
+    substitutes_of,
+)
 from .plan import RepairPlan, RepairPlanner, Seeds, readings
 from .stage_fold import edit_rows
 
@@ -96,6 +105,8 @@ class RepairCall:
         self._versions: dict[str, tuple[int, int]] = {}
         self._followed: Mapping[str, frozenset[int]] = {}
         self._others: list[Repair] = []
+        self._undone: list[Repair] = []
+        self._heads_of_plan: Mapping[str, Manifest] = {}
         self._repair: Repair | None = None
         self._has_asked = False
         self._held_s = 0.0
@@ -117,7 +128,9 @@ class RepairCall:
         """
         store, undo, heads = self.program.store, self.undo, self._heads()
         check_exclusion(store, self.app, Intent.REPAIR, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
-        self._others = [other for other in REPAIRS.all(store, self.app) if other.is_in_force(heads)]
+        known = [repair for repair in REPAIRS.all(store, self.app) if repair.is_in_force(heads)]
+        self._others = [repair for repair in known if repair.state != "undone"]
+        self._undone = [repair for repair in known if repair.state == "undone"]
         kept = self._kept(heads)
         former = repair_to_undo(self.app, self._others) if undo else self._check_alone(kept)
         if undo and former is not None:
@@ -177,7 +190,7 @@ class RepairCall:
             return
         REPAIRS.put(store, repair, self.app)
         try:
-            if any(other.state != "done" and other.id != repair.id for other in REPAIRS.all(store, self.app)):
+            if any(other.state != "done" and other.id != repair.id for other in standing_repairs(store, self.app)):
                 raise Refused(f"another repair of {self.app} begins at the same time", hint="repeat the command")
             yield
         except SlackwaterError:
@@ -187,6 +200,11 @@ class RepairCall:
                 else:
                     REPAIRS.put(store, former, self.app)
             raise
+        if self.undo and repair.versions:
+            planned = {stage: head.version for stage, head in self._heads_of_plan.items() if stage in repair.versions}
+            now = planned | {stage: version for stage, (_, version) in self._versions.items()}
+            REPAIRS.put(store, replace(repair, state="undone", undone=now), self.app)
+            return
         if self.undo:
             REPAIRS.remove(store, repair.id, self.app)
             return
@@ -211,12 +229,13 @@ class RepairCall:
             )
         own = self._repair
         included = [own] if own is not None else [other for other in self._others if other.records & self._names]
+        self._heads_of_plan = heads
+        earlier: Seeds = {}
         while True:
-            seeds: Seeds = {}
-            followed: dict[str, frozenset[int]] = {}
+            seeds, followed = earlier, dict[str, frozenset[int]]()
             if self.undo:
                 # What the repair changed is to be changed back.
-                before = self._planner.plan(heads, substitutes_of(included, self.requested), {})
+                before = self._planner.plan(heads, substitutes_of(included, self.requested), earlier)
                 seeds, followed = before.begun, dict(before.followed)
             after = [repair for repair in included if not (self.undo and repair is own)]
             plan = self._planner.plan(heads, substitutes_of(after, self.requested), seeds)
@@ -224,10 +243,12 @@ class RepairCall:
                 followed[stage] = followed.get(stage, frozenset()) | hashes
             known = {repair.id for repair in included}
             more = [other for other in self._others if other.id not in known and other.meets(followed)]
-            if not more:
+            further = seeds_of_undone(self._undone, plan.begun, earlier)
+            if not more and not further:
                 self._followed = followed
                 return plan
             included = sorted((*included, *more), key=lambda repair: repair.id)
+            earlier = joined_seeds(earlier, further)
 
     @property
     def _names(self) -> frozenset[str]:

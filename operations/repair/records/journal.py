@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from msgspec import Struct
 from xxhash import xxh3_128_hexdigest
 
 from ....errors import NotFound, Refused
 from ....snapshot.bisect.verdict import RecordLocation
+from ....store.objects.protocol import ObjectStore
+from ....store.sst.hashing import hash_keys
 from ....store.versions import keys, limits
 from ....store.versions.codec import JsonFolder
 from ....store.versions.manifest import Manifest
-from .plan import Substitute, Substitutes
+from .plan import Seeds, Substitute, Substitutes
 
 
 class Repair(Struct, frozen=True):
@@ -27,11 +33,13 @@ class Repair(Struct, frozen=True):
     """Checksum of the value in the place of each replaced record."""
     kept: dict[limits.ShortText, tuple[limits.ShortText, ...]] = {}
     """Versions, as `stage@vN`, in which a record itself stays, by record."""
-    state: Literal["begun", "done", "undoing"] = "begun"
+    state: Literal["begun", "done", "undoing", "undone"] = "begun"
     versions: dict[limits.Name, limits.Version] = {}
     """Version of the repair, by changed stage."""
     touched: dict[limits.Name, tuple[limits.Hash, ...]] | None = None
     """Hashes of the keys that the repair followed, by stage; None if it is under way, or followed very many."""
+    undone: dict[limits.Name, limits.Version] = {}
+    """By changed stage, the newest version after the undo."""
 
     @property
     def records(self) -> frozenset[str]:
@@ -59,7 +67,51 @@ class Repair(Struct, frozen=True):
 
 
 REPAIRS = JsonFolder(Repair, keys.repairs, lambda repair: repair.id)
-"""Repairs that are not undone, oldest first."""
+"""Repairs, oldest first. Batches between a repair and its undo began with rows of the repair, so both are kept."""
+
+
+def standing_repairs(store: ObjectStore, app: str) -> list[Repair]:
+    """Return the repairs that are not undone, oldest first."""
+    return [repair for repair in REPAIRS.all(store, app) if repair.state != "undone"]
+
+
+def seeds_of_undone(repairs: Iterable[Repair], begun: Seeds, seeds: Seeds) -> Seeds:
+    """Return further keys to follow from an undone repair on, because the version that they begin in has rows of it.
+
+    Args:
+        repairs: Repairs that were undone.
+        begun: Keys that a plan followed, by stage and first version.
+        seeds: Keys that the plan followed because an earlier call returned them.
+    """
+    further: dict[str, dict[int, list[pa.Table]]] = defaultdict(lambda: defaultdict(list))
+    for stage, versions in begun.items():
+        for repair in repairs:
+            first, last = repair.versions.get(stage), repair.undone.get(stage, 0)
+            for version, rows in versions.items():
+                if first is not None and first < version <= last:
+                    hashes = hash_keys(rows, rows.column_names)
+                    is_new = ~np.isin(hashes, _hashes(seeds.get(stage, {}).get(first)))
+                    if repair.touched is not None:
+                        is_new &= np.isin(hashes, np.array(repair.touched.get(stage, ()), np.int64))
+                    if is_new.any():
+                        further[stage][first].append(rows.filter(pa.array(is_new)))
+    return {stage: {at: pa.concat_tables(rows) for at, rows in tables.items()} for stage, tables in further.items()}
+
+
+def joined_seeds(*parts: Seeds) -> Seeds:
+    """Return the keys of all parts."""
+    joined: dict[str, dict[int, pa.Table]] = defaultdict(dict)
+    for seeds in parts:
+        for stage, versions in seeds.items():
+            for version, rows in versions.items():
+                joined[stage][version] = pa.concat_tables(
+                    [*([joined[stage][version]] if version in joined[stage] else []), rows]
+                )
+    return joined
+
+
+def _hashes(rows: pa.Table | None) -> npt.NDArray[np.int64]:
+    return hash_keys(rows, rows.column_names) if rows is not None else np.array([], np.int64)
 
 
 def new_parts(

@@ -135,9 +135,14 @@ class StageFold:
             seeds += [some.select(self._key) for some in parting_rows(every, changed)]
             if (late := replay.stage.late_output) is not None:
                 self._note_sent(version, late.name, replay.late_rows(rows), replay.late_rows(after))
-        self._follow(replay, seeds)
+        self._follow(manifest, replay.before, seeds)
         if self.keys.num_rows:
             self._merge(replay, every, changed)
+
+    @property
+    def _may_keep_rows(self) -> bool:
+        bound = self.batches.program.shapes[self.head.stage].bound
+        return bound is not None and bound.may_keep_rows
 
     @property
     def _key(self) -> list[str]:
@@ -154,8 +159,8 @@ class StageFold:
                     f"to change the row itself: slackwater edit {manifest.app}/{manifest.stage}",
                 )
 
-    def _follow(self, replay: StageReplay, seeds: list[pa.Table]) -> None:
-        """Begin to follow keys, with the rows that they had before the batch."""
+    def _follow(self, after: Manifest, before: Manifest, seeds: list[pa.Table]) -> None:
+        """Begin to follow keys, with the rows that they had before the version `after`."""
         schema = self.keys.schema.remove(0)
         keys = normalise_keys(
             pa.concat_tables([schema.empty_table(), *(rows.cast(schema) for rows in seeds)]), self._key
@@ -167,17 +172,16 @@ class StageFold:
             return
         keys, hashes = keys.take(pa.array(first)), hashes[first]
         self.limit.add(self.head.stage, hashes.tolist())
-        version = replay.after.version
-        self.begun[version] = keys
+        self.begun[after.version] = keys
         keyed = keys.add_column(0, HASH, pa.array(hashes))
-        self._begin(replay.before, keyed)
+        self._begin(before, keyed)
         known = np.isin(hashes, self._followed[HASH].to_numpy())
         self._followed = pa.concat_tables([self._followed, keyed.filter(pa.array(~known))])
         later = set[int]()
         for at in np.flatnonzero(~known).tolist():
-            later.update(self._later_versions(replay, keys.slice(at, 1), int(hashes[at])))
-        if _may_keep_rows(replay) and not known.all():
-            later.update(self._later_batches(version))
+            later.update(self._later_versions(after.version, keys.slice(at, 1), int(hashes[at])))
+        if self._may_keep_rows and not known.all():
+            later.update(self._later_batches(after.version))
         self._open_together(later)
         for other in later:
             heappush(self._waiting, other)
@@ -201,17 +205,16 @@ class StageFold:
     def _pass_repair(self, manifest: Manifest) -> None:
         """Follow again the keys that an earlier repair changed: it may take out other records than this one."""
         left = pc.invert(pc.is_in(self._followed[HASH], self.keys[HASH].combine_chunks()))
-        store = self.batches.program.store
-        self._begin(
-            history.read(store, manifest.app, manifest.stage, manifest.version - 1), self._followed.filter(left)
-        )
+        before = history.read(self.batches.program.store, manifest.app, manifest.stage, manifest.version - 1)
+        self._begin(before, self._followed.filter(left))
+        self._follow(manifest, before, [self.seeds[manifest.version]] if manifest.version in self.seeds else [])
         self._settle(manifest)
 
-    def _later_versions(self, replay: StageReplay, key: pa.Table, value: int) -> Iterator[int]:
+    def _later_versions(self, version: int, key: pa.Table, value: int) -> Iterator[int]:
         """Yield the later versions that wrote a key, and keep why those that are no batches did."""
 
         def is_later(change: RowChange) -> bool:
-            return change.version > replay.after.version
+            return change.version > version
 
         for change in takewhile(is_later, writes_of_key(self.batches.program, self.head, key)):
             manifest = history.read(self.batches.program.store, self.head.app, self.head.stage, change.version)
@@ -280,8 +283,3 @@ def edit_rows(changes: KeyChanges) -> pa.Table:
         [*changes.keys.columns, *changes.after.columns], [*changes.keys.column_names, *changes.after.column_names]
     )
     return rows.append_column(DELETED, pa.array(~changes.has_row)).combine_chunks()
-
-
-def _may_keep_rows(replay: StageReplay) -> bool:
-    bound = replay.shape.bound
-    return bound is not None and bound.may_keep_rows

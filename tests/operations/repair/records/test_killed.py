@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from slackwater.common import runtime
-from slackwater.operations.repair.records.journal import REPAIRS
+from slackwater.operations.repair.records.journal import REPAIRS, standing_repairs
 from slackwater.snapshot.under_way.runners import EDITS, find_hold
 from slackwater.snapshot.verify.verify import verify
 
@@ -69,11 +69,11 @@ def test_the_same_call_finishes_it(undo: bool, has_runner: bool, tmp_path: Path)
             # Each table is as before or as after.
             for name, rows in app.tables().items():
                 assert rows in (app.expected(before)[name], app.expected(after)[name])
-            begun = REPAIRS.all(app.store, app.name)
+            begun = standing_repairs(app.store, app.name)
             if not undo or begun:
                 world.repair(undo=undo)
             assert app.tables() == app.expected(after)
-            assert [repair.state for repair in REPAIRS.all(app.store, app.name)] == ([] if undo else ["done"])
+            assert [repair.state for repair in REPAIRS.all(app.store, app.name)] == ["undone" if undo else "done"]
             assert EDITS.all(app.store, app.name) == ()
             assert verify(app.store, app.name).consistent
             if has_runner:

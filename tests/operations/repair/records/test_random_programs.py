@@ -16,10 +16,12 @@ from tests.models.profiles import PROFILE
 
 from .simulated import OUT, Place, Raw, SimulatedApp, random_record, simulated
 
-PROGRAMS = {"default": 6, "ci": 500, "nightly": 5_000}
+PROGRAMS = {"default": 5, "ci": 500, "nightly": 5_000}
+KEPT = [285]
+"""Programs whose repairs were once wrong: a record was read between another repair of its key and the undo of that."""
 
 
-@pytest.mark.parametrize("seed", range(PROGRAMS[PROFILE]))
+@pytest.mark.parametrize("seed", [*range(PROGRAMS[PROFILE]), *(KEPT if PROFILE == "default" else [])])
 def test_tables_and_sinks_are_those_of_an_app_that_never_read_the_records(seed: int, tmp_path: Path) -> None:
     random = Random(f"repair {seed}")
     with simulated(random, tmp_path) as app:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from slackwater.common import runtime
 from slackwater.errors import NotFound, Refused, SlackwaterError
-from slackwater.operations.repair.records.journal import REPAIRS, Repair
+from slackwater.operations.repair.records.journal import REPAIRS, Repair, standing_repairs
 from slackwater.snapshot.bisect.verdict import RecordLocation
 from slackwater.snapshot.under_way.runners import EDITS
 from slackwater.testing import Ran, run
@@ -119,7 +119,7 @@ def test_another_repair_waits_for_one_that_is_under_way_and_an_undo_ends_it() ->
         repaired(ran, {"in[0]@1": None})
     assert REPAIRS.all(ran.app._client.store, ran.declared.name) == (begun,)
     repaired(ran, undo=True)
-    assert (REPAIRS.all(ran.app._client.store, ran.declared.name), tables(ran)) == ((), before)
+    assert (standing_repairs(ran.app._client.store, ran.declared.name), tables(ran)) == ([], before)
     begin(ran, "in[0]@0")
     repaired(ran, {"in[0]@0": None})
     assert ran.app.at().get("t", "a") == {"k": "a", "total": 2}
