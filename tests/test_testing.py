@@ -52,7 +52,10 @@ def shop() -> sw.App:
     @app.stage(
         reads="by-country",
         state=sw.aggregate(orders=sw.count(), cents=sw.sum("cents"), last=sw.max("timestamp"), at=sw.max("partition")),
-        writes=sw.foreach_version(publish, name="countries-changed"),
+        writes=[
+            sw.foreach_version(publish, name="countries-changed"),
+            sw.delta("s3://nowhere/counts", key="country"),
+        ],
     )
     def countries(rows: DataFrame) -> DataFrame:
         return rows
@@ -107,6 +110,15 @@ def test_records_that_sinks_received_are_returned(ran: Ran) -> None:
     assert [record.value for record in ran.sent["dead"]] == [b"no order at all"]
     newest = {row["country"]: (row["orders"], row["cents"]) for *_, row in published}
     assert newest == sums(ORDERS)
+
+
+@pytest.mark.spark
+def test_rows_for_tables_are_collected_and_no_table_is_written(ran: Ran) -> None:
+    rows = ran.published("counts").to_pylist()
+    newest = {row["country"]: (row["orders"], row["cents"]) for row in rows}
+    assert newest == sums(ORDERS)
+    with pytest.raises(NotFound, match="no table sink with rows named 'count'"):
+        ran.published("count")
 
 
 @pytest.mark.spark
