@@ -196,8 +196,7 @@ def rewind_version(
         changed,
         inputs={name: source(name, read) for name, read in target.inputs.items()},
         outputs={name: output(name, written) for name, written in target.outputs.items()},
-        # Without an id: versions of these numbers may be in a table already, published by the app that was lost.
-        sinks={name: replace(sink, since=draft.version, id="") for name, sink in step.sinks.items()},
+        sinks={name: replace(sink, since=draft.version) for name, sink in step.sinks.items()},
         clock_ms=target.clock_ms,
         attached=target.attached,
         side_tables=target.side_tables,

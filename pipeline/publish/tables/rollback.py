@@ -11,6 +11,8 @@ class Rollback(NamedTuple):
 
     snapshot: str
     """Snapshot to return to; empty for a table without rows."""
+    kept: Mark | None
+    """Newest version of the sink that stays; None if all are undone."""
     undone: tuple[TableCommit, ...]
     """Commits of the sink that the return undoes."""
     others: tuple[TableCommit, ...]
@@ -29,9 +31,10 @@ def plan_rollback(log: Sequence[TableCommit], sink: str, is_current: Callable[[M
     kept = next((place for place, mark in reversed(own) if is_current(mark)), -1)
     begin = next(place for place, _ in own if place > kept)
     places = {place for place, _ in own}
-    others = (commit for place, commit in enumerate(log) if place > begin and place not in places)
+    since = (commit for place, commit in enumerate(log) if place > begin and place not in places)
     undone = (log[place] for place, _ in own if place > kept)
-    return Rollback(log[begin].base, tuple(undone), tuple(commit for commit in others if commit.changes_rows))
+    others = tuple(commit for commit in since if commit.changes_rows)
+    return Rollback(log[begin].base, log[kept].mark if kept >= 0 else None, tuple(undone), others)
 
 
 def snapshot_of(log: Sequence[TableCommit], sink: str, version: int, is_current: Callable[[Mark], bool]) -> str:

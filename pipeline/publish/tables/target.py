@@ -57,8 +57,10 @@ class TableTarget:
         place = self.progress.read_position()
         if place is None:
             self.progress.store_position(place := self.progress.first_position())
-        if state.version:
-            return max(place, self._position_at(state.version))
+        if state.version > place.version:
+            return self._position_at(state.version)
+        if state.version:  # newer versions have no rows
+            return place
         if place.rows and not self.accept_loss:
             raise Refused(
                 f"{self.progress.title}: its table no longer has the rows up to v{place.version}: it was dropped, "
@@ -107,6 +109,7 @@ class TableTarget:
         kept_rows = _kept_rows(self.progress.store, first, self.progress.name)
         rollback = plan_rollback(self.table.log(), self._name, lambda mark: is_current(mark, kept_rows))
         if rollback is not None:
+            self._check_reach(first, rollback, kept_rows)
             self._check_others(rollback)
             undone = [commit.mark.version for commit in rollback.undone if commit.mark]
             _log.warning(
@@ -117,6 +120,23 @@ class TableTarget:
                 max(undone),
             )
         self.table.begin(self._mark(since), rollback.snapshot if rollback is not None else None)
+
+    def _check_reach(self, first: Manifest, rollback: Rollback, kept_rows: int | None) -> None:
+        """Raise `Refused` if the table's history lacks the newest version with rows that is not undone."""
+        to = next((rewind.to for rewind in reversed(first.rewinds) if not rewind.table_only), 0)
+        if not to:
+            return
+        store, name, kept = self.progress.store, self.progress.name, rollback.kept
+        then = history.find(store, first.app, first.stage, to)
+        sink = then.sinks.get(name) if then is not None else None
+        rows = kept_rows if kept_rows is not None else sink.sent if sink is not None else 0
+        newest = history.find(store, first.app, first.stage, kept.version) if kept is not None else None
+        if rows and (kept is None or (newest is not None and name in newest.sinks and newest.sinks[name].sent != rows)):
+            raise Refused(
+                f"{self.progress.title}: the history of its table no longer has the newest version up to "
+                f"v{to}, to which the app was rewound: its snapshot was removed",
+                hint="publish to another table, as a sink of another name=",
+            )
 
     def _check_others(self, rollback: Rollback) -> None:
         if rollback.others and not self.accept_loss:

@@ -10,14 +10,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.common import instants
 from slackwater.errors import CommitConflict, Refused
 from slackwater.operations.repair.rewind import Rewound, rewind
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.protocol import TransactionFailed
 from slackwater.pipeline.publish.core import Target
+from slackwater.pipeline.publish.tables.open import open_table
 from slackwater.pipeline.publish.tables.protocol import LakeTable, Mark, SinkState, TableCommit
 from slackwater.pipeline.publish.tables.target import TableTarget
+from slackwater.pipeline.publish.targets import SinkProgress
 from slackwater.snapshot.cut.refs import parse_ref
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin_cut
@@ -175,6 +178,34 @@ def test_a_table_that_was_dropped_is_noticed(world: TableWorld, tmp_path: Path) 
     world.start("p")
     with pytest.raises(Refused, match="its table no longer has the rows up to v"):
         until_idle(world.runners["p"])
+
+
+def test_a_snapshot_that_was_removed_is_noticed(tmp_path: Path, cache: SstCache) -> None:
+    world = TableWorld(Random(1), IcebergLake(tmp_path))
+    world.send(1)
+    until_idle(world.runners["p"])
+    world.pin("p", "base")
+    world.send(1)
+    until_idle(world.runners["p"])
+    assert isinstance(world.lake, IcebergLake)
+    table = world.lake.catalog.load_table("sales.out")
+    table.maintenance.expire_snapshots().by_id(table.snapshots()[1].snapshot_id).commit()
+    world.rewind("p", "base", cache)
+    world.start("p")
+    with pytest.raises(Refused, match="the history of its table no longer has the newest version up to"):
+        until_idle(world.runners["p"])
+    world.close()
+
+
+def test_versions_without_rows_may_be_collected(world: TableWorld) -> None:
+    (name,) = world.runners["p"].committers["alerts"].head.sinks
+    head = world.runners["p"].committers["alerts"].head
+    book = SinkProgress(world.store, head, name)
+    place = book.read_position()
+    assert place is not None
+    book.store_position(replace(place, version=place.version + 5))
+    table = TableTarget(open_table(world.lake.sink(), world.lake.sink().address), book, 1)
+    assert table.open() == replace(place, version=place.version + 5)
 
 
 @pytest.mark.parametrize("make", [DeltaLake, IcebergLake])
