@@ -9,11 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import deltalake
 import numpy as np
 import pyarrow as pa
 import slackwater as sw
-from deltalake import CommitProperties, DeltaTable, Transaction
 from msgspec.structs import replace
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
@@ -31,17 +29,6 @@ from ulid import ULID
 STORE, BROKERS, APP, ROWS, DELTA, SQLITE = sys.argv[1:]
 TOPIC = f"{APP}-numbers"
 BATCH = 500
-
-
-def to_delta(app: str, stage: str, version: int, rows: pa.Table) -> None:
-    """Write rows and their version number in one commit of Delta."""
-    name = f"{app}/{stage}"
-    if DeltaTable.is_deltatable(DELTA):
-        done = DeltaTable(DELTA).transaction_version(name)
-        if done is not None and done >= version:
-            return
-    properties = CommitProperties(app_transactions=[Transaction(name, version)])
-    deltalake.write_deltalake(DELTA, rows, mode="append", commit_properties=properties)
 
 
 def to_sqlite(app: str, stage: str, version: int, rows: pa.Table) -> None:
@@ -62,7 +49,7 @@ def declared() -> sw.App:
     app = sw.App(APP)
     writes = [
         sw.sink(TOPIC, key="k", headers={"batch": "h"}),
-        sw.foreach_version(to_delta),
+        sw.delta(DELTA, name="to-delta"),
         sw.foreach_version(to_sqlite),
     ]
     app.stage(reads=sw.topic("numbers-in"), writes=writes, name="numbers")(lambda raw: raw)
