@@ -7,13 +7,16 @@ A property of the table has the newest version, too, because snapshots expire. U
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, In, IsNull, Or
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
 from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 from pyiceberg.table import FileScanTask, Table, TableProperties, Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import ManageSnapshots
 
@@ -26,6 +29,7 @@ from .protocol import (
     Mark,
     SinkState,
     TableCommit,
+    has_key_of,
     newest_by_key,
     table_errors,
 )
@@ -44,9 +48,12 @@ class IcebergLakeTable:
         self._sink, self._address, self._catalog_name = sink, address, catalog
         self._catalog: Catalog | None = None
         self._table: Table | None = None
+        self._schema: pa.Schema | None = None
+        """Schema of rows that the table is known to have columns for."""
 
     def load(self, sink: str, period: str) -> SinkState:
         with table_errors(self._address):
+            self._schema = None
             if self._catalog is None:
                 self._catalog = load_catalog(self._catalog_name, **dict(self._sink.options))
             try:
@@ -62,13 +69,15 @@ class IcebergLakeTable:
         with table_errors(self._address, CommitFailedException, TableAlreadyExistsError):
             table = self._table or self._create(rows.schema)
             with _transaction(table) as transaction:
-                with transaction.update_schema() as update:
-                    update.union_by_name(rows.schema)
+                if rows.schema != self._schema:
+                    with transaction.update_schema() as update:
+                        update.union_by_name(rows.schema)
                 if self._sink.key:
-                    self._upsert(table, transaction, mark, newest_by_key(rows, self._sink.key))
+                    _upsert(table, transaction, mark, newest_by_key(rows, self._sink.key), self._sink.key)
                 else:
                     transaction.append(rows, snapshot_properties=mark.properties)
                 transaction.set_properties({_property(mark.sink): f"{mark.period} {mark.version}"})
+            self._schema = rows.schema
 
     def begin(self, mark: Mark, snapshot: str | None) -> None:
         with table_errors(self._address, CommitFailedException):
@@ -121,28 +130,56 @@ class IcebergLakeTable:
         self._table = self._catalog.load_table(self._name)
         return self._table
 
-    def _upsert(self, table: Table, transaction: Transaction, mark: Mark, rows: pa.Table) -> None:
-        among = reduce(And, (_values(name, rows[name]) for name in self._sink.key))
-        scan = table.scan(row_filter=among)
-        if not any(scan.plan_files()):
-            transaction.append(rows, snapshot_properties=mark.properties)
-            return
-        # With several key columns, the filter also matches other combinations of their values.
-        merged = pa.concat_tables([scan.to_arrow(), rows], promote_options="permissive")
-        merged = newest_by_key(merged, self._sink.key)
-        transaction.overwrite(merged, overwrite_filter=among, snapshot_properties=mark.properties)
+
+class _Transaction(Transaction):
+    """A transaction that keeps its metadata, of which pyiceberg makes a deep copy for each of some thirty accesses."""
+
+    _kept: tuple[TableMetadata, int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        base, updates = self._table.metadata, len(self._updates)
+        if self._kept is None or self._kept[0] is not base or self._kept[1] != updates:
+            self._kept = base, updates, super().table_metadata
+        return self._kept[2]
 
 
 def _transaction(table: Table) -> Transaction:
     # pyiceberg would repeat a lost commit on top of the winner, which may have published the same version. Only this
     # copy of the metadata changes, until the next commit.
     table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
-    return table.transaction()
+    return _Transaction(table)
 
 
-def _values(name: str, column: pa.ChunkedArray) -> BooleanExpression:
-    among: BooleanExpression = In(name, column.drop_null().unique().to_pylist())  # type: ignore[arg-type, call-arg]
-    return Or(among, IsNull(name)) if column.null_count else among  # type: ignore[arg-type, call-arg]
+def _upsert(table: Table, transaction: Transaction, mark: Mark, rows: pa.Table, key: Sequence[str]) -> None:
+    # The transaction may have added columns.
+    metadata, io = transaction.table_metadata, table.io
+    scan = ArrowScan(metadata, io, metadata.schema(), AlwaysTrue())
+    with transaction.update_snapshot(snapshot_properties=mark.properties).overwrite() as update:
+        for task in table.scan(row_filter=reduce(And, (_range(name, rows[name]) for name in key))).plan_files():
+            stored = scan.to_table([task])
+            if (replaced := has_key_of(stored, rows, key)).any():
+                update.delete_data_file(task.file)
+                _add_files(table, update, metadata, stored.filter(pa.array(~replaced)))
+        _add_files(table, update, metadata, rows)
+
+
+def _add_files(table: Table, update: Any, metadata: TableMetadata, rows: pa.Table) -> None:
+    if rows.num_rows:
+        for file in _dataframe_to_data_files(metadata, rows, table.io):
+            update.append_data_file(file)
+
+
+def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
+    """Return a condition that holds for all values of a column. Thousands of values would take pyiceberg seconds."""
+    if pa.types.is_boolean(column.type):
+        return AlwaysTrue()
+    ends = pc.min_max(column)
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    if least is None:
+        return IsNull(name)  # type: ignore[arg-type, call-arg]
+    values = And(GreaterThanOrEqual(name, least), LessThanOrEqual(name, most))
+    return Or(values, IsNull(name)) if column.null_count else values  # type: ignore[arg-type, call-arg]
 
 
 def _merge_files(table: Table, tasks: Sequence[FileScanTask]) -> None:
@@ -156,8 +193,7 @@ def _merge_files(table: Table, tasks: Sequence[FileScanTask]) -> None:
         with transaction.update_snapshot(snapshot_properties={_COMPACTION: "true"}).overwrite() as update:
             for task in merged:
                 update.delete_data_file(task.file)
-            for file in _dataframe_to_data_files(table.metadata, rows, table.io, write_uuid=update.commit_uuid):
-                update.append_data_file(file)
+            _add_files(table, update, table.metadata, rows)
 
 
 def _property(sink: str) -> str:

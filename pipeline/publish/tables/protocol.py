@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ....errors import Refused, SlackwaterError
@@ -99,3 +101,14 @@ def newest_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     numbered = pa.table({**columns, "row": pa.array(range(rows.num_rows), pa.int64())})
     last = numbered.group_by(list(columns)).aggregate([("row", "max")])["row_max"]
     return rows.take(last.combine_chunks().sort())
+
+
+def has_key_of(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Return for each of the rows if another of the `others` has its key. Null is a key like any other."""
+    codes = np.zeros(rows.num_rows + others.num_rows, np.int64)
+    for name in key:
+        values = pa.chunked_array([*rows[name].chunks, *others[name].cast(rows[name].type).chunks], rows[name].type)
+        encoded = values.combine_chunks().dictionary_encode("encode")
+        numbers = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
+        codes = np.unique(numbers, return_inverse=True)[1]
+    return np.isin(codes[: rows.num_rows], codes[rows.num_rows :])

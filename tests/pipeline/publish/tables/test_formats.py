@@ -5,9 +5,11 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.pipeline.kafka.protocol import TransactionFailed
-from slackwater.pipeline.publish.tables.protocol import SinkState
+from slackwater.pipeline.publish.tables.protocol import SinkState, has_key_of, newest_by_key
 
 from tests.pipeline.publish.tables.lakes import Lake, Writer, by_duckdb
 
@@ -57,6 +59,27 @@ def test_a_period_that_begins_makes_commits_of_earlier_ones_fail(lake: Lake) -> 
     assert Writer(lake, "second").table.load("app/stage/out", "second").version == 6
 
 
+Keys = st.sampled_from([None, "a", "b", "é"])
+Rows = st.lists(st.tuples(Keys, st.sampled_from([None, 0, 1, -5]), st.integers(0, 99)), max_size=6)
+
+
+@given(Rows, Rows, st.sampled_from([["k"], ["n"], ["k", "n"]]))
+def test_rows_with_keys_of_others_are_those_of_a_set_in_python(
+    rows: list[tuple[str | None, int | None, int]], others: list[tuple[str | None, int | None, int]], key: list[str]
+) -> None:
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64()), ("v", pa.int64())])
+
+    def table(values: list[tuple[str | None, int | None, int]]) -> pa.Table:
+        return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in values], schema)
+
+    mine, yours = table(rows), table(others)
+    keys = {tuple(row[name] for name in key) for row in yours.to_pylist()}
+    found = has_key_of(mine, yours, key).tolist()
+    assert found == [tuple(row[name] for name in key) in keys for row in mine.to_pylist()]
+    last = {tuple(row[name] for name in key): number for number, row in enumerate(mine.to_pylist())}
+    assert newest_by_key(mine, key).to_pylist() == [mine.to_pylist()[number] for number in sorted(last.values())]
+
+
 @pytest.mark.parametrize("key", [["k"], ["k", "day"]])
 def test_an_upsert_replaces_the_rows_of_its_keys(lake: Lake, key: list[str]) -> None:
     days = [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]
@@ -84,6 +107,13 @@ def test_columns_may_be_added_and_left_out(lake: Lake, key: str | None) -> None:
     writer.publish(4, n=[3])
     expected = [{"n": 1, "more": None}, {"n": 2, "more": "x"}, {"n": 3, "more": None}]
     assert sorted_rows(lake.read()) == sorted(expected, key=repr)
+
+
+def test_fields_of_structs_may_be_added(lake: Lake) -> None:
+    writer = Writer(lake)
+    writer.publish(2, s=[{"a": 1}])
+    writer.publish(3, s=[{"a": 2, "b": "x"}])
+    assert sorted_rows(lake.read()) == [{"s": {"a": 1, "b": None}}, {"s": {"a": 2, "b": "x"}}]
 
 
 def test_a_column_of_another_type_is_refused(lake: Lake) -> None:
