@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from ...common.arguments import check_arguments
-from ...errors import Usage
+from ...errors import NotFound, Refused, Usage
 from ...store.versions.keys import check_name
 
 TableFormat = Literal["delta", "iceberg"]
@@ -106,3 +108,27 @@ def _sink(
         if len(set(names)) != len(names):
             raise Usage(f"sink {sink_name!r}: {argument} is {names!r}; name each column once")
     return TableSink(sink_name, kind, address, keys, partition, tuple(sorted((options or {}).items())))
+
+
+def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
+    """Check the columns of the rows for a table.
+
+    Raises `NotFound` for a missing column of the declaration, and `Refused` for a column whose type does not fit.
+    """
+    owner = f"sink {sink.name!r}"
+    for kind, names in (("key", sink.key), ("partition", sink.partition_by)):
+        for name in names:
+            if name not in rows.names:
+                raise NotFound(f"{kind} column", name, rows.names, hint=f"{owner} has it as {kind} column")
+    for column in rows:
+        if pa.types.is_null(column.type) or pa.types.is_duration(column.type) or pa.types.is_interval(column.type):
+            raise Refused(
+                f"{owner}: column {column.name!r} has the type {column.type}, which {sink.format} tables do not have",
+                hint="cast it, for example to bigint",
+            )
+        if column.name in sink.key and (pa.types.is_floating(column.type) or pa.types.is_nested(column.type)):
+            raise Refused(
+                f"{owner}: key column {column.name!r} has the type {column.type}; expected text, integers, decimals or "
+                "times",
+                hint="use another key, or cast it to string",
+            )

@@ -30,7 +30,7 @@ from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage
 from ..api.table import check_ttl
-from ..api.table_sink import TableSink
+from ..api.table_sink import TableSink, check_table_rows
 from ..api.topic import Repartition, Topic
 from ..messages import outgoing
 from ..messages.registry import clear_latest_schemas
@@ -400,19 +400,14 @@ def _check_output(output: Repartition | Sink, rows: pa.Schema) -> None:
         keys.check_columns(f"repartition topic {output.name!r}", rows.names, reserved)
         _check_columns(f"repartition topic {output.name!r}", output.key, rows)
     elif isinstance(output, TableSink):
-        owner = f"sink {output.name!r}"
-        _check_columns(owner, output.key, rows)
-        _check_columns(owner, output.partition_by, rows, "partition")
-        if inexact := [name for name in output.key if pa.types.is_floating(rows.field(name).type)]:
-            raise Usage(f"{owner}: key column {inexact[0]!r} is a float; expected a type with exact equality")
+        check_table_rows(output, rows)
     elif output.encoding is not None:
         outgoing.check_encoding(f"sink {output.name!r}", output.encoding, rows)
 
 
-def _check_columns(owner: str, key: tuple[str, ...], rows: pa.Schema, kind: str = "key") -> None:
+def _check_columns(owner: str, key: tuple[str, ...], rows: pa.Schema) -> None:
     for name in key:
         if name not in rows.names:
-            by = "keyed" if kind == "key" else "partitioned"
-            raise NotFound(f"{kind} column", name, rows.names, hint=f"{owner} is {by} by it")
+            raise NotFound("key column", name, rows.names, hint=f"{owner} is keyed by it")
     # Hashing an empty table checks that the types can be hashed.
     hash_keys(rows.empty_table(), key)

@@ -178,7 +178,8 @@ def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
     least, most = ends["min"].as_py(), ends["max"].as_py()
     if least is None:
         return IsNull(name)  # type: ignore[arg-type, call-arg]
-    values = And(GreaterThanOrEqual(name, least), LessThanOrEqual(name, most))
+    bounds: list[Any] = [GreaterThanOrEqual(name, least), LessThanOrEqual(name, most)]  # type: ignore[arg-type, call-arg]
+    values = And(*bounds)
     return Or(values, IsNull(name)) if column.null_count else values  # type: ignore[arg-type, call-arg]
 
 

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import slackwater as sw
-from slackwater.errors import Refused, SlackwaterError, Usage
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.pipeline.api.table_sink import check_table_rows
 from slackwater.snapshot.cut.kafka_topics import internal_topic
 
 
@@ -78,3 +80,26 @@ def test_a_table_sink_has_the_name_of_its_table_and_hides_its_options() -> None:
     assert (sink.name, sink.kind, sink.address) == ("big-orders", "table", "lake.sales.Big_Orders")
     assert "secret" not in repr(sink)
     assert sw.delta("lake/out").address == str(Path("lake/out").absolute())
+
+
+@pytest.mark.parametrize(
+    ("sink", "said"),
+    [
+        (sw.delta("/lake/out", key=["k", "n"], partition_by="day"), ""),
+        (sw.delta("/lake/out", key="other"), "no key column named 'other'"),
+        (sw.delta("/lake/out", partition_by="other"), "no partition column named 'other'"),
+        (sw.iceberg("lake.sales.out", key="x"), "key column 'x' has the type double; expected"),
+        (sw.iceberg("lake.sales.out", key="list"), "key column 'list' has the type list<item: int64>; expected"),
+    ],
+)
+def test_rows_must_fit_into_the_table(sink: Any, said: str) -> None:
+    rows = pa.schema(
+        {"k": pa.string(), "n": pa.int64(), "x": pa.float64(), "list": pa.list_(pa.int64()), "day": pa.date32()}
+    )
+    if not said:
+        check_table_rows(sink, rows)
+        with pytest.raises(Refused, match="column 'took' has the type duration.*, which delta tables do not have"):
+            check_table_rows(sink, rows.append(pa.field("took", pa.duration("us"))))
+    else:
+        with pytest.raises((NotFound, Refused), match=re.escape(said)):
+            check_table_rows(sink, rows)
