@@ -1,9 +1,10 @@
 """A runner without Spark, for tests that kill it: claims a stage, commits batches, and publishes their rows.
 
-`python committing.py STORE BROKERS APP ROWS DELTA SQLITE` commits until the stage has sent ROWS rows, waits until all
+`python committing.py STORE KAFKA APP ROWS DELTA SQLITE` commits until the stage has sent ROWS rows, waits until all
 are published, and exits. Rows are numbered consecutively, so that readers detect missing rows.
 """
 
+import json
 import sqlite3
 import sys
 import time
@@ -26,7 +27,7 @@ from slackwater.store.versions import amend, apps, commit
 from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
 from ulid import ULID
 
-STORE, BROKERS, APP, ROWS, DELTA, SQLITE = sys.argv[1:]
+STORE, KAFKA, APP, ROWS, DELTA, SQLITE = sys.argv[1:]
 TOPIC = f"{APP}-numbers"
 BATCH = 500
 
@@ -57,7 +58,7 @@ def declared() -> sw.App:
 
 
 def main() -> None:
-    store, kafka = open_store(STORE), open_kafka(BROKERS)
+    store, kafka = open_store(STORE), open_kafka(json.loads(KAFKA))
     (stage,) = declared().stages_in_order()
     apps.ensure_app(store, AppInfo(APP, 1))
     create_internal_topics(kafka, APP, (stage,), None, validate_only=False)

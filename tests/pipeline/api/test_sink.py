@@ -98,7 +98,7 @@ def test_rows_must_fit_into_the_table(sink: Any, said: str) -> None:
     )
     if not said:
         check_table_rows(sink, rows)
-        with pytest.raises(Refused, match="column 'took' has the type duration.*, which delta tables do not have"):
+        with pytest.raises(Refused, match=r"column 'took' has the type duration.*, which delta"):
             check_table_rows(sink, rows.append(pa.field("took", pa.duration("us"))))
     else:
         with pytest.raises((NotFound, Refused), match=re.escape(said)):
