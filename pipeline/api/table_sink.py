@@ -56,9 +56,10 @@ def delta(
     Raises `Usage` for an invalid argument.
     """
     address = path if "://" in path else str(Path(path).absolute())
-    if not path or urlsplit(address).password:
+    if not path or ("://" in path and (urlsplit(path).password or urlsplit(path).query)):
+        wrong = "a URL with a password or a query" if path else repr(path)
         raise Usage(
-            f"delta(): path is {'a URL with a password' if path else repr(path)}; expected the table's folder or URL",
+            f"delta(): path is {wrong}; expected the table's folder or URL",
             hint="give credentials as options= or in the environment",
         )
     return _sink("delta", address, address.rstrip("/").rpartition("/")[2], name, key, partition_by, options)

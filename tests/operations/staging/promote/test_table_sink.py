@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.client.show.maintenance import rewind_result
 from slackwater.common import instants
 from slackwater.errors import CommitConflict, Refused
 from slackwater.operations.repair.rewind import Rewound, rewind
@@ -140,7 +141,12 @@ def test_a_rewind_takes_the_table_with_it(world: TableWorld, cache: SstCache) ->
     until_idle(world.runners["p"])
     world.pin("p", "later")
     assert len(world.published()) == 7
-    world.rewind("p", "base", cache)
+    done = world.rewind("p", "base", cache)
+    sink = world.lake.sink()
+    table = f"{sink.format}:{sink.address}"
+    assert [(rows.sink, rows.rows, rows.table) for rows in done.plan.sinks] == [("out", 4, table)]
+    said = f"sink out: published since and withdrawn from {table} by the next run: 4 rows; re-read"
+    assert said in str(rewind_result(done, dry_run=True))
     world.start("p")
     runner = world.runners["p"]
     while runner.publish():
