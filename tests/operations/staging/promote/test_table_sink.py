@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.client.show.maintenance import rewind_result
 from slackwater.common import instants
-from slackwater.errors import CommitConflict, Refused
+from slackwater.errors import CommitConflict, Fenced, Refused
 from slackwater.operations.repair.rewind import Rewound, rewind
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.protocol import TransactionFailed
@@ -29,7 +29,7 @@ from slackwater.store.read.cache import SstCache
 
 from tests.crash.points import Killed
 from tests.models.profiles import scaled
-from tests.operations.staging.promote.runners import Runner, until_idle
+from tests.operations.staging.promote.runners import STAGES, Runner, until_idle
 from tests.operations.staging.promote.world import World
 from tests.pipeline.publish.tables.lakes import DeltaLake, IcebergLake, Lake
 
@@ -160,6 +160,32 @@ def test_a_rewind_takes_the_table_with_it(world: TableWorld, cache: SstCache) ->
     world.rewind("p", "later", cache)
     world.settle("p")
     assert sorted(number for _, number in world.published()) == list(range(8))
+
+
+def test_a_zombie_neither_publishes_what_was_undone_nor_opens_the_table_again(
+    world: TableWorld, cache: SstCache
+) -> None:
+    zombie, sink = world.runners["p"], world.lake.sink()
+    world.pin("p", "base")
+    world.send(2)
+    for stage in STAGES:
+        zombie.begin(stage)
+        zombie.end(stage)
+        zombie.committers[stage].drain(30)
+    old = zombie.committers["alerts"].head
+    assert old.sinks["out"].rows == 2
+    world.rewind("p", "base", cache)
+    with pytest.raises(Fenced):
+        TableTarget(open_table(sink, sink.address), SinkProgress(world.store, old, "out"), 1).open()
+    world.runners.pop("p")
+    world.start("p")
+    assert world.runners["p"].publish()
+    with pytest.raises(Fenced):
+        run_on(zombie)
+    assert sorted(number for _, number in world.published()) == [0, 1, 2]
+    until_idle(world.runners["p"])
+    assert sorted(number for _, number in world.published()) == list(range(5))
+    zombie.close()
 
 
 def test_rows_of_others_since_then_are_not_undone_without_a_word(world: TableWorld, cache: SstCache) -> None:
