@@ -145,7 +145,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slackwater needs Python 3.11 or later; say make PYTHON=python3.11")'
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,clouds,demo,dev,iceberg,local,openlineage,otel,registry,serve]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[agents,clouds,delta,demo,dev,iceberg,local,openlineage,otel,registry,serve]'
 	@touch $@
 
 # What only the benchmark compares with.

@@ -13,7 +13,8 @@ from . import errors
 __version__ = "0.1.0"
 
 __all__ = ["App", "__version__", "because", "errors", "open"]
-__all__ += ["decode", "event_time", "foreach_version", "leveled", "repartition", "sink", "table", "topic", "universal"]
+__all__ += ["decode", "delta", "event_time", "foreach_version", "iceberg", "leveled", "repartition", "sink", "table"]
+__all__ += ["topic", "universal"]
 __all__ += ["aggregate", "count", "first", "join", "last", "max", "mean", "min"]
 __all__ += ["pandas_state", "processor", "sum", "update", "upsert"]
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .pipeline.api.spark_code import pandas_state, processor
     from .pipeline.api.stage import event_time
     from .pipeline.api.table import leveled, table, universal
+    from .pipeline.api.table_sink import delta, iceberg
     from .pipeline.api.topic import repartition, topic
     from .pipeline.api.update import update
     from .pipeline.messages.decode import decode
@@ -42,6 +44,7 @@ _MODULES = {
     **dict.fromkeys(("pandas_state", "processor"), "pipeline.api.spark_code"),
     "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
+    **dict.fromkeys(("delta", "iceberg"), "pipeline.api.table_sink"),
     **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),
     **{name: f"state.kinds.{name}" for name in ("aggregate", "join", "upsert")},
     **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "state.kinds.aggregate"),

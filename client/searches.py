@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ..common import instants
 from ..common.whole_file import atomic_file, check_parent_folder
 from ..errors import NotFound, Refused, SlackwaterError, Usage
+from ..pipeline.publish.tables.lookup import TableSnapshot, table_snapshots
 from ..snapshot.bisect import session as kept
 from ..snapshot.bisect.causes import TracedCause
 from ..snapshot.bisect.endpoints import BEGINNING, stable_ref
@@ -181,6 +182,12 @@ def _write(client: Backends, search: SearchSession) -> None:
 def clone_name(client: Backends, verdict: Verdict) -> str:
     """Return an unused name for a clone in which a user can inspect the verdict."""
     return free_name(client.store, f"{verdict.app}-staging")
+
+
+def sink_tables(client: Backends, verdict: Verdict) -> tuple[TableSnapshot, ...]:
+    """Return the snapshots of the tables to which the bad version was published."""
+    bad = None if verdict.candidates else verdict.bad.stages.get(verdict.stage)
+    return tuple(table_snapshots(client.store, bad)) if bad is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ _CREATING_CALLS = {
     "Repartition": "repartition(…)",
     "TopicSink": "sink(…)",
     "FunctionSink": "foreach_version(…)",
+    "TableSink": "delta(…), iceberg(…)",
     "TableOptions": "table(…)",
     "EventTimeOptions": "event_time(…)",
 }

@@ -8,6 +8,7 @@ from .install import install_hint
 _PACKAGES_BY_EXTRA = {
     "agents": ("mcp",),
     "clouds": ("obstore",),
+    "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
     "registry": ("datafusion", "ptars", "grpc_tools"),
     "serve": ("httptools", "pebble", "starlette", "uvicorn", "uvloop"),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..client.moment import Moment
     from ..operations.debugging.replay.compare import Comparison
     from ..pipeline.api.app import App
+    from .table_sinks import PublishedRows
 
 __all__ = ["MemoryKafka", "Ran", "Record", "Replayed", "load", "replayed", "run"]
 
@@ -114,8 +115,11 @@ class Ran(Mapping[str, "pa.Table"]):
     Tables of rejected and late rows are included: `<stage>_rejected`, `<stage>_late`.
     """
 
-    def __init__(self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _TemporaryFolder) -> None:
+    def __init__(
+        self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _TemporaryFolder, published: PublishedRows
+    ) -> None:
         self.declared = declared
+        self._published = published
         self.app = app
         """Stored app with its history: `ran.app.log()`, `ran.app.at("~1").get(…)`."""
         self.moment: Moment = app.at()
@@ -141,6 +145,14 @@ class Ran(Mapping[str, "pa.Table"]):
     def sent(self) -> dict[str, list[Record]]:
         """Records that the app wrote for others, by topic: output of sinks, and rejected records."""
         return {topic: _records(self.kafka, topic) for topic in _written_topics(self.declared)}
+
+    def published(self, sink: str) -> pa.Table:
+        """Return the rows for the table of a `delta(…)` or `iceberg(…)`, which is not written. Raises `NotFound`."""
+        import pyarrow as pa
+
+        if not self._published.get(sink):
+            raise NotFound("table sink with rows", sink, self._published)
+        return pa.concat_tables(self._published[sink], promote_options="default")
 
     def rows(self, table: str) -> list[Row]:
         """Return the rows of a table as dictionaries. Raises `NotFound` for an unknown table."""
@@ -209,6 +221,7 @@ def run(
     from ..pipeline.run.program import run_app
     from ..pipeline.run.stopping import stop_signals
     from ..settings import Settings
+    from .table_sinks import collect_rows
 
     if not isinstance(app, App):
         raise Usage(
@@ -229,12 +242,13 @@ def run(
         gc_every_ms=None,
     )
     _start_spark(options.spark_conf)
+    published = {name: [*rows] for name, rows in after._published.items()} if after is not None else {}
     with stop_signals() as stop:
-        run_app(app, options, Listener(), stop=stop)
+        run_app(collect_rows(app, published), options, Listener(), stop=stop)
     if stop.is_set():
         # Otherwise the run would end well, with tables of only some of the records, on which a test would fail.
         raise KeyboardInterrupt(f"the run of app {app.name!r} was stopped by a signal")
-    return Ran(app, Client(settings).app(app.name), kafka, folder)
+    return Ran(app, Client(settings).app(app.name), kafka, folder, published)
 
 
 def _send(

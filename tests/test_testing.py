@@ -16,6 +16,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 import slackwater as sw
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from slackwater.errors import NotFound, Refused, Usage
@@ -34,8 +35,8 @@ def publish(app: str, stage: str, version: int, rows: pa.Table) -> None:
     published.extend((app, stage, version, row) for row in rows.to_pylist())
 
 
-def shop() -> sw.App:
-    """Return an app with two stages, a sink, a function, and rejected records."""
+def shop(table: str = "s3://nowhere/counts") -> sw.App:
+    """Return an app with two stages, a sink, a function, a table, and rejected records."""
     app = sw.App("shop")
 
     @app.stage(
@@ -52,7 +53,10 @@ def shop() -> sw.App:
     @app.stage(
         reads="by-country",
         state=sw.aggregate(orders=sw.count(), cents=sw.sum("cents"), last=sw.max("timestamp"), at=sw.max("partition")),
-        writes=sw.foreach_version(publish, name="countries-changed"),
+        writes=[
+            sw.foreach_version(publish, name="countries-changed"),
+            sw.delta(table, key="country"),
+        ],
     )
     def countries(rows: DataFrame) -> DataFrame:
         return rows
@@ -110,6 +114,15 @@ def test_records_that_sinks_received_are_returned(ran: Ran) -> None:
 
 
 @pytest.mark.spark
+def test_rows_for_tables_are_collected_and_no_table_is_written(ran: Ran) -> None:
+    rows = ran.published("counts").to_pylist()
+    newest = {row["country"]: (row["orders"], row["cents"]) for row in rows}
+    assert newest == sums(ORDERS)
+    with pytest.raises(NotFound, match="no table sink with rows named 'count'"):
+        ran.published("count")
+
+
+@pytest.mark.spark
 def test_a_later_run_continues_from_an_earlier_one(ran: Ran) -> None:
     more = [{"country": "DE", "cents": 1000}]
     later = run(shop(), {"orders": more}, after=ran)
@@ -141,10 +154,14 @@ def test_an_app_runs_in_this_process_with_an_in_memory_kafka(one_spark: None, tm
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     kafka.create_topics({"orders": 2, "copies": 1, "dead": 1})
     kafka.send("orders", [Record(json.dumps(each).encode(), key=b"k") for each in ORDERS], patience_s=1)
-    shop().run(store=str(tmp_path / "store"), kafka=kafka.address, until_caught_up=True, gc="off")
+    app = shop(str(tmp_path / "counts"))
+    app.run(store=str(tmp_path / "store"), kafka=kafka.address, until_caught_up=True, gc="off")
     with sw.open(str(tmp_path / "store")) as client:
         found = client.app("shop").query("SELECT country, orders, cents FROM countries").fetchall()
     assert {country: (orders, cents) for country, orders, cents in found} == sums(ORDERS)
+    published = DeltaTable(tmp_path / "counts").to_pyarrow_table().to_pylist()
+    assert {row["country"]: (row["orders"], row["cents"]) for row in published} == sums(ORDERS)
+    assert len(published) == len(sums(ORDERS))
 
 
 @pytest.fixture
@@ -196,7 +213,7 @@ def test_an_object_that_is_no_app_is_refused_before_spark() -> None:
 @pytest.mark.usefixtures("no_spark")
 def test_an_in_memory_kafka_without_topics_is_refused_before_spark(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="is an in-memory Kafka of this process, and has no topic to read") as raised:
-        shop().run(store=str(tmp_path), kafka=f"memory://{uuid4().hex}")
+        shop(str(tmp_path / "counts")).run(store=str(tmp_path), kafka=f"memory://{uuid4().hex}")
     assert "slackwater.testing.run" in raised.value.hint
 
 
@@ -204,4 +221,6 @@ def test_an_in_memory_kafka_without_topics_is_refused_before_spark(tmp_path: Pat
 def test_an_in_memory_kafka_with_remote_executors_is_refused(tmp_path: Path, memory_kafka: MemoryKafka) -> None:
     memory_kafka.create_topics({"orders": 1})
     with pytest.raises(Refused, match="which executors of spark://nowhere:7077 cannot reach"):
-        shop().run(store=str(tmp_path), kafka=memory_kafka.address, master="spark://nowhere:7077")
+        shop(str(tmp_path / "counts")).run(
+            store=str(tmp_path), kafka=memory_kafka.address, master="spark://nowhere:7077"
+        )

@@ -192,7 +192,7 @@ def _continue(
     every: bool = False,
 ) -> None:
     from ...client.replays import explain_verdict, replay_programs
-    from ...client.searches import clone_name, continue_search
+    from ...client.searches import clone_name, continue_search, sink_tables
     from ...client.show import values
     from ...client.show import verdict as shown
 
@@ -220,8 +220,8 @@ def _continue(
             values.write_table(table, out)
         else:
             session.note(f"note: {out} was not written: {why}")
-    clone = clone_name(client, verdict)
-    session.show(shown.verdict_result(verdict, explanation, out, edge, clone, every=every))
+    clone, tables = clone_name(client, verdict), sink_tables(client, verdict)
+    session.show(shown.verdict_result(verdict, explanation, out, edge, clone, every=every, tables=tables))
     if reports is not None:
         reports.write_verdict(client, verdict, explanation)
     if verdict.candidates:

@@ -235,7 +235,8 @@ def _effects(done: Rewound) -> Iterator[Block]:
         if sink.rows:
             where = join_ranges(sink.offsets)
             them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
-            yield f"sink {sink.sink}: published since and not withdrawn: {them}; re-read records are published again"
+            fate = f"withdrawn from {sink.table} by the next run" if sink.table else "not withdrawn"
+            yield f"sink {sink.sink}: published since and {fate}: {them}; re-read records are published again"
         if sink.dropped:
             unpublished = plural(sink.dropped, "unpublished row")
             yield f"sink {sink.sink}: {unpublished} dropped; re-reading publishes them"

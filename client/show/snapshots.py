@@ -276,7 +276,7 @@ def promotion_result(done: PromotionResult, *, with_values: bool, dry_run: bool)
                 f"{done.held_s:.1f} s"
             )
         rows = (
-            (sink.stage, sink.sink, sink.topic or "a function", "new" if sink.new else "taken over")
+            (sink.stage, sink.sink, sink.topic or f"a {sink.kind}", "new" if sink.new else "taken over")
             for sink in plan.sinks
         )
         if plan.sinks:

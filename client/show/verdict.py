@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...common import instants
+from ...pipeline.publish.tables.lookup import TableSnapshot
 from ...snapshot.bisect.causes import CLASSES, NOTE, Cause, TracedCause
 from ...snapshot.bisect.invariant import Invariant
 from ...snapshot.bisect.session import SearchSession
@@ -35,9 +36,18 @@ _MAX_TEXT = 2_000
 
 
 def verdict_result(
-    outcome: Verdict, explanation: TracedCause | None, out: Path | None, edge: str, clone: str, *, every: bool = False
+    outcome: Verdict,
+    explanation: TracedCause | None,
+    out: Path | None,
+    edge: str,
+    clone: str,
+    *,
+    every: bool = False,
+    tables: Sequence[TableSnapshot] = (),
 ) -> Result:
     """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
+
+    `tables` has the tables to which the bad version was published.
 
     `out` is the file with all keys. With `every`, the file has all bad records of the batch instead of the keys, and
     the result shows these records as well. `edge` is the requested change: `first`, `last`, or empty for any. `clone`
@@ -74,12 +84,17 @@ def verdict_result(
         "begins": outcome.gapless_start_ref or None,
         "cause": cause_data(explanation.cause) if explanation is not None else None,
         "record": record_data(explanation.named_record_path if explanation is not None else None),
+        "tables": [attributes(table, "sink", "table", "version", "snapshot") for table in tables],
     }
     if every and explanation is not None and (bad := records_table(explanation)) is not None:
         data["bad_records"] = records_data(bad)
-    return Result(
-        data, *verdict_blocks(outcome, out, explanation, clone, every=every), notes=verdict_notes(outcome, edge)
-    )
+    notes = (*verdict_notes(outcome, edge), *map(_table_note, tables))
+    return Result(data, *verdict_blocks(outcome, out, explanation, clone, every=every), notes=notes)
+
+
+def _table_note(table: TableSnapshot) -> str:
+    place = f"the sink {table.sink!r} publishes v{table.version} to {table.table}"
+    return f"{place}: {f'snapshot {table.snapshot}' if table.snapshot else 'no snapshot of it can be read'}"
 
 
 def verdict_sentence(outcome: Verdict) -> str:

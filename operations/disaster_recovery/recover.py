@@ -127,7 +127,9 @@ def _sinks(
     for name, sink in manifest.sinks.items():
         topic = f"{_RECOVERED.sub('', sink.topic)}-r{number}"
         end, topic_id = kafka.create_internal_topic(topic)
-        at = Sink(topic, end, 1, sink.kind, topic_id=topic_id)
+        # The lost app may have published versions of the same numbers to the table.
+        period = str(runtime.ulid()) if sink.kind == "table" else ""
+        at = Sink(topic, end, 1, sink.kind, topic_id=topic_id, id=period, table=sink.table)
         fresh_sinks[name] = at
         for leftover in copied:
             if (leftover.stage, leftover.sink) == (manifest.stage, name):

@@ -19,7 +19,7 @@ class OutOfReach:
 
     what: str
     """Kind of data: a topic (`input`, `channel`, `sink's own topic`, `sink's topic`), `archive`, `checkpoint`,
-    `iceberg`, `deep clone`, `handed out`, `sink`, `cache` or `replica`.
+    `iceberg`, `deep clone`, `handed out`, `sink`, `table`, `cache` or `replica`.
     """
     name: str
     retention_ms: int | None = None
@@ -46,6 +46,11 @@ def list_out_of_reach(members: tuple[Member, ...], kafka: KafkaTopics | None) ->
         if any(snapshot.name.startswith(_ICEBERG_PREFIX) for snapshot in list_snapshots(member.store, member.app)):
             kind = f"Iceberg tables of {member.app}, which are broken until the next export"
             unreached["iceberg", f"{member.store.url} {member.app}"] = OutOfReach("iceberg", kind)
+        for head in member.heads.values():
+            for name, sink in head.sinks.items():
+                if sink.table:
+                    kind = f"the table {sink.table} of the sink {name}, and its history"
+                    unreached["table", sink.table] = OutOfReach("table", kind)
         for name in _deep_clones(member):
             unreached["deep clone", name] = OutOfReach("deep clone", name)
     return (

@@ -28,13 +28,15 @@ class SinkRows:
     stage: str
     sink: str
     topic: str
-    """Topic of the sink; empty for a function."""
+    """Topic of the sink; empty for a function or a table."""
     rows: int
     """Number of published rows, as far as the store knows. A rewind cannot undo them."""
     offsets: tuple[str, ...]
     """Offset ranges written to the topic since the moment. Other producers may have written some of the records."""
     dropped: int
     """Number of committed rows that are not published yet. A rewind drops them."""
+    table: str = ""
+    """Table of the sink, which the next run returns to the moment; empty for a topic or a function."""
 
 
 def sink_rows(
@@ -53,7 +55,9 @@ def sink_rows(
                 since_ms = first.time_ms if first is not None else 0
                 offsets = _sent_since(kafka, topic, since_ms) if topic and rows[topic] else ()
                 if rows[topic] or dropped[topic]:
-                    yield SinkRows(stage, name, topic, rows[topic], offsets, dropped[topic])
+                    sink = head.sinks.get(name) or (was.sinks.get(name) if was is not None else None)
+                    table = sink.table if sink is not None and not topic else ""
+                    yield SinkRows(stage, name, topic, rows[topic], offsets, dropped[topic], table)
 
 
 def find_other_publishers(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:

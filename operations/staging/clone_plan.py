@@ -214,10 +214,18 @@ def _check_offsets(
 
 def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
     kinds = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
+    tables = {name: sink.table for stage in cut.stages.values() for name, sink in stage.sinks.items()}
     for name, topic in sinks.items():
-        keys.check_topic(topic)
         if name not in kinds:
             raise NotFound(f"sink of {cut.app}", name, kinds, hint="--sink takes NAME=TOPIC")
+        if kinds[name] == "table":
+            if tables[name].partition(":")[2] == topic:
+                raise Refused(
+                    f"{cut.app} publishes to the table {topic} itself: it would have rows of both",
+                    hint=f"--sink {name}=OTHER, with the address of a table of the clone's own",
+                )
+            continue
+        keys.check_topic(topic)
         if kinds[name] == "topic" and (topic == name or topic in kinds):
             raise Refused(
                 f"{cut.app} publishes to the topic {topic!r} itself: its readers would get records of both",
@@ -227,7 +235,7 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
 
 def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: KafkaTopics) -> None:
     for name, topic in sinks.items():
-        if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
+        if all(stage.sinks[name].kind != "topic" for stage in cut.stages.values() if name in stage.sinks):
             continue
         if topic in read_topics.values():
             raise Refused(f"the clone would read the topic {topic!r} and publish to it: an endless loop")

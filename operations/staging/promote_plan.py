@@ -22,7 +22,7 @@ from ...snapshot.under_way.runners import live_heartbeats
 from ...state.records import id_to_store, is_other_topic
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest, Promotion
+from ...store.versions.manifest import Manifest, Promotion, SinkKind
 
 Heads = Mapping[str, Manifest]
 
@@ -35,6 +35,7 @@ class PromotedSink:
     sink: str
     topic: str
     new: bool
+    kind: SinkKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ def _sinks(
                 raise NotFound(
                     "Kafka topic", topic, (), hint=f"create the topic: the sink {sink!r} of {staging} publishes to it"
                 )
-            promoted.append(PromotedSink(stage, sink, topic, sink not in old_kinds))
+            promoted.append(PromotedSink(stage, sink, topic, sink not in old_kinds, kind))
     return tuple(promoted)
 
 

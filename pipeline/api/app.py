@@ -14,7 +14,7 @@ from ...state.kinds.due import FinalKind
 from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...store.versions.side_tables import REJECTED, table_name
-from .sink import FunctionSink, Sink, TopicSink
+from .sink import Sink
 from .stage import (
     DEFAULT_EVENT_TIME,
     EventTimeOptions,
@@ -72,8 +72,9 @@ class App:
         Args:
             reads: A `topic(...)`; a `repartition(...)` that a stage of this app writes, or its name; or several of
                 these: then the function gets one DataFrame for each, in this order.
-            writes: A `repartition(...)`, a `sink(...)`, a `foreach_version(...)`, or several of these: the destinations
-                of the function's rows, for a stage without state, or of the rows that its state emits.
+            writes: A `repartition(...)`, a `sink(...)`, a `delta(...)`, an `iceberg(...)`, a `foreach_version(...)`, or
+                several of these: the destinations of the function's rows, for a stage without state, or of the rows
+                that its state emits.
             state: `aggregate(...)`, `upsert(...)`, `update(...)` or `join(...)`; the table is named after the stage.
             key: Key columns of the state. Default: the key of the repartition topics that the stage reads, if all have
                 the same key.
@@ -98,7 +99,7 @@ class App:
             Refused: The stage has no effect, or closes a cycle of stages.
         """
         inputs = as_tuple(reads, (Topic, Repartition, str))
-        outputs = as_tuple(writes, (Repartition, TopicSink, FunctionSink))
+        outputs = as_tuple(writes, Repartition | Sink)
         columns = as_tuple(key or (), str)
 
         def declare(transform: _Function) -> _Function:

@@ -1,4 +1,4 @@
-"""Sinks of an app: a Kafka topic for other consumers, or a function called with each version's rows."""
+"""Sinks of an app: a Kafka topic for other consumers, a function called with each version's rows, or a table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import pyarrow as pa
 from ...common.arguments import check_arguments
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
+from .table_sink import TableSink
 
 VersionFunction = Callable[[str, str, int, pa.Table], None]
 
@@ -52,7 +53,7 @@ class FunctionSink:
     on_error: ClassVar[Literal["stop", "reject"]] = "stop"
 
 
-Sink = TopicSink | FunctionSink
+Sink = TopicSink | FunctionSink | TableSink
 
 
 @check_arguments

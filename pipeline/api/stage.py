@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from ...common.arguments import check_arguments
@@ -10,7 +11,7 @@ from ...errors import Refused, Usage
 from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_topic
 from ...store.versions.limits import MAX_TTL_MS
-from .sink import FunctionSink, Sink, TopicSink
+from .sink import Sink, TopicSink
 from .table import DEFAULT_TABLE, TableOptions
 from .topic import Repartition, Topic, repartition
 
@@ -53,7 +54,7 @@ def event_time(*, ahead: str = "1 day", late: LateHandling = "drop", emits: Emit
     ahead_ms = parse_ms("event_time: ahead", ahead)
     if not 0 <= ahead_ms <= MAX_TTL_MS:
         raise Usage(f"event_time: ahead is {ahead!r}; expected 0 seconds to 1,000,000 days")
-    if late not in ("drop", "keep", "table") and not isinstance(late, Repartition | TopicSink | FunctionSink):
+    if late not in ("drop", "keep", "table") and not isinstance(late, Repartition | Sink):
         raise Usage(
             f"event_time: late is {late!r}; expected 'drop', 'keep', 'table', a slackwater.repartition(...) or a "
             "slackwater.sink(...)"
@@ -154,7 +155,7 @@ class Stage:
         return tuple(source for source in self.reads if isinstance(source, str))
 
 
-def as_tuple(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
+def as_tuple(argument: object, single: type | UnionType | tuple[type, ...]) -> tuple[Any, ...]:
     """Return an argument as a tuple. A single value of type `single` becomes a tuple with one element."""
     if isinstance(argument, single) or not isinstance(argument, Iterable):
         return (argument,)
@@ -247,10 +248,11 @@ def _check_inputs(stage: Stage) -> None:
 
 def _check_outputs(stage: Stage) -> None:
     for output in stage.writes:
-        if not isinstance(output, Repartition | TopicSink | FunctionSink):
+        if not isinstance(output, Repartition | Sink):
             raise Usage(
                 f"stage {stage.name!r} writes {output!r}; expected a slackwater.repartition(...), a "
-                "slackwater.sink(...) or a slackwater.foreach_version(...), or several of them"
+                "slackwater.sink(...), a slackwater.delta(...), a slackwater.iceberg(...) or a "
+                "slackwater.foreach_version(...), or several of them"
             )
     written = [output.name for output in stage.writes]
     if duplicates := [name for name in written if written.count(name) > 1]:

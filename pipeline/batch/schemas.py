@@ -30,6 +30,7 @@ from ..api.app import App
 from ..api.sink import Sink
 from ..api.stage import Stage
 from ..api.table import check_ttl
+from ..api.table_sink import TableSink, check_table_rows
 from ..api.topic import Repartition, Topic
 from ..messages import outgoing
 from ..messages.registry import clear_latest_schemas
@@ -398,6 +399,8 @@ def _check_output(output: Repartition | Sink, rows: pa.Schema) -> None:
         reserved = [name for name in rows.names if _PARTITION_COLUMN.fullmatch(name)]
         keys.check_columns(f"repartition topic {output.name!r}", rows.names, reserved)
         _check_columns(f"repartition topic {output.name!r}", output.key, rows)
+    elif isinstance(output, TableSink):
+        check_table_rows(output, rows)
     elif output.encoding is not None:
         outgoing.check_encoding(f"sink {output.name!r}", output.encoding, rows)
 

@@ -16,11 +16,14 @@ from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import PublishedPosition
 from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
+from ..api.table_sink import TableSink
 from ..kafka.channels import consumer_group
 from ..kafka.messages import filter_by_attempts, rows_of
 from ..kafka.protocol import Kafka, Patience, ProducerFenced, TransactionFailed, TransactionSettings
 from ..listener import Listener
 from .core import Backlog, Publisher, Target
+from .tables.open import open_table
+from .tables.target import TableTarget
 from .targets import FunctionTarget, SinkProgress, TopicTarget
 
 _log = logging.getLogger("slackwater")
@@ -207,6 +210,27 @@ class SinkThread:
                 self._progress.store_position(place)
 
 
+def open_target(
+    kafka: Kafka, sink: Sink, book: SinkProgress, info: AppInfo | None, *, accept_loss: bool, patience_s: float
+) -> Target:
+    """Return the target of a sink, where the app publishes it."""
+    head, app_id = book.claimed, info.created_ms if info else 0
+    if isinstance(sink, FunctionSink):
+        return FunctionTarget(sink.function, book)
+    # A clone and a promoted app may publish elsewhere than the program says.
+    elsewhere = (apps.published_sinks(book.store, info, head.promotion) or {}).get(sink.name)
+    if isinstance(sink, TableSink):
+        return TableTarget(open_table(sink, elsewhere or sink.address), book, app_id, accept_loss)
+    settings = TransactionSettings(
+        transactional_id=f"slackwater-{head.app}-{head.stage}-{sink.name}",
+        group=consumer_group(head.app, head.stage),
+        source=book.sink.topic,
+        topic=elsewhere or sink.name,
+        patience_s=patience_s,
+    )
+    return TopicTarget(kafka.transactional_producer(settings), book, app_id, accept_loss)
+
+
 class Publishers(Listener):
     """Publishes the sinks of the claimed stages, with one thread for each sink.
 
@@ -228,19 +252,7 @@ class Publishers(Listener):
     ) -> None:
         def thread(sink: Sink, head: Manifest) -> SinkThread:
             book = SinkProgress(store, head, sink.name)
-            target: Target
-            if isinstance(sink, FunctionSink):
-                target = FunctionTarget(sink.function, book)
-            else:
-                settings = TransactionSettings(
-                    transactional_id=f"slackwater-{head.app}-{head.stage}-{sink.name}",
-                    group=consumer_group(head.app, head.stage),
-                    source=book.sink.topic,
-                    topic=(apps.published_sinks(store, info, head.promotion) or {}).get(sink.name, sink.name),
-                    patience_s=patience_s,
-                )
-                app_id = info.created_ms if info else 0
-                target = TopicTarget(kafka.transactional_producer(settings), book, app_id, accept_loss)
+            target = open_target(kafka, sink, book, info, accept_loss=accept_loss, patience_s=patience_s)
             return SinkThread(kafka, book, target, accept_loss=accept_loss, patience_s=patience_s)
 
         self._new_thread = thread

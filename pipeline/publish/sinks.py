@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
-from ...errors import AnotherTopic, NotFound, Refused
+from ...common import runtime
+from ...errors import AnotherTopic, NotFound, Refused, SlackwaterError, Unavailable
 from ...snapshot.cut.kafka_topics import internal_topic
 from ...state.records import TopicState, explain_recreated_topic, id_to_store
 from ...store.objects.protocol import ObjectStore
@@ -17,9 +18,11 @@ from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
 from ..api.app import App
 from ..api.stage import Stage
-from ..kafka.protocol import UNLIMITED_RETENTION, Kafka
+from ..api.table_sink import TableSink
+from ..kafka.protocol import UNLIMITED_RETENTION, Kafka, TransactionFailed
 from ..messages import outgoing
 from ..source.spark_types import arrow_schema_of
+from .tables.open import open_table
 
 _log = logging.getLogger("slackwater")
 
@@ -38,8 +41,9 @@ def check_targets(
 
     `reads` maps declared topics to the topics that the app reads instead. `publishes` maps the sinks of a clone to
     their topics; None if topics are as declared. Raises `NotFound` for a missing topic, and `Refused` for a topic to
-    which the user may not write, or that the app reads.
+    which the user may not write, or that the app reads, and for a table that cannot be read.
     """
+    _check_tables(stages, publishes)
     targets = {
         (publishes or {}).get(sink.name, sink.name): stage.name
         for stage in stages
@@ -63,6 +67,22 @@ def check_targets(
             )
         if refused := kafka.write_error(topic):
             raise refused
+
+
+def _check_tables(stages: Sequence[Stage], publishes: Mapping[str, str] | None) -> None:
+    for stage in stages:
+        for sink in published_sinks(stage, publishes):
+            if isinstance(sink, TableSink):
+                try:
+                    open_table(sink, table_address(sink, publishes)).load("", "")
+                except TransactionFailed as failed:
+                    error: SlackwaterError = failed.error or Unavailable(str(failed))
+                    error.begin_with(f"stage {stage.name!r}")
+                    raise error from failed
+
+
+def table_address(sink: TableSink, publishes: Mapping[str, str] | None) -> str:
+    return (publishes or {}).get(sink.name, sink.address)
 
 
 def create_internal_topics(
@@ -105,7 +125,7 @@ def claim_sinks(
         if name in declared and declared[name].kind == sink.kind:
             same = _continue_sink(kafka, draft.stage, name, sink, accept_loss)
             if same is not None:
-                sinks[name] = same
+                sinks[name] = _with_table(draft.stage, declared[name], same, publishes)
         elif not accept_loss and (
             unpublished := published.unpublished_rows(sink, published.newest(store, draft, name))
         ):
@@ -118,8 +138,22 @@ def claim_sinks(
     for name in declared.keys() - sinks.keys():
         topic = internal_topic(draft.app, stage.name, name)
         now = kafka.topic_state(topic)
-        sinks[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
+        new = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
+        sinks[name] = _with_table(draft.stage, declared[name], new, publishes)
     return {name: sinks[name] for name in declared}
+
+
+def _with_table(stage: str, declared: api.Sink, sink: Sink, publishes: Mapping[str, str] | None) -> Sink:
+    if not isinstance(declared, TableSink):
+        return sink
+    table = f"{declared.format}:{table_address(declared, publishes)}"
+    if sink.table and sink.table != table:
+        raise Refused(
+            f"the sink {declared.name!r} of stage {stage!r} publishes to {table}; until now it published to "
+            f"{sink.table}, which has all of its rows",
+            hint="for a new table, give the sink another name=; for a moved one, publish to the former address",
+        )
+    return replace(sink, table=table, id=sink.id or str(runtime.ulid()))
 
 
 def check_internal_topics(

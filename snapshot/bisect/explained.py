@@ -96,8 +96,8 @@ class ReachedOutput:
     stage: str
     version: int
     output: str
-    kind: Literal["channel", "topic", "function"]
-    """`channel` for a repartition topic; `topic` and `function` for sinks."""
+    kind: Literal["channel", "topic", "function", "table"]
+    """`channel` for a repartition topic; the other kinds are sinks."""
     rows: tuple[dict[str, object], ...]
     readers: tuple[str, ...] = ()
     """Versions that read the rows, as `STAGE@vN`. Stages that have not read them yet are missing."""

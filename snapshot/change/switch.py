@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from ...common import runtime
 from ...errors import Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import apps, history, keys, published
@@ -203,6 +204,7 @@ class Switchover:
 
     def _promotion_amendment(self, store: ObjectStore, kafka: KafkaTopics, head: Manifest) -> Amendment:
         ends: dict[str, tuple[str, int, str]] = {}
+        sink_id = str(runtime.ulid())
         is_ready = self._precondition(store, self.promote)
 
         def requires(head: Manifest) -> bool:
@@ -215,7 +217,7 @@ class Switchover:
 
         def update(draft: Manifest) -> Manifest:
             sinks = {
-                name: Sink(topic, end, draft.version, kind, topic_id=topic_id)
+                name: Sink(topic, end, draft.version, kind, topic_id=topic_id, id=sink_id if kind == "table" else "")
                 for name, kind in self._published_sinks(draft).items()
                 for topic, end, topic_id in [ends[name]]
             }

@@ -182,7 +182,7 @@ class Output(Struct, frozen=True):
     topic_id: limits.ShortText = ""
 
 
-SinkKind = Literal["topic", "function"]
+SinkKind = Literal["topic", "function", "table"]
 
 
 class Sink(Struct, frozen=True):
@@ -197,6 +197,10 @@ class Sink(Struct, frozen=True):
     rows: limits.OneVersion[limits.Count] = 0
     sent: limits.Count = 0
     topic_id: limits.ShortText = ""
+    id: limits.ShortText = ""
+    """Id of a table's sink since it last started: the table may have versions of the same numbers from before."""
+    table: limits.ShortText = ""
+    """Format and address of a table, as `delta:s3://lake/alerts`."""
 
 
 class SideTable(Struct, frozen=True):
@@ -307,9 +311,9 @@ class Promotion(Struct, frozen=True):
     """Offsets of both apps at the switchover, by user topic. The new app publishes the output of later records."""
     clock_ms: limits.AnyTimeMs | None
     """Wall-clock time up to which rows had fallen due in both apps; None if no row falls due by the wall clock."""
-    sinks: dict[limits.Topic, limits.Topic] | None
+    sinks: dict[limits.Topic, limits.ShortText] | None
     """Sinks that this app publishes after the switchover, with their topics; None for all, as declared."""
-    before: dict[limits.Topic, limits.Topic] | None
+    before: dict[limits.Topic, limits.ShortText] | None
     """Sinks that this app published before the switchover; None for all, as declared."""
 
 
@@ -489,8 +493,8 @@ class Origin(Struct, frozen=True):
     cut: dict[limits.Name, limits.Version]
     """Source version of each stage; empty for a clone that began without state."""
     topics: dict[limits.Topic, limits.Topic] = {}
-    sinks: dict[limits.Topic, limits.Topic] = {}
-    """Sinks that the clone publishes, by declared name, with their topics. The clone publishes no other sinks."""
+    sinks: dict[limits.Topic, limits.ShortText] = {}
+    """Sinks that the clone publishes, by declared name, with their topics or tables. It publishes no others."""
     masks: dict[limits.ShortText, limits.ShortText] = {}
     """Masked columns, `table.column`, with the method. Their values differ from the source's."""
 

@@ -19,6 +19,7 @@ from ...settings import Settings
 from ...snapshot.gc.reachable import Retention
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from ..table_sinks import collect_rows
 from .engine import SimulatedEngine
 from .scheduler import SimulatedProcess
 from .world import Faults, World
@@ -94,7 +95,8 @@ class Simulation:
                 "gc_every_ms": 60_000,
             }
             chosen = Options(**(defaults | options))
-            run(program, chosen, Listener(), stop=StopEvent(), engine=engine.opened)
+            # Tables are outside of the simulated world.
+            run(collect_rows(program, {}), chosen, Listener(), stop=StopEvent(), engine=engine.opened)
 
         random = self.world.random
         skew_ms = random.randrange(-3_600_000, 3_600_000) if random.random() < self.world.faults.skew else 0

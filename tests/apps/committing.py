@@ -1,19 +1,18 @@
 """A runner without Spark, for tests that kill it: claims a stage, commits batches, and publishes their rows.
 
-`python committing.py STORE BROKERS APP ROWS DELTA SQLITE` commits until the stage has sent ROWS rows, waits until all
+`python committing.py STORE KAFKA APP ROWS DELTA SQLITE` commits until the stage has sent ROWS rows, waits until all
 are published, and exits. Rows are numbered consecutively, so that readers detect missing rows.
 """
 
+import json
 import sqlite3
 import sys
 import time
 from pathlib import Path
 
-import deltalake
 import numpy as np
 import pyarrow as pa
 import slackwater as sw
-from deltalake import CommitProperties, DeltaTable, Transaction
 from msgspec.structs import replace
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
@@ -28,20 +27,9 @@ from slackwater.store.versions import amend, apps, commit
 from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
 from ulid import ULID
 
-STORE, BROKERS, APP, ROWS, DELTA, SQLITE = sys.argv[1:]
+STORE, KAFKA, APP, ROWS, DELTA, SQLITE = sys.argv[1:]
 TOPIC = f"{APP}-numbers"
 BATCH = 500
-
-
-def to_delta(app: str, stage: str, version: int, rows: pa.Table) -> None:
-    """Write rows and their version number in one commit of Delta."""
-    name = f"{app}/{stage}"
-    if DeltaTable.is_deltatable(DELTA):
-        done = DeltaTable(DELTA).transaction_version(name)
-        if done is not None and done >= version:
-            return
-    properties = CommitProperties(app_transactions=[Transaction(name, version)])
-    deltalake.write_deltalake(DELTA, rows, mode="append", commit_properties=properties)
 
 
 def to_sqlite(app: str, stage: str, version: int, rows: pa.Table) -> None:
@@ -62,7 +50,7 @@ def declared() -> sw.App:
     app = sw.App(APP)
     writes = [
         sw.sink(TOPIC, key="k", headers={"batch": "h"}),
-        sw.foreach_version(to_delta),
+        sw.delta(DELTA, name="to-delta"),
         sw.foreach_version(to_sqlite),
     ]
     app.stage(reads=sw.topic("numbers-in"), writes=writes, name="numbers")(lambda raw: raw)
@@ -70,7 +58,7 @@ def declared() -> sw.App:
 
 
 def main() -> None:
-    store, kafka = open_store(STORE), open_kafka(BROKERS)
+    store, kafka = open_store(STORE), open_kafka(json.loads(KAFKA))
     (stage,) = declared().stages_in_order()
     apps.ensure_app(store, AppInfo(APP, 1))
     create_internal_topics(kafka, APP, (stage,), None, validate_only=False)

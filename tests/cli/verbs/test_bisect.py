@@ -3,14 +3,24 @@
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import slackwater as sw
+from deltalake import DeltaTable
+from msgspec.structs import replace
 from slackwater.client.show.document import TableBlock
 from slackwater.client.show.verdict import lineage_blocks
+from slackwater.pipeline.publish.tables.lookup import sink_id
+from slackwater.pipeline.publish.tables.open import open_table
+from slackwater.pipeline.publish.tables.protocol import Mark
 from slackwater.settings import Settings
 from slackwater.snapshot.cut.lineage import Lineage, Window
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions.apps import find_app
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Sink
 
 from tests.cli.verbs.calling import BAD, BROKEN, done, from_json, slackwater
 from tests.support.histories import Clock, Flight, FlightsApp, Kafka, copied, flights
@@ -162,6 +172,37 @@ def test_json_has_all_bad_keys_and_text_the_first_ten(store: ObjectStore, tmp_pa
     for name in ("keys.csv", "keys.json"):
         assert from_json(*where, "--out", name)["file"] == name
         assert all(tail in (tmp_path / name).read_text() for tail in in_order)
+
+
+def test_bisect_names_the_snapshot_of_a_table_to_which_the_bad_version_was_published(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    app = FlightsApp(store, Kafka())
+    app.run(flights(14))
+    head, address = app.heads["aircraft"], str(tmp_path / "lake")
+    sinks = {"counts": Sink("out", 0, head.version + 1, "table", id="first", table=f"delta:{address}")}
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
+    app.commit(replace(draft, sinks=sinks))
+    app.send(Flight("planted", "C1", 5_000))
+    app.step_all()
+    info = find_app(store, app.name)
+    owner, table = (
+        sink_id(app.name, info.created_ms if info else 0, "aircraft", "counts"),
+        open_table(sw.delta(address), address),
+    )
+    table.load(owner, "first")
+    words = ("bisect", "flights", "--where", "SELECT tail FROM aircraft WHERE delay > 1000")
+    assert "delta:" in (noted := slackwater(*words).stderr)
+    assert "no snapshot of it can be read" in noted
+    for version in range(head.version + 2, app.heads["aircraft"].version + 1):
+        table.publish(Mark(owner, "first", version), pa.table({"version": [version]}))
+    verdict = from_json(*words)
+    bad = verdict["first_bad"]["version"]
+    (there,) = verdict["tables"]
+    assert (there["sink"], there["table"], there["version"]) == ("counts", f"delta:{address}", bad)
+    versions = DeltaTable(address, version=int(there["snapshot"])).to_pyarrow_table()["version"].to_pylist()
+    assert max(versions) == bad
+    assert f"publishes v{bad} to delta:{address}: snapshot {there['snapshot']}" in slackwater(*words).stderr
 
 
 def test_if_the_query_returns_no_keys_bisect_shows_the_keys_that_the_commit_changed(store: ObjectStore) -> None:

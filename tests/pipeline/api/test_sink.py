@@ -1,11 +1,15 @@
 """Declarations of sinks in programs."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import slackwater as sw
-from slackwater.errors import Refused, SlackwaterError, Usage
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.pipeline.api.table_sink import check_table_rows
 from slackwater.snapshot.cut.kafka_topics import internal_topic
 
 
@@ -34,13 +38,22 @@ def declare(writes: Any, *, app: str = "a") -> sw.App:
         (lambda: declare([sw.repartition("t", "k"), sw.sink("t")]), "writes 't' twice"),
         (lambda: declare(sw.sink("x" * 249)), "is not usable: expected a topic's name"),
         (lambda: declare([sw.topic("t")]), "expected a slackwater.repartition"),
+        (lambda: sw.delta("s3://lake/out", key=["k"], partition_by="p"), None),
+        (lambda: sw.delta("", name="out"), "path is ''; expected the table's folder or URL"),
+        (lambda: sw.delta("https://me:secret@lake/out"), "path is a URL with a password or a query; expected"),
+        (lambda: sw.delta("https://lake/out?sig=secret"), "path is a URL with a password or a query; expected"),
+        (lambda: sw.delta("/lake/Orders 3"), "delta() name 'orders 3' is not usable"),
+        (lambda: sw.delta("/lake/out", key=["k", "k"]), "sink 'out': key is ('k', 'k'); name each column once"),
+        (lambda: sw.iceberg("sales.out"), "table is 'sales.out'; expected CATALOG.NAMESPACE.TABLE"),
+        (lambda: sw.iceberg("lake.sales.out", options={"uri": "u"}), None),
+        (lambda: declare([sw.delta("/a/out"), sw.delta("/b/out")]), "writes 'out' twice"),
     ],
 )
 def test_invalid_declarations_of_sinks_are_refused(make: Callable[[], object], said: str | None) -> None:
     if said is None:
         make()
     else:
-        with pytest.raises(Usage, match=said.replace("(", r"\(")):
+        with pytest.raises(Usage, match=re.escape(said)):
             make()
 
 
@@ -61,3 +74,33 @@ def test_a_stage_can_have_channels_and_sinks() -> None:
     assert internal_topic("a", "s", "t") == "a-s-t-sink"
     # A sink may have the name of another stage's repartition topic: these are different topics.
     app.stage(reads="c", writes=sw.sink("c"), name="reader")(lambda rows: rows)
+
+
+def test_a_table_sink_has_the_name_of_its_table_and_hides_its_options() -> None:
+    sink = sw.iceberg("lake.sales.Big_Orders", options={"token": "secret"})
+    assert (sink.name, sink.kind, sink.address) == ("big-orders", "table", "lake.sales.Big_Orders")
+    assert "secret" not in repr(sink)
+    assert sw.delta("lake/out").address == str(Path("lake/out").absolute())
+
+
+@pytest.mark.parametrize(
+    ("sink", "said"),
+    [
+        (sw.delta("/lake/out", key=["k", "n"], partition_by="day"), ""),
+        (sw.delta("/lake/out", key="other"), "no key column named 'other'"),
+        (sw.delta("/lake/out", partition_by="other"), "no partition column named 'other'"),
+        (sw.iceberg("lake.sales.out", key="x"), "key column 'x' has the type double; expected"),
+        (sw.iceberg("lake.sales.out", key="list"), "key column 'list' has the type list<item: int64>; expected"),
+    ],
+)
+def test_rows_must_fit_into_the_table(sink: Any, said: str) -> None:
+    rows = pa.schema(
+        {"k": pa.string(), "n": pa.int64(), "x": pa.float64(), "list": pa.list_(pa.int64()), "day": pa.date32()}
+    )
+    if not said:
+        check_table_rows(sink, rows)
+        with pytest.raises(Refused, match=r"column 'took' has the type duration.*, which delta"):
+            check_table_rows(sink, rows.append(pa.field("took", pa.duration("us"))))
+    else:
+        with pytest.raises((NotFound, Refused), match=re.escape(said)):
+            check_table_rows(sink, rows)

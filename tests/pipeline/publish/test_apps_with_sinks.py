@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.client.app import StoredApp
@@ -34,12 +35,15 @@ from tests.support.running import Ledger
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 
-def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Table], None], *more: str) -> sw.App:
+def declared(
+    ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Table], None], *more: str, table: str = "counts"
+) -> sw.App:
     """Return an app with a stateless and a stateful stage.
 
-    They write different rows to a channel, a topic and a function.
+    They write different rows to a channel, a topic, a function and a table.
     """
     app = sw.App(ledger.app)
+    counts = sw.delta(f"{ledger.store}-lake/{table}", key="account", name="table")
 
     @app.stage(
         reads=sw.topic(ledger.topic),
@@ -55,7 +59,7 @@ def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Tabl
         alert = rows.where("amount < 0").select("seq", "account", F.col("branch").cast("string").alias("office"))
         return rows, alert, rows.select("seq")
 
-    @app.stage(reads="by-account", state=sw.aggregate(n=sw.count()), writes=[sw.sink(name) for name in more])
+    @app.stage(reads="by-account", state=sw.aggregate(n=sw.count()), writes=[*map(sw.sink, more), counts])
     def accounts(rows: DataFrame) -> DataFrame:
         return rows
 
@@ -106,6 +110,9 @@ def test_each_row_is_published_once_and_a_clone_publishes_only_where_told(
     # What the state emits: the newest count of each account is the last.
     last = {value["account"]: value["n"] for value in published(ledger, counts)}
     assert last == dict(Counter(row["account"] for row in raw))
+    table = DeltaTable(f"{ledger.store}-lake/counts")
+    assert {row["account"]: row["n"] for row in table.to_pyarrow_table().to_pylist()} == last
+    assert table.to_pyarrow_table().num_rows == len(last)
     # No sink holds records back: all are published, and may be deleted.
     found = overview(store, ledger.app, lambda _topic: None)
     assert {sink.rows for stage in found.stages for sink in stage.sinks} == {0}

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from deltalake import DeltaTable
 from msgspec.structs import replace
 from slackwater.errors import AnotherTopic, Fenced, Gone, Refused, SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -30,10 +32,11 @@ from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.outgoing import single_batch_bytes
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.pipeline.publish.sinks import claim_sinks, create_internal_topics
+from slackwater.pipeline.publish.tables.lookup import table_snapshots
 from slackwater.pipeline.run.housekeeping import TopicWatch
 from slackwater.store.archive.columns import HEADERS
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.versions import apps, commit, keys, published
+from slackwater.store.versions import apps, commit, history, keys, published
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 from tests.pipeline.publish.reader import committed
@@ -304,6 +307,46 @@ def test_removing_a_sink_from_the_program_is_refused_while_rows_are_unpublished(
         eventually(lambda: publishers.is_done, "it is published")
     writer.stage = other.stages["s"]
     assert writer.claim().sinks == {}
+
+
+def test_a_table_sink_stays_with_its_table(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
+    address = str(tmp_path / "out")
+    writer = Writer(memory_kafka, lambda _topic: sw.delta(address))
+    with writer.publishing() as publishers:
+        publishers.on_version(writer.commit(b"1", b"2"))
+        publishers.on_version(writer.commit(b"3"))
+        eventually(lambda: publishers.is_done, "all is published")
+    assert sorted(DeltaTable(address).to_pyarrow_table()["body"].to_pylist()) == [b"1", b"2", b"3"]
+    (snapshot,) = table_snapshots(writer.store, writer.head)
+    assert (snapshot.sink, snapshot.table, snapshot.snapshot) == ("out", f"delta:{address}", "2")
+    (first,) = table_snapshots(writer.store, history.read(writer.store, writer.name, "s", 2))
+    assert sorted(DeltaTable(address, version=int(first.snapshot)).to_pyarrow_table()["body"].to_pylist()) == [
+        b"1",
+        b"2",
+    ]
+    other = Writer(memory_kafka, lambda _topic: sw.delta(f"{address}-2", name="out")).stage
+    before, writer.stage = writer.stage, other
+    with pytest.raises(
+        Refused, match=re.escape(f"publishes to delta:{address}-2; until now it published to delta:{address},")
+    ):
+        writer.claim()
+    writer.stage = before
+    writer.claim()
+    with writer.publishing() as publishers:
+        publishers.on_version(writer.commit(b"4"))
+        eventually(lambda: publishers.is_done, "the rest is published")
+    assert DeltaTable(address).to_pyarrow_table().num_rows == 4
+
+
+def test_a_table_that_refuses_rows_ends_the_run_with_one_sentence(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "_delta_log").write_text("no folder")
+    writer = Writer(memory_kafka, lambda _topic: sw.delta(str(tmp_path / "out")))
+    with writer.publishing(patience_s=1) as publishers:
+        publishers.on_version(writer.commit(b"1"))
+        error = failure(publishers)
+    assert isinstance(error, Refused)
+    assert error.message.startswith(f"table {tmp_path}/out: ")
 
 
 def test_a_recreated_internal_topic_stops_its_stage_unless_the_loss_is_accepted(

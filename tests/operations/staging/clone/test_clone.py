@@ -570,11 +570,12 @@ class Recording(CountingStore):
 def test_a_clone_publishes_only_the_given_sinks_and_from_the_start(app: FlightsApp) -> None:
     head = app.heads["legs"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
-    sinks = {
+    declared = {
         "alerts": Sink("internal", 5, since=2, sent=5),
         "to-lake": Sink("internal-too", 5, since=2, kind="function", sent=5),
+        "counts": Sink("internal-3", 5, since=2, kind="table", sent=5, table="delta:s3://lake/counts"),
     }
-    app.commit(replace(draft, sinks=sinks))
+    app.commit(replace(draft, sinks=declared))
     for name, said in (("nothing", "no sink of flights named 'nothing'"), ("alerts", "publishes to the topic")):
         with pytest.raises(SlackwaterError, match=said):
             make(app, sinks={name: "alerts"})
@@ -582,12 +583,15 @@ def test_a_clone_publishes_only_the_given_sinks_and_from_the_start(app: FlightsA
         make(app, sinks={"alerts": "gone"})
     with pytest.raises(Refused, match="would read the topic 'flights' and publish to it: an endless loop"):
         make(app, sinks={"alerts": "flights"})
+    with pytest.raises(Refused, match="flights publishes to the table s3://lake/counts itself"):
+        make(app, sinks={"counts": "s3://lake/counts"})
     app.kafka.create("trial")
-    plan = make(app, sinks={"alerts": "trial", "to-lake": "to-lake"})
+    sinks = {"alerts": "trial", "counts": "s3://lake/copy", "to-lake": "to-lake"}
+    plan = make(app, sinks=sinks)
     assert plan.info.origin is not None
-    assert plan.info.origin.sinks == {"alerts": "trial", "to-lake": "to-lake"}
+    assert plan.info.origin.sinks == sinks
     # What the source has not published, it publishes itself.
     assert history.read(app.store, "staging", "legs", app.heads["legs"].version).sinks == {}
-    assert make(app, sinks={"alerts": "trial", "to-lake": "to-lake"}).done
+    assert make(app, sinks=sinks).done
     with pytest.raises(Refused, match="exists already"):
         make(app)

@@ -20,14 +20,15 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql.types import BinaryType, StructField, StructType
 from slackwater.common import instants
+from slackwater.pipeline.api.sink import Sink as DeclaredSink
 from slackwater.pipeline.batch.committer import CommittedVersion, Committer, PendingVersion, PromotedMeanwhile
 from slackwater.pipeline.batch.schemas import StageSchemas
-from slackwater.pipeline.kafka.channels import consumer_group
 from slackwater.pipeline.kafka.messages import filter_by_attempts, rows_of, send_messages, split_into_messages
-from slackwater.pipeline.kafka.protocol import Kafka, ProducerFenced, TransactionFailed, TransactionSettings
+from slackwater.pipeline.kafka.protocol import Kafka, ProducerFenced, TransactionFailed
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.publish.core import Backlog, Publisher
-from slackwater.pipeline.publish.targets import SinkProgress, TopicTarget
+from slackwater.pipeline.publish.core import Backlog, Publisher, Target
+from slackwater.pipeline.publish.publishers import open_target
+from slackwater.pipeline.publish.targets import SinkProgress
 from slackwater.pipeline.run.claim import Claimer
 from slackwater.pipeline.source.planner import admit_records
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
@@ -46,12 +47,14 @@ _ROWS = StructType([StructField("body", BinaryType())])
 _SHAPE = StageSchemas({}, {"passed": _ROWS}, (), None, None)
 
 
-def program(name: str, topic: str, out: str) -> sw.App:
-    """Return the app; its functions are never called."""
+def program(name: str, topic: str, out: str | DeclaredSink) -> sw.App:
+    """Return the app, which publishes to a topic or a table; its functions are never called."""
     app = sw.App(name)
     passed = sw.repartition("passed", key=["body"], partitions=1)
     app.stage(reads=sw.topic(topic), writes=passed, name="numbers")(lambda raw: raw)
-    app.stage(reads="passed", writes=sw.sink(out, value="body"), name="alerts")(lambda rows: rows)
+    app.stage(reads="passed", writes=sw.sink(out, value="body") if isinstance(out, str) else out, name="alerts")(
+        lambda rows: rows
+    )
     return app
 
 
@@ -80,6 +83,8 @@ class Runner:
     timed: bool = False
     slow_s: float = 0.0
     """Duration of a batch by `clock`."""
+    wrap: Callable[[Target], Target] = lambda target: target
+    """Function that may wrap the sink's target."""
     folder: str = ""
     committers: dict[str, Committer] = field(default_factory=dict)
     _failures: list[BaseException] = field(default_factory=list)
@@ -92,7 +97,7 @@ class Runner:
         """Claim the app's stages one by one; a generator, so that steps of others may run between the claims."""
         store, name = self.store, self.declared.name
         self.folder = apps.folder_of(store, name)
-        declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0].name)
+        declared = program(self.folder, *self.declared.topics, self.declared.stages["alerts"].sinks[0])
         app = dataclasses.replace(declared, file=self.declared.file)
         info = apps.ensure_app(store, AppInfo(self.folder, 1))
         heads = heads_of(store, self.folder, history.list_stages(store, self.folder)).values()
@@ -209,17 +214,10 @@ class Runner:
 
     def _publisher(self, head: Manifest, name: str) -> _Published:
         book = SinkProgress(self.store, head, name)
-        settings = TransactionSettings(
-            f"slackwater-{head.app}-{head.stage}-{name}",
-            consumer_group(head.app, head.stage),
-            book.sink.topic,
-            (apps.published_sinks(self.store, self._info, head.promotion) or {}).get(name, name),
-            patience_s=30,
-        )
         backlog = Backlog(name, lambda version: history.iter_after(self.store, head.app, head.stage, version))
         backlog.offer(head)
-        target = TopicTarget(self.kafka.transactional_producer(settings), book, self._info.created_ms)
-
+        (sink,) = self.declared.stages["alerts"].sinks
+        target = self.wrap(open_target(self.kafka, sink, book, self._info, accept_loss=False, patience_s=30))
         return _Published(book, Publisher(book.title, backlog, target, partial(self._read, book.sink.topic)), backlog)
 
     def _numbers(self, base: Manifest, most: int) -> Manifest | None:
@@ -291,7 +289,8 @@ class Runner:
 
     def _give(self, sink: Sink, app: str, rows: list[bytes]) -> Sink:
         table = pa.table({"body": pa.array([app.encode() + b":" + row for row in rows], pa.binary())})
-        mine = outgoing.encode_records(table, self.declared.stages["alerts"].sinks[0].encoding, 30)  # type: ignore[arg-type]
+        encoding = self.declared.stages["alerts"].sinks[0].encoding
+        mine = outgoing.encode_records(table, encoding, 30) if encoding is not None else table
         attempt, end = self._send(sink.topic, mine)
         return replace(sink, end=end, attempts=(attempt,), rows=len(rows), sent=sink.sent + len(rows))
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 from slackwater.errors import CommitConflict, Refused
 from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.promote import PromotionResult, promote
+from slackwater.pipeline.api.sink import Sink
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
@@ -52,10 +53,12 @@ class World:
         *,
         ahead: int = 0,
         timed: bool = False,
+        out: str | Sink = OUT,
     ) -> None:
         self.chance, self.ahead, self.timed = chance, ahead, timed
         self.store: ObjectStore = store or MemoryStore()
         self.promoter = NumberedStore(self.store)
+        self.out = out
         self.files = files or {}
         """Program of each app, if it is a file."""
         self.kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
@@ -80,7 +83,7 @@ class World:
 
     def runner(self, folder: str) -> Runner:
         called = next(name for name in (folder, f"{folder}~1") if apps.folder_of(self.store, name) == folder)
-        declared = replace(program(folder, TOPIC, OUT), name=called, file=self.files.get(folder))
+        declared = replace(program(folder, TOPIC, self.out), name=called, file=self.files.get(folder))
         return Runner(self.store, self.kafka, declared, self.chance, lambda: self.now_s, self.ahead, self.timed)
 
     def start(self, folder: str) -> None:

@@ -1,0 +1,135 @@
+"""Sinks that are tables of a lakehouse: Delta Lake and Apache Iceberg."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from ...common.arguments import check_arguments
+from ...errors import NotFound, Refused, Usage
+from ...store.versions.keys import check_name
+
+TableFormat = Literal["delta", "iceberg"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSink:
+    """Sink that publishes each version in one commit of a table."""
+
+    name: str
+    format: TableFormat
+    address: str
+    """Path or URL of a Delta table; `CATALOG.NAMESPACE.TABLE` of an Iceberg table."""
+    key: tuple[str, ...] = ()
+    """Key columns of an upsert; empty to append."""
+    partition_by: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Options of the store or catalog, which may be secret."""
+    kind: ClassVar[Literal["table"]] = "table"
+    encoding: ClassVar[None] = None
+    on_error: ClassVar[Literal["stop", "reject"]] = "stop"
+
+
+@check_arguments
+def delta(
+    path: str,
+    *,
+    key: Sequence[str] | str | None = None,
+    partition_by: Sequence[str] | str | None = None,
+    name: str = "",
+    options: Mapping[str, str] | None = None,
+) -> TableSink:
+    """Publish a stage's rows to a Delta table, exactly once, each version in one commit.
+
+    A rewind of the app restores the table. Needs the extra `delta`.
+
+    Args:
+        path: Folder or URL of the table. The first rows create a table that does not exist; new columns are added.
+        key: Key columns: a row replaces the row with an equal key. Default: rows are appended.
+        partition_by: Columns that a new table is partitioned by.
+        name: Name of the sink, which must not change; default the last part of the path.
+        options: Storage options of delta-rs, such as credentials. They are not stored.
+
+    Raises `Usage` for an invalid argument.
+    """
+    address = path if "://" in path else str(Path(path).absolute())
+    if not path or ("://" in path and (urlsplit(path).password or urlsplit(path).query)):
+        wrong = "a URL with a password or a query" if path else repr(path)
+        raise Usage(
+            f"delta(): path is {wrong}; expected the table's folder or URL",
+            hint="give credentials as options= or in the environment",
+        )
+    return _sink("delta", address, address.rstrip("/").rpartition("/")[2], name, key, partition_by, options)
+
+
+@check_arguments
+def iceberg(
+    table: str,
+    *,
+    key: Sequence[str] | str | None = None,
+    partition_by: Sequence[str] | str | None = None,
+    name: str = "",
+    options: Mapping[str, str] | None = None,
+) -> TableSink:
+    """Publish a stage's rows to an Iceberg table of a catalog, exactly once, each version in one commit.
+
+    A rewind of the app restores the table. Needs the extra `iceberg`.
+
+    Args:
+        table: `CATALOG.NAMESPACE.TABLE`; pyiceberg's configuration has the catalog's address. The first rows create a
+            table that does not exist, in an existing namespace; new columns are added.
+        key: Key columns: a row replaces the row with an equal key. Default: rows are appended.
+        partition_by: Columns that a new table is partitioned by.
+        name: Name of the sink, which must not change; default the last part of `table`.
+        options: Properties of the catalog, such as credentials. They are not stored.
+
+    Raises `Usage` for an invalid argument.
+    """
+    parts = table.split(".")
+    if len(parts) < 3 or not all(parts):
+        raise Usage(f"iceberg(): table is {table!r}; expected CATALOG.NAMESPACE.TABLE")
+    return _sink("iceberg", table, parts[-1], name, key, partition_by, options)
+
+
+def _sink(
+    kind: TableFormat,
+    address: str,
+    base: str,
+    name: str,
+    key: Sequence[str] | str | None,
+    partition_by: Sequence[str] | str | None,
+    options: Mapping[str, str] | None,
+) -> TableSink:
+    sink_name = check_name(f"{kind}()", name or base.lower().replace("_", "-"))
+    keys, partition = ((value,) if isinstance(value, str) else tuple(value or ()) for value in (key, partition_by))
+    for argument, names in (("key", keys), ("partition_by", partition)):
+        if len(set(names)) != len(names):
+            raise Usage(f"sink {sink_name!r}: {argument} is {names!r}; name each column once")
+    return TableSink(sink_name, kind, address, keys, partition, tuple(sorted((options or {}).items())))
+
+
+def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
+    """Check the columns of the rows for a table.
+
+    Raises `NotFound` for a missing column of the declaration, and `Refused` for a column whose type does not fit.
+    """
+    owner = f"sink {sink.name!r}"
+    for kind, names in (("key", sink.key), ("partition", sink.partition_by)):
+        for name in names:
+            if name not in rows.names:
+                raise NotFound(f"{kind} column", name, rows.names, hint=f"{owner} has it as {kind} column")
+    for column in rows:
+        if pa.types.is_null(column.type) or pa.types.is_duration(column.type) or pa.types.is_interval(column.type):
+            raise Refused(
+                f"{owner}: column {column.name!r} has the type {column.type}, which {sink.format} tables do not have",
+                hint="cast it, for example to bigint",
+            )
+        if column.name in sink.key and (pa.types.is_floating(column.type) or pa.types.is_nested(column.type)):
+            raise Refused(
+                f"{owner}: key column {column.name!r} has the type {column.type}; expected text, integers, decimals or "
+                "times",
+                hint="use another key, or cast it to string",
+            )

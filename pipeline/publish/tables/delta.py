@@ -1,0 +1,130 @@
+"""Delta tables, by delta-rs. Versions are application transactions (`txn`) of the commits that have their rows."""
+
+from collections.abc import Sequence
+
+import deltalake
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+
+from ...api.table_sink import TableSink
+from .protocol import (
+    PERIOD,
+    SINK,
+    SMALL_FILE_BYTES,
+    VERSION,
+    Mark,
+    SinkState,
+    TableCommit,
+    newest_by_key,
+    table_errors,
+)
+
+_HARMLESS = ("OPTIMIZE", "VACUUM", "CREATE TABLE", "SET TBLPROPERTIES", "ADD", "DROP CONSTRAINT", "UPDATE FIELD")
+"""First words of operations that leave all rows as they are."""
+
+
+class DeltaLakeTable:
+    """A Delta table as a sink."""
+
+    def __init__(self, sink: TableSink, address: str) -> None:
+        self._sink, self._address = sink, address
+        self._options = dict(sink.options)
+        self._table: DeltaTable | None = None
+
+    def load(self, sink: str, period: str) -> SinkState:
+        with table_errors(self._address):
+            if not DeltaTable.is_deltatable(self._address, storage_options=self._options):
+                self._table = None
+                return SinkState()
+            self._table = DeltaTable(self._address, storage_options=self._options)
+            newest = self._table.transaction_version(_period_id(sink, period))
+            return SinkState(newest or 0, self._table.transaction_version(_sink_id(sink)) is not None)
+
+    def publish(self, mark: Mark, rows: pa.Table) -> None:
+        with table_errors(self._address, CommitFailedError):
+            table = self._table or self._create(rows.schema)
+            if self._sink.key:
+                self._merge(table, mark, newest_by_key(rows, self._sink.key))
+            else:
+                deltalake.write_deltalake(
+                    table, rows, mode="append", schema_mode="merge", commit_properties=_properties(mark)
+                )
+
+    def begin(self, mark: Mark, snapshot: str | None) -> None:
+        with table_errors(self._address, CommitFailedError):
+            table = self._loaded()
+            if snapshot is not None:
+                table.restore(int(snapshot), commit_properties=_properties(mark))
+            else:
+                none = pa.schema(table.schema().to_arrow()).empty_table()
+                deltalake.write_deltalake(table, none, mode="append", commit_properties=_properties(mark))
+            self.load(mark.sink, mark.period)
+
+    def log(self) -> Sequence[TableCommit]:
+        with table_errors(self._address):
+            return [_commit(entry) for entry in reversed(self._loaded().history())]
+
+    def compact(self, max_small_files: int) -> None:
+        with table_errors(self._address, CommitFailedError):
+            files = pa.table(self._loaded().get_add_actions(flatten=True))
+            small = files.filter(pa.compute.field("size_bytes") < SMALL_FILE_BYTES)
+            partition = [name for name in small.column_names if name.startswith("partition.")]
+            counts = small.group_by(partition).aggregate([([], "count_all")])["count_all"].to_pylist()
+            if max(counts, default=0) > max_small_files:
+                self._loaded().optimize.compact()
+
+    def _loaded(self) -> DeltaTable:
+        assert self._table is not None  # noqa: S101  a table with commits exists
+        return self._table
+
+    def _create(self, schema: pa.Schema) -> DeltaTable:
+        # A commit of its own, so that there is a snapshot before the first rows.
+        self._table = DeltaTable.create(
+            self._address,
+            schema,
+            mode="error",
+            partition_by=list(self._sink.partition_by),
+            storage_options=self._options,
+        )
+        return self._table
+
+    def _merge(self, table: DeltaTable, mark: Mark, rows: pa.Table) -> None:
+        # Null keys are equal, as in a table of the app.
+        names = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in self._sink.key]
+        merger = table.merge(
+            rows,
+            " AND ".join(f"(t.{name} IS NOT DISTINCT FROM s.{name})" for name in names),
+            source_alias="s",
+            target_alias="t",
+            merge_schema=True,
+            commit_properties=_properties(mark),
+        )
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def _sink_id(sink: str) -> str:
+    return f"slackwater {sink}"
+
+
+def _period_id(sink: str, period: str) -> str:
+    return f"slackwater {sink} {period}"
+
+
+def _properties(mark: Mark) -> CommitProperties:
+    # Delta refuses concurrent commits with the same application, so all periods of a sink share one.
+    return CommitProperties(
+        custom_metadata=mark.properties,
+        app_transactions=[
+            Transaction(_sink_id(mark.sink), mark.version),
+            Transaction(_period_id(mark.sink, mark.period), mark.version),
+        ],
+    )
+
+
+def _commit(entry: dict[str, object]) -> TableCommit:
+    number, operation = int(str(entry["version"])), str(entry.get("operation", ""))
+    sink, period, version = (str(entry.get(name, "")) for name in (SINK, PERIOD, VERSION))
+    mark = Mark(sink, period, int(version)) if sink and version.isdecimal() else None
+    base = str(number - 1) if number else ""
+    return TableCommit(str(number), base, mark, not operation.startswith(_HARMLESS), operation)

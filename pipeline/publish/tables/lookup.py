@@ -1,0 +1,67 @@
+"""Which versions in a table are versions of a stage, and which snapshot of the table has a version's rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from ....errors import Refused
+from ....store.objects.protocol import ObjectStore
+from ....store.versions import apps, history
+from ....store.versions.manifest import Manifest
+from ...api.table_sink import TableFormat, TableSink
+from ...kafka.protocol import TransactionFailed
+from .open import open_table
+from .protocol import Mark
+from .rollback import snapshot_of
+
+
+def sink_id(app: str, app_id: int, stage: str, sink: str) -> str:
+    """Return the name of a sink in tables, which an app created again does not share."""
+    return f"{app}@{app_id}/{stage}/{sink}"
+
+
+def is_version_of(store: ObjectStore, head: Manifest, name: str, mark: Mark, kept_rows: int | None = None) -> bool:
+    """Return True if a version in the table is part of the history of `head`, with at most `kept_rows` rows up to it.
+
+    After a rewind or a recovery, other versions may have its number.
+    """
+    if not any(mark.version in versions for versions in head.base_versions()):
+        return False
+    manifest = history.find(store, head.app, head.stage, mark.version)
+    if manifest is None:  # collected: rewinds return only to newer versions
+        return True
+    sink = manifest.sinks.get(name)
+    return sink is not None and sink.id == mark.period and (kept_rows is None or sink.sent <= kept_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """Snapshot of a table that has the rows of a version of a stage, and of no later version."""
+
+    sink: str
+    table: str
+    """Format and address, as `delta:s3://lake/alerts`."""
+    version: int
+    snapshot: str
+    """Version of a Delta table, or id of an Iceberg snapshot; empty if the table has none or cannot be read."""
+
+
+def table_snapshots(store: ObjectStore, manifest: Manifest) -> Iterator[TableSnapshot]:
+    """Yield the snapshots of the tables to which a version of a stage was published.
+
+    Reads the tables' histories with the credentials of the environment.
+    """
+    info = apps.find_app(store, manifest.app)
+    for name, sink in manifest.sinks.items():
+        if sink.table:
+            kind, _, address = sink.table.partition(":")
+            owner = sink_id(manifest.app, info.created_ms if info is not None else 0, manifest.stage, name)
+            is_current = partial(is_version_of, store, manifest, name)
+            try:
+                table = open_table(TableSink(name, cast(TableFormat, kind), address), address)
+                log = table.log() if table.load(owner, sink.id).has_commits else ()
+                snapshot = snapshot_of(log, owner, manifest.version, is_current)
+            except (TransactionFailed, Refused):
+                snapshot = ""
+            yield TableSnapshot(name, sink.table, manifest.version, snapshot)
