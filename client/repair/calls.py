@@ -47,7 +47,12 @@ def repair_records(
     progress: Callable[[str], None],
 ) -> Result:
     """Repair an app, or undo its newest repair; see `StoredApp.repair`. `since` has versions by stage."""
-    if (not (drop or replace) and not options["undo"]) or ((drop or since) and options["undo"]):
+    if since and options["undo"]:
+        raise Usage(
+            "--from is for --drop and --replace: an undo undoes the whole repair",
+            hint=f"slackwater repair {app} --undo",
+        )
+    if (not (drop or replace) and not options["undo"]) or (drop and options["undo"]):
         raise Usage(
             "a repair takes records to drop or to replace, or undoes the newest repair, with --replace if it replaced",
             hint=f"slackwater repair {app} --drop 'TOPIC[PARTITION]@OFFSET' --dry-run",

@@ -31,8 +31,8 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
         yield Title(f"{what}: changed {plural(rows, 'row')} of {app}")
     for record, versions in plan.read_by.items():
         yield f"{record} was read by {', '.join(versions)}"
-    for name, kept in done.repair.kept.items() if done.repair is not None else ():
-        yield f"{name} stays as it was read by {', '.join(kept)}"
+    for stage, newest in sorted(done.repair.since.items()) if done.repair is not None else ():
+        yield f"what {stage} read up to v{newest} stays"
     for stage, changes in plan.changes.items():
         yield ""
         version = f" v{done.versions[stage][1]}" if stage in done.versions else ""
@@ -49,7 +49,7 @@ def repair_result(done: RepairDone, *, dry_run: bool) -> BlockGenerator:
         "repair": done.repair.id if done.repair is not None else None,
         "dropped": done.repair.dropped if done.repair is not None else (),
         "replaced": done.repair.replaced if done.repair is not None else {},
-        "kept": done.repair.kept if done.repair is not None else {},
+        "since": done.repair.since if done.repair is not None else {},
         "read_by": {str(record): versions for record, versions in plan.read_by.items()},
         "changes": {stage: values.changed_rows(changes) for stage, changes in plan.changes.items()},
         "sinks": [

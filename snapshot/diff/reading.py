@@ -33,9 +33,12 @@ class VersionLine:
         return cls(versions, tuple(range(index(part.start), index(part.stop)) for part in ranges))
 
     @classmethod
-    def up_to(cls, store: ObjectStore, head: Manifest) -> VersionLine:
-        """Return the versions on which `head` is based, including `head`. Versions that a rewind undid are left out."""
-        return cls.of_ranges(VersionList(store, head.app, head.stage, head.version), head.base_versions())
+    def up_to(cls, store: ObjectStore, head: Manifest, first: int = 1) -> VersionLine:
+        """Return the versions from `first` on on which `head` is based, including `head`.
+
+        Versions that a rewind undid are left out.
+        """
+        return cls.of_ranges(VersionList(store, head.app, head.stage, head.version), head.base_versions(first - 1))
 
     def __len__(self) -> int:
         return sum(map(len, self.spans))
@@ -105,20 +108,25 @@ def positions_reading(line: VersionLine, name: str, partition: int, offset: int)
     return tuple(found)
 
 
-def versions_that_read(store: ObjectStore, head: Manifest, topic: str, partition: int, offset: int) -> tuple[int, ...]:
-    """Return the versions up to `head` that read the record at an offset, ascending; several after a reset.
+def versions_that_read(
+    store: ObjectStore, head: Manifest, topic: str, partition: int, offset: int, *, after: int = 0
+) -> tuple[int, ...]:
+    """Return the versions above `after` and up to `head` that read the record at an offset, ascending.
 
-    Raises `NotFound` if a version that may have read the record was collected, or belongs to the source of a clone.
+    There are several after a reset. Raises `NotFound` if a version that may have read the record was collected, or
+    belongs to the source of a clone.
     """
-    line, numbers = VersionLine.up_to(store, head), set[int]()
+    line, numbers = VersionLine.up_to(store, head, max(after, 1)), set[int]()
     for name in (name for name, source in head.inputs.items() if source.topic == topic):
-        if len(line) and offset_of(line[0].inputs.get(name), partition) > offset:
+        if len(line) and line[0].version != after and offset_of(line[0].inputs.get(name), partition) > offset:
             line.checked(0)
         read = map(line.checked, positions_reading(line, name, partition, offset))
         numbers |= {
             manifest.version
             for manifest in read
-            if manifest.traits.reads_records and not skips(manifest, topic, partition, offset)
+            if manifest.version > after
+            and manifest.traits.reads_records
+            and not skips(manifest, topic, partition, offset)
         }
     return tuple(sorted(numbers))
 

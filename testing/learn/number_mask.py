@@ -30,7 +30,7 @@ class NumberMask:
 
         Numbers of the same form spread evenly over all numbers of this form, in their order.
         """
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             return number
         exact = _decimal(number)
         sign, length, exponent = form = _form(exact)

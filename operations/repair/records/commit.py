@@ -26,7 +26,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ....common import instants, runtime
-from ....errors import NotFound, Refused, SlackwaterError
+from ....errors import BadRecord, Refused, SlackwaterError
 from ....pipeline.messages.outbox import send_for_repair
 from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.change.edit import finish_repairs, put_rows
@@ -121,8 +121,8 @@ class RepairCall:
         Raises:
             NotFound: No stage has read a record since `since`, or versions that did were collected; or there is nothing
                 to undo.
-            BadRecord: A topic would refuse the corrected record for a sink.
-            Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that cannot be corrected; a stage has
+            Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that cannot be corrected, or would
+                refuse the corrected ones; a stage has
                 rows to read that are to be others and no runner; another repair is under way; or others kept
                 committing.
         """
@@ -131,18 +131,20 @@ class RepairCall:
         known = [repair for repair in REPAIRS.all(store, self.app) if repair.is_in_force(heads)]
         self._others = [repair for repair in known if repair.state != "undone"]
         self._undone = [repair for repair in known if repair.state == "undone"]
-        kept = self._kept(heads)
-        former = repair_to_undo(self.app, self._others) if undo else self._check_alone(kept)
+        former = repair_to_undo(self.app, self._others) if undo else self._check_alone(heads)
         if undo and former is not None:
             repair: Repair | None = replace(former, state="undoing")
         else:
-            dropped, replaced = new_parts(self._others, self.requested, kept)
-            own = {name: versions for name, versions in kept.items() if name in dropped or name in replaced}
-            new = Repair(str(runtime.ulid()), self.by, instants.now_ms(), dropped, replaced, own)
+            dropped, replaced = new_parts(
+                self._others, self.requested, lambda record, other: self._are_same(heads, record, other)
+            )
+            new = Repair(str(runtime.ulid()), self.by, instants.now_ms(), dropped, replaced, dict(self.since))
             repair = new if dropped or replaced else former
         self._repair = repair
         plan = self._plan(heads)
         if dry_run:
+            if not self.no_sinks:
+                self._records(plan)
             return RepairDone(plan, repair, undo, leaves_sinks=self.no_sinks)
         self._check_sinks(plan)
         finish_repairs(store, self.app, plan.heads)
@@ -150,26 +152,12 @@ class RepairCall:
             plan = self._commit_all(plan)
         return RepairDone(plan, repair, undo, self._versions, self._held_s, self.no_sinks)
 
-    def _kept(self, heads: Mapping[str, Manifest]) -> dict[str, tuple[str, ...]]:
-        """Return the versions up to `since` that read each requested record."""
-        kept = {}
-        for record in self.requested if self.since else ():
-            every = [*readings(self.program.store, heads, record)]
-            earlier = [f"{stage}@v{version}" for stage, version in every if version <= self.since.get(stage, 0)]
-            if every and len(earlier) == len(every):
-                raise NotFound(
-                    "record that a stage has read since the moment of --from",
-                    str(record),
-                    hint=f"{', '.join(earlier)} read it: give an earlier moment, or leave --from out",
-                )
-            if earlier:
-                kept[str(record)] = tuple(earlier)
-        return kept
-
-    def _check_alone(self, kept: Mapping[str, tuple[str, ...]]) -> Repair | None:
+    def _check_alone(self, heads: Mapping[str, Manifest]) -> Repair | None:
         """Return the interrupted repair that this call finishes, or None. Raises `Refused` if there is another one."""
+        done = frozenset[str]().union(*(other.records for other in self._others if other.state == "done"))
         for other in self._others:
-            if other.state == "begun" and (other.records, other.kept) == (self._names, kept):
+            is_own = other.state == "begun" and other.records == self._names - done
+            if is_own and all(self._are_same(heads, RecordLocation.parse(name), other) for name in other.records):
                 return other
             if other.state != "done":
                 raise Refused(
@@ -177,6 +165,13 @@ class RepairCall:
                     hint="wait for it; if it was interrupted, repeat its command, or `slackwater repair APP --undo`",
                 )
         return None
+
+    def _are_same(self, heads: Mapping[str, Manifest], record: RecordLocation, other: Repair) -> bool:
+        """Return True if another repair concerns the readings of a record that this call concerns."""
+        if self.since == other.since:
+            return True
+        own, theirs = ([*readings(self.program.store, heads, record, since)] for since in (self.since, other.since))
+        return own == theirs
 
     @contextmanager
     def _journal(self, former: Repair | None) -> Iterator[None]:
@@ -208,7 +203,9 @@ class RepairCall:
         if self.undo:
             REPAIRS.remove(store, repair.id, self.app)
             return
-        versions = repair.versions | {stage: version for stage, (_, version) in self._versions.items()}
+        # A stage whose rows a call that was killed committed, or nobody, has at least the versions of the plan.
+        planned = {stage: self._heads_of_plan[stage].version for stage, hashes in self._followed.items() if hashes}
+        versions = planned | repair.versions | {stage: version for stage, (_, version) in self._versions.items()}
         touched = {stage: tuple(sorted(hashes)) for stage, hashes in self._followed.items() if hashes}
         is_small = sum(map(len, touched.values())) <= _MAX_KEPT_HASHES
         REPAIRS.put(
@@ -290,6 +287,7 @@ class RepairCall:
                 )
             try:
                 records = {} if self.no_sinks else self._records(plan)
+                self._note_versions(plan)
                 for stage, changes in plan.changes.items():
                     edit = Edit(str(runtime.ulid()), self.by, what, operation_message())
                     head = plan.heads[stage]
@@ -312,12 +310,22 @@ class RepairCall:
                 plan = self._plan(self._heads())
         raise Refused(f"other commits of {self.app} came first {_MAX_PLANS} times", hint="repeat the command")
 
+    def _note_versions(self, plan: RepairPlan) -> None:
+        """Put the versions that the repair is about to commit into the journal, in case that this call is killed."""
+        if self._repair is not None and not self.undo:
+            coming = {stage: plan.heads[stage].version + 1 for stage in plan.changes}
+            self._repair = replace(self._repair, versions=self._repair.versions | coming)
+            REPAIRS.put(self.program.store, self._repair, self.app)
+
     def _records(self, plan: RepairPlan) -> dict[str, dict[str, pa.Table]]:
         """Return the records for sinks that can be corrected, by stage and sink."""
-        return {
-            stage: records_for_sinks(self.program, plan.heads[stage], changes)
-            for stage, changes in plan.changes.items()
-        }
+        try:
+            return {
+                stage: records_for_sinks(self.program, plan.heads[stage], changes)
+                for stage, changes in plan.changes.items()
+            }
+        except BadRecord as error:
+            raise Refused(error.message, hint="--no-sinks repairs the tables, and leaves all sinks to you") from error
 
     def _send(self, base: Manifest, records: Mapping[str, pa.Table]) -> Mapping[str, Sink]:
         return send_for_repair(self.program.kafka, base, records, patience_s=self.program.patience_s)

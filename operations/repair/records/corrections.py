@@ -18,6 +18,7 @@ from ....pipeline.batch.task import output_topic_of, separate_too_large
 from ....pipeline.messages import outgoing
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.kinds.kind import kind_of
+from ....state.kinds.upsert import Upsert
 from ....store.versions import apps
 from ....store.versions.manifest import Manifest
 from ...debugging.replay.program import LoadedProgram
@@ -27,6 +28,8 @@ def corrected_sinks(stage: Stage, head: Manifest) -> Iterator[TopicSink]:
     """Yield the sinks of a stage that a repair can correct."""
     if head.table is None or kind_of(head.table.state).emission != "table":
         return
+    if isinstance(head.table.state, Upsert) and head.table.state.delete_when is not None:
+        return  # it emits nothing for a deleted key, so consumers do not have the rows of the table
     key = {column.name for column in head.table.key}
     for output in stage.emits_to:
         if isinstance(output, TopicSink) and output.name in head.sinks and {*output.encoding.key} == key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -31,8 +31,8 @@ class Repair(Struct, frozen=True):
     dropped: tuple[limits.ShortText, ...]
     replaced: dict[limits.ShortText, limits.Checksum]
     """Checksum of the value in the place of each replaced record."""
-    kept: dict[limits.ShortText, tuple[limits.ShortText, ...]] = {}
-    """Versions, as `stage@vN`, in which a record itself stays, by record."""
+    since: dict[limits.Name, limits.Version] = {}
+    """By stage, the version up to which the records stay as they were read."""
     state: Literal["begun", "done", "undoing", "undone"] = "begun"
     versions: dict[limits.Name, limits.Version] = {}
     """Version of the repair, by changed stage."""
@@ -55,7 +55,9 @@ class Repair(Struct, frozen=True):
         """Return False if a rewind undid the repair: no head is based on one of its versions."""
         known = [(heads[stage], version) for stage, version in self.versions.items() if stage in heads]
         return not known or any(
-            version in versions for head, version in known for versions in head.base_versions(version - 1, of_rows=True)
+            version > head.version  # about to be committed
+            or any(version in versions for versions in head.base_versions(version - 1, of_rows=True))
+            for head, version in known
         )
 
     @property
@@ -63,6 +65,9 @@ class Repair(Struct, frozen=True):
         """Line for logs."""
         parts = [f"drop {', '.join(self.dropped)}"] if self.dropped else []
         parts += [f"replace {', '.join(self.replaced)}"] if self.replaced else []
+        parts += (
+            [f"as read after {', '.join(f'{at}@v{n}' for at, n in sorted(self.since.items()))}"] if self.since else []
+        )
         return f"{'undo of ' if self.state == 'undoing' else ''}{'; '.join(parts)}"
 
 
@@ -115,11 +120,14 @@ def _hashes(rows: pa.Table | None) -> npt.NDArray[np.int64]:
 
 
 def new_parts(
-    repairs: Iterable[Repair], requested: Mapping[RecordLocation, bytes | None], kept: Mapping[str, tuple[str, ...]]
+    repairs: Iterable[Repair],
+    requested: Mapping[RecordLocation, bytes | None],
+    are_same: Callable[[RecordLocation, Repair], bool],
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the records that no repair in force drops or replaces yet: dropped ones, and replaced with checksums.
 
-    Raises `Refused` if a repair in force does something else with one of the records.
+    `are_same` tells if a repair concerns the requested readings of a record. Raises `Refused` if a repair in force does
+    something else with one of the records.
     """
     in_force = {record: repair for repair in repairs for record in (*repair.dropped, *repair.replaced)}
     dropped, replaced = [], {}
@@ -130,11 +138,7 @@ def new_parts(
             dropped.append(name)
         elif earlier is None:
             replaced[name] = checksum
-        elif (
-            earlier.state == "undoing"
-            or earlier.replaced.get(name, "") != checksum
-            or earlier.kept.get(name, ()) != kept.get(name, ())
-        ):
+        elif earlier.state == "undoing" or earlier.replaced.get(name, "") != checksum or not are_same(record, earlier):
             raise Refused(
                 f"repair {earlier.id}, by {earlier.by}, is in force for {name}: {earlier.what}",
                 hint="undo it first: slackwater repair APP --code FILE --undo",
@@ -149,9 +153,8 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
     """
     result: dict[RecordLocation, Substitute] = {}
     for repair in repairs:
-        kept = {name: frozenset(versions) for name, versions in repair.kept.items()}
         for name in repair.dropped:
-            result[RecordLocation.parse(name)] = Substitute(None, kept.get(name, frozenset()))
+            result[RecordLocation.parse(name)] = Substitute(None, repair.since)
         for name, checksum in repair.replaced.items():
             value = values.get(record := RecordLocation.parse(name))
             if value is None or xxh3_128_hexdigest(value) != checksum:
@@ -159,7 +162,7 @@ def substitutes_of(repairs: Iterable[Repair], values: Mapping[RecordLocation, by
                     f"repair {repair.id} put another record in the place of {name}, whose value is not kept",
                     hint=f"give it again, from the same file: --replace '{name}=FILE'",
                 )
-            result[record] = Substitute(value, kept.get(name, frozenset()))
+            result[record] = Substitute(value, repair.since)
     return result
 
 

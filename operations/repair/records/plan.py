@@ -36,8 +36,8 @@ class Substitute(NamedTuple):
 
     value: bytes | None
     """Value of the record to put there; None for no record."""
-    kept: frozenset[str] = frozenset()
-    """Versions, as `stage@vN`, in which the record itself stays."""
+    since: Mapping[str, int] = {}
+    """By stage, the version up to which the record itself stays."""
 
 
 Substitutes = Mapping[RecordLocation, Substitute]
@@ -143,14 +143,14 @@ class RepairPlanner:
         """Change the input of the batches that read a record. Yields their versions."""
         versions = [
             (heads[stage], version)
-            for stage, version in readings(self.batches.program.store, heads, record)
-            if f"{stage}@v{version}" not in other.kept
+            for stage, version in readings(self.batches.program.store, heads, record, other.since)
         ]
         if not versions:
+            hint = f"`slackwater log {self.batches.program.app.name}` shows the offsets that each version read"
             raise NotFound(
-                "record that a stage has read",
+                f"record that a stage has read{' since the moment of --from' if other.since else ''}",
                 str(record),
-                hint=f"`slackwater log {self.batches.program.app.name}` shows the offsets that each version read",
+                hint="give an earlier moment, or leave --from out" if other.since else hint,
             )
         for head, version in versions:
             self._change_batch(head, version, record, other.value)
@@ -181,6 +181,8 @@ class RepairPlanner:
         output = next(output for output in self.batches.program.app.stages[head.stage].writes if output.name == name)
         store = self.batches.program.store
         if not isinstance(output, Repartition):
+            if name not in history.read(store, head.app, head.stage, version).sinks:
+                return  # the version is older than the sink, or a clone's sink is silent
             position = published.newest(store, head, name) if name in head.sinks else None
             is_published = position is not None and position.version >= version
             is_corrected = name in self._corrected(head)
@@ -216,12 +218,18 @@ class RepairPlanner:
             change.add(channel, new.select(schema.names).cast(schema))
 
 
-def readings(store: ObjectStore, heads: Mapping[str, Manifest], record: RecordLocation) -> Iterator[tuple[str, int]]:
-    """Yield each stage and version that read a record of a user's topic; several of a stage after a reset."""
+def readings(
+    store: ObjectStore, heads: Mapping[str, Manifest], record: RecordLocation, since: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
+    """Yield each stage and version that read a record of a user's topic; several of a stage after a reset.
+
+    `since` has versions by stage, and only later versions are looked at.
+    """
     for stage, head in heads.items():
         if any(source.topic == record.topic for source in head.inputs.values()):
             place = record.topic, record.partition, record.offset
-            yield from ((stage, version) for version in versions_that_read(store, head, *place))
+            versions = versions_that_read(store, head, *place, after=since.get(stage, 0))
+            yield from ((stage, version) for version in versions)
 
 
 def _senders_first(heads: Mapping[str, Manifest]) -> tuple[str, ...]:
