@@ -56,14 +56,14 @@ def _mirror(app: FlightsApp, kafka: protocol.Kafka) -> None:
         for number, messages in enumerate(partitions):
             if topic == app.topic:
                 records = [Record(b"a flight", partition=number) for _ in messages]
-                kafka.send(topic, records, patience_s=30)
+                kafka.send(topic, records, patience_s=180)
                 continue
             for message in messages:
                 rows = pa.RecordBatch.from_pylist(
                     [dict(zip(columns, flight, strict=True)) for flight in message.flights],
                     pa.schema([CAPTURED.field(name) for name in columns]),
                 )
-                send_messages(kafka, topic, [(number, encode_rows(rows))], message.attempt.encode(), patience_s=30)
+                send_messages(kafka, topic, [(number, encode_rows(rows))], message.attempt.encode(), patience_s=180)
 
 
 LONG = (pytest.mark.soak, pytest.mark.timeout(3600))

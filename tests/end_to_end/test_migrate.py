@@ -41,7 +41,7 @@ def migrate(
 ) -> Migrated:
     monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", variant)
-    options = Options(store=ledger.store, kafka=ledger.kafka.properties, patience_s=30)
+    options = Options(store=ledger.store, kafka=ledger.kafka.properties, patience_s=180)
     return migrate_file(
         str(ledger.program), app=ledger.app, options=options, renames=renames, stages=stages, dry_run=dry_run
     )

@@ -77,7 +77,7 @@ def test_a_custom_kind_runs_rejects_replays_migrates_clones_and_bisects(
     copy = Tops(kafka.bootstrap, tmp_path, store=app.store, app=f"{app.app}-copy", program=app.program, topic=app.topic)
     app.slackwater("clone", app.app, copy.app)
     monkeypatch.setenv("LEDGER_VARIANT", "fewer")
-    options = Options(store=copy.store, kafka={"bootstrap.servers": copy.bootstrap}, patience_s=30)
+    options = Options(store=copy.store, kafka={"bootstrap.servers": copy.bootstrap}, patience_s=180)
     done = migrate_file(str(copy.program), app=copy.app, options=options, renames={})
     assert [change.stage for change in done.plan.changes] == ["tops"]
     app.send(2_000)

@@ -103,7 +103,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     (overdrawn,) = bank.rejected("accounts")
     assert overdrawn["error"] == "ValueError"
     assert overdrawn["message"].startswith("an account would stand at -")
-    letters = [one for some in bank.kafka.read(dead, 0, 0, 3, patience_s=30) for one in some]
+    letters = [one for some in bank.kafka.read(dead, 0, 0, 3, patience_s=180) for one in some]
     headers = [dict(message.headers() or ()) for message in letters]
     assert {each["__streams.errors.exception"] for each in headers} == {b"NumberFormatException"}
     assert {each["__streams.errors.topic"] for each in headers} == {bank.topic.encode()}

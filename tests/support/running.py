@@ -166,7 +166,7 @@ class Ledger:
         earliest, ends = self.kafka.offset_bounds(self.topic)
         ends = offsets or ends
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
-            for messages in self.kafka.read(self.topic, partition, start, end, patience_s=30):
+            for messages in self.kafka.read(self.topic, partition, start, end, patience_s=180):
                 found += [message.value() for message in messages]
         return pa.Table.from_pylist([json.loads(value) for value in found if value.startswith(b"{")])
 
@@ -249,7 +249,7 @@ class Ledger:
             kafka=self.kafka.properties,
             stages=stages,
             max_records=max_records,
-            patience_s=30,
+            patience_s=180,
             cache_folder=self.folder / "cache" / "sst",
             retention=lambda _app: self.retention,
         )

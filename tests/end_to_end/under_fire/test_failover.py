@@ -29,7 +29,7 @@ def mirror(ledger: Ledger) -> str:
     for partition, end in enumerate(ledger.kafka.offset_bounds(ledger.topic)[1]):
         for number in range(partition + 1):
             producer.produce(name, f"older {number}".encode(), partition=partition)
-        for messages in ledger.kafka.read(ledger.topic, partition, 0, end, patience_s=30):
+        for messages in ledger.kafka.read(ledger.topic, partition, 0, end, patience_s=180):
             for message in messages:
                 producer.produce(name, message.value(), partition=partition, timestamp=message.timestamp()[1])
         key = struct.pack(">h", len(ledger.topic)) + ledger.topic.encode() + struct.pack(">i", partition)

@@ -108,7 +108,7 @@ def test_stores_and_topics_of_a_streams_app_are_equal_to_its_interactive_queries
     # Streams' changelogs of windows delete what is old by the wall clock.
     start_ms = now_ms() - SPAN_MS
     orders = [order(chance.randrange(50), chance.randrange(1, 900), start_ms + 500 * number) for number in range(2_000)]
-    streams_kafka.send("orders", orders[:1_500], patience_s=30)
+    streams_kafka.send("orders", orders[:1_500], patience_s=180)
     with streams_app(broker, name, tmp_path / "state", guarantee, "windows") as app:
         wait_until_applied(streams_kafka, app, 1_500)
         attachments: dict[str, Sequence[str]] = {
@@ -124,10 +124,10 @@ def test_stores_and_topics_of_a_streams_app_are_equal_to_its_interactive_queries
                 done("attach", f"kafka:{topic}", "--app", "shop", *options, "--once", "--kafka", broker)
 
         attach()
-        streams_kafka.send("orders", orders[1_500:], patience_s=30)
+        streams_kafka.send("orders", orders[1_500:], patience_s=180)
         deleted = [order(customer, -1, start_ms + 1_000_001) for customer in (3, 8)]
         wait_until_applied(streams_kafka, app, 2_000)
-        streams_kafka.send("orders", deleted, patience_s=30)
+        streams_kafka.send("orders", deleted, patience_s=180)
         eventually(lambda: len(app.dump("totals")) == 48, "deleted totals", 60)
         attach()
         totals = {(key, total["orders"], total["cents"]) for key, total in numbers(app.dump("totals")).items()}

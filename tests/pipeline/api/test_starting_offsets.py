@@ -115,7 +115,7 @@ def test_a_stage_is_claimed_at_the_offsets_that_kafka_returns_for_a_time(
     name = f"flights-{uuid4().hex[:8]}"
     memory_kafka.create_topics({name: 2})
     records = [Record(b"x", number % 2, time_ms=1_000 + number) for number in range(10)]
-    memory_kafka.send(name, records, patience_s=30)
+    memory_kafka.send(name, records, patience_s=180)
 
     def claimed(**start: object) -> tuple[int, ...]:
         app = sw.App(f"a{uuid4().hex[:8]}")

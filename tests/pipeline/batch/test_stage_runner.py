@@ -74,7 +74,7 @@ class Looped(StageJob):
             if mine:
                 attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split_into_messages(pa.table({"n": mine}), np.array(mine) % partitions))
-                ends = send_messages(self.kafka, name, messages, attempt.encode(), patience_s=30)
+                ends = send_messages(self.kafka, name, messages, attempt.encode(), patience_s=180)
                 sent = {p: PartitionWrite(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(times.clock_ms)
                 results.append(TaskReport(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
@@ -156,7 +156,7 @@ class Running:
         return [
             [
                 header_value(message)
-                for chunk in self.kafka.read(self.topic, p, 0, end, patience_s=30)
+                for chunk in self.kafka.read(self.topic, p, 0, end, patience_s=180)
                 for message in chunk
             ]
             for p, end in enumerate(ends)

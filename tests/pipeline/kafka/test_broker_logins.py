@@ -109,10 +109,10 @@ class Traffic:
             return False
 
     def pass_once(self) -> None:
-        assert send_messages(self.kafka, self.topic, [(0, b"%d" % self.written)], b"h", patience_s=30)
+        assert send_messages(self.kafka, self.topic, [(0, b"%d" % self.written)], b"h", patience_s=180)
         self.written += 1
         end = self.kafka.offset_bounds(self.topic)[1][0]
-        chunks = self.kafka.read(self.topic, 0, end - 1, end, patience_s=30)
+        chunks = self.kafka.read(self.topic, 0, end - 1, end, patience_s=180)
         assert [message.value() for chunk in chunks for message in chunk] == [b"%d" % (self.written - 1)]
         self.producer.begin()
         self.producer.write([b"k"], [b"%d" % self.published])
@@ -127,7 +127,7 @@ class Traffic:
     def check(self) -> None:
         out = f"{self.topic}-out"
         end = self.kafka.offset_bounds(out)[1][0]
-        read = [m.value() for run in self.kafka.read(out, 0, 0, end, patience_s=30) for m in run]
+        read = [m.value() for run in self.kafka.read(out, 0, 0, end, patience_s=180) for m in run]
         assert read == [b"%d" % number for number in range(self.published)]
         self.producer.close()
 
@@ -183,14 +183,14 @@ def test_a_reader_that_waits_logs_in_with_the_new_password(broker: GuardedKafka,
     file.write_text(PASSWORD)
     kafka, other = open_kafka(scram(broker, file)), open_kafka(broker.bootstrap)
     other.create_topics({topic: 1})
-    send_messages(other, topic, [(0, b"0")], b"h", patience_s=30)
+    send_messages(other, topic, [(0, b"0")], b"h", patience_s=180)
     chunks = kafka.read(topic, 0, 0, 2, patience_s=60)
     assert [message.value() for message in next(chunks)] == [b"0"]
     set_password(broker, f"{PASSWORD}-new")
     file.write_text(f"{PASSWORD}-new")
     broker.kill()  # and with it the connection
     broker.start()
-    send_messages(other, topic, [(0, b"1")], b"h", patience_s=30)
+    send_messages(other, topic, [(0, b"1")], b"h", patience_s=180)
     assert [message.value() for chunk in chunks for message in chunk] == [b"1"]
 
 

@@ -17,8 +17,8 @@ def test_markers_are_distinguished_from_other_messages_and_missing_offsets(memor
     topic = f"markers-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
     for header in (b"attempt-1", marker_header("good")):
-        send_messages(memory_kafka, topic, [(0, b"")], header, patience_s=30)
-    channels = KafkaChannels(memory_kafka, patience_s=30)
+        send_messages(memory_kafka, topic, [(0, b"")], header, patience_s=180)
+    channels = KafkaChannels(memory_kafka, patience_s=180)
     assert [channels.marker_at(topic, 0, offset) for offset in (0, 1, 2)] == ["", "good", None]
     assert channels.marker_at(topic, 1, 0) is None
     with pytest.raises(NotFound):
@@ -34,11 +34,11 @@ def test_deleted_offsets_are_an_error_only_if_they_had_committed_rows(
         messages = list(
             split_into_messages(pa.table({"n": pa.array(numbers, pa.int64())}), np.zeros(len(numbers), np.int32))
         )
-        send_messages(memory_kafka, topic, messages, header, patience_s=30)
+        send_messages(memory_kafka, topic, messages, header, patience_s=180)
     flight = InFlight("c", topic, "up", "down", (0,), (3,), ("ours",), 3, (3,), 0, 2, "n long")
 
     def read(what: InFlight) -> list[int]:
-        return [n for table in KafkaChannels(memory_kafka, patience_s=30).read(what) for n in table["n"].to_pylist()]
+        return [n for table in KafkaChannels(memory_kafka, patience_s=180).read(what) for n in table["n"].to_pylist()]
 
     assert read(flight) == [1, 2, 3]
     memory_kafka.delete_records(topic, 1)

@@ -46,7 +46,7 @@ def test_cloning_works_without_write_access_to_productions_topics(secured: Secur
         ends = app.kafka.ends(topic)
         assert ends is not None
         full = [(partition, b"x") for partition, end in enumerate(ends) for _ in range(end)]
-        send_messages(admin, topic, full, b"h", patience_s=30)
+        send_messages(admin, topic, full, b"h", patience_s=180)
     before = {topic: admin.offset_bounds(topic) for topic in topics}
     for topic in ("flights", f"{production}-"):
         secured.allow("Read", "topic", topic, prefixed=topic.endswith("-"))

@@ -139,7 +139,7 @@ class Written:
         """Send each number to the partition `number % 3`."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
         messages = list(split_into_messages(rows, np.array(numbers) % 3))
-        return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
+        return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=180)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
         """Send messages as a fenced writer, then commit a version whose row count is wrong by `count`."""
@@ -165,7 +165,7 @@ class Written:
         return [
             [
                 message  # type: ignore[misc]
-                for chunk in self.kafka.read(self.topic, p, first, end, patience_s=30)
+                for chunk in self.kafka.read(self.topic, p, first, end, patience_s=180)
                 for message in chunk
             ]
             for p, (first, end) in enumerate(zip(start, ends, strict=True))
@@ -174,7 +174,7 @@ class Written:
     def read(self, start: Position, end: Position) -> list[int]:
         """Read a batch as the Spark source does."""
         store = str(self.store.url)
-        options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
+        options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=180, app="a", store=store)
         reader = ChannelSourceReader(
             options, StructType([StructField("n", LongType())]), PrivateOptions(self.kafka.properties)
         )

@@ -43,7 +43,7 @@ def test_each_missing_right_is_named_and_with_all_of_them_every_request_succeeds
     orders, channel = f"orders-{app}", f"{app}-by-account-repartition"
     admin, user = secured.client(ADMIN), secured.client(USER)
     admin.create_topics({orders: 1})
-    assert send_messages(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
+    assert send_messages(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=180) == {0: 2}
 
     def read() -> None:
         found = [one.value() for chunk in user.read(orders, 0, 0, 2, patience_s=20) for one in chunk]
@@ -76,7 +76,7 @@ def test_reading_needs_no_right_on_a_consumer_group(secured: SecuredKafka) -> No
     # Nothing is there until long after the broker has refused to name the group's coordinator.
     late = threading.Timer(3, send_messages, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
     late.start()
-    found = [one.value() for chunk in user.read(topic, 0, 0, 1, patience_s=30) for one in chunk]
+    found = [one.value() for chunk in user.read(topic, 0, 0, 1, patience_s=180) for one in chunk]
     late.join()
     assert found == [b"one"]
 

@@ -47,7 +47,7 @@ def topic(kafka: Kafka) -> str:
 
 def read(kafka: Kafka, topic: str, partition: int, start: int = 0, end: int | None = None) -> list[Message]:
     end = kafka.offset_bounds(topic)[1][partition] if end is None else end
-    return [one for chunk in kafka.read(topic, partition, start, end, patience_s=30) for one in chunk]
+    return [one for chunk in kafka.read(topic, partition, start, end, patience_s=180) for one in chunk]
 
 
 def values(kafka: Kafka, topic: str, partition: int) -> list[bytes | None]:
@@ -91,7 +91,7 @@ def test_a_missing_topic_cannot_be_found_read_or_written(kafka: Kafka) -> None:
 
 
 def test_a_deleted_topic_is_gone_and_is_empty_when_recreated(kafka: Kafka, topic: str) -> None:
-    kafka.send(topic, numbered(1, 2), patience_s=30)
+    kafka.send(topic, numbered(1, 2), patience_s=180)
     former = kafka.topic_id(topic)
     assert kafka.delete_topics([topic]) == ()
     eventually(lambda: topic not in kafka.partition_counts(), "it is gone")
@@ -102,7 +102,7 @@ def test_a_deleted_topic_is_gone_and_is_empty_when_recreated(kafka: Kafka, topic
 
 
 def test_a_topics_state_has_its_offsets_and_its_id(kafka: Kafka, topic: str) -> None:
-    kafka.send(topic, numbered(1, 2), patience_s=30)
+    kafka.send(topic, numbered(1, 2), patience_s=180)
     state = kafka.topic_state(topic)
     assert state == ((0, 0), (2, 0), kafka.topic_id(topic))
     other = f"{topic}-other"
@@ -143,7 +143,7 @@ def test_the_id_of_a_topic_costs_no_extra_request(kafka: Kafka, topic: str, monk
 
 
 def test_records_of_a_recreated_topic_are_not_taken_for_those_of_the_old_one(kafka: Kafka, topic: str) -> None:
-    kafka.send(topic, numbered(1, 2), patience_s=30)
+    kafka.send(topic, numbered(1, 2), patience_s=180)
     former = kafka.topic_id(topic)
     about = {"patience_s": 30, "topic_id": former}
     assert [one.value() for chunk in kafka.read(topic, 0, 0, 2, **about) for one in chunk] == [b"1", b"2"]
@@ -154,7 +154,7 @@ def test_records_of_a_recreated_topic_are_not_taken_for_those_of_the_old_one(kaf
     said = f"topic {topic!r} was deleted and created again since it was read: its id was {re.escape(former)}"
     with pytest.raises(AnotherTopic, match=said):
         list(kafka.read(topic, 0, 0, 2, **about))
-    channels = KafkaChannels(kafka, patience_s=30)
+    channels = KafkaChannels(kafka, patience_s=180)
     channels.check_topic(topic, (0, 0), "")
     with pytest.raises(AnotherTopic, match="deleted and created again since it was read"):
         channels.check_topic(topic, (2, 0), former)
@@ -168,7 +168,7 @@ def test_records_of_a_recreated_topic_are_not_taken_for_those_of_the_old_one(kaf
 
 def test_records_are_read_as_they_were_sent_from_an_offset_on(kafka: Kafka, topic: str) -> None:
     headers = [("a", b"1"), ("a", None), ("b", b"")]
-    ends = kafka.send(topic, [Record(b"v", 1, b"k", headers, 1_234), *numbered(1, 2, partition=1)], patience_s=30)
+    ends = kafka.send(topic, [Record(b"v", 1, b"k", headers, 1_234), *numbered(1, 2, partition=1)], patience_s=180)
     assert ends == {1: 3}
     assert kafka.offset_bounds(topic) == ((0, 0), (0, 3))
     first, *others = read(kafka, topic, 1)
@@ -180,21 +180,21 @@ def test_records_are_read_as_they_were_sent_from_an_offset_on(kafka: Kafka, topi
 
 
 def test_a_record_without_a_value_is_read_and_equal_keys_go_to_the_same_partition(kafka: Kafka, topic: str) -> None:
-    ends = kafka.send(topic, [Record(None, key=b"k")] * 4, patience_s=30)
+    ends = kafka.send(topic, [Record(None, key=b"k")] * 4, patience_s=180)
     ((partition, end),) = ends.items()
     assert end == 4
     assert values(kafka, topic, partition) == [None] * 4
 
 
 def test_the_offset_for_a_time_is_the_first_record_at_or_after_it(kafka: Kafka, topic: str) -> None:
-    kafka.send(topic, [Record(b"x", 0, time_ms=at) for at in (1_000, 3_000, 2_000)], patience_s=30)
+    kafka.send(topic, [Record(b"x", 0, time_ms=at) for at in (1_000, 3_000, 2_000)], patience_s=180)
     assert kafka.offsets_for_times(topic, (0, 0)) == (0, -1)
     assert kafka.offsets_for_times(topic, (1_001, 1)) == (1, -1)
     assert kafka.offsets_for_times(topic, (3_001, 1)) == (-1, -1)
 
 
 def test_a_range_with_deleted_records_is_refused_unless_deletions_are_accepted(kafka: Kafka, topic: str) -> None:
-    kafka.send(topic, numbered(*range(6)), patience_s=30)
+    kafka.send(topic, numbered(*range(6)), patience_s=180)
     kafka.delete_records(topic, 4)
     eventually(lambda: kafka.offset_bounds(topic) == ((4, 0), (6, 0)), "they are deleted")
     with pytest.raises(Gone, match=rf"offsets 1 to 3 of {topic}\[0\] are gone from Kafka"):
@@ -202,7 +202,9 @@ def test_a_range_with_deleted_records_is_refused_unless_deletions_are_accepted(k
     with pytest.raises(Gone, match="offsets 1 to 1 of"):
         read(kafka, topic, 0, 1, 2)
     gone: list[Gone] = []
-    found = [one.offset() for chunk in kafka.read(topic, 0, 1, 6, patience_s=30, deletion_errors=gone) for one in chunk]
+    found = [
+        one.offset() for chunk in kafka.read(topic, 0, 1, 6, patience_s=180, deletion_errors=gone) for one in chunk
+    ]
     assert (found, len(gone)) == ([4, 5], 1)
     assert [one.offset() for one in read(kafka, topic, 0, 4)] == [4, 5]
     kafka.delete_records("nowhere", 1)
@@ -211,7 +213,7 @@ def test_a_range_with_deleted_records_is_refused_unless_deletions_are_accepted(k
 def read_together(kafka: Kafka, topic: str, parts: list[Range], **more: Any) -> dict[int, list[int]]:
     """Return the offsets read from each partition, in the order of arrival."""
     found: dict[int, list[int]] = {part.partition: [] for part in parts}
-    for chunk in kafka.read_ranges(topic, parts, patience_s=30, **more):
+    for chunk in kafka.read_ranges(topic, parts, patience_s=180, **more):
         for run in chunk:
             assert {each.partition() for each in run} == {run[0].partition()}
             found[run[0].partition()] += [each.offset() for each in run]
@@ -221,7 +223,7 @@ def read_together(kafka: Kafka, topic: str, parts: list[Range], **more: Any) -> 
 def test_ranges_of_many_partitions_are_read_together_completely_and_in_order(kafka: Kafka, topic: str) -> None:
     name = f"{topic}-wide"
     kafka.create_topics({name: 40})
-    kafka.send(name, [Record(b"%d" % n, number) for n in range(20) for number in range(40)], patience_s=30)
+    kafka.send(name, [Record(b"%d" % n, number) for n in range(20) for number in range(40)], patience_s=180)
     parts = [Range(number, number % 3, 20 - number % 5) for number in range(40)]
     assert read_together(kafka, name, parts) == {part.partition: [*range(part.first, part.last)] for part in parts}
     # Other partitions next, and some of the same from elsewhere.
@@ -231,7 +233,7 @@ def test_ranges_of_many_partitions_are_read_together_completely_and_in_order(kaf
 
 
 def test_if_deletions_are_accepted_each_range_starts_at_its_first_existing_record(kafka: Kafka, topic: str) -> None:
-    kafka.send(topic, [*numbered(*range(6)), *numbered(*range(6), partition=1)], patience_s=30)
+    kafka.send(topic, [*numbered(*range(6)), *numbered(*range(6), partition=1)], patience_s=180)
     kafka.delete_records(topic, 4, 1)
     eventually(lambda: kafka.offset_bounds(topic) == ((0, 4), (6, 6)), "they are deleted")
     parts = [Range(0, 0, 6), Range(1, 1, 6)]
@@ -289,7 +291,7 @@ def test_records_of_a_transaction_become_visible_together_with_its_position(kafk
         # The mark of each transaction takes an offset, which readers pass over.
         assert [one.offset() for one in found] == [0, 1, 3]
         assert kafka.offset_bounds(target)[1][partition] == 5
-        kafka.send(target, numbered(1, 2, partition=1 - partition), patience_s=30)
+        kafka.send(target, numbered(1, 2, partition=1 - partition), patience_s=180)
         parts = [Range(partition, 0, 5), Range(1 - partition, 0, 2)]
         assert read_together(kafka, target, parts) == {partition: [0, 1, 3], 1 - partition: [0, 1]}
     mine, at = opened(kafka, target)

@@ -162,7 +162,7 @@ def test_the_documentations_program_forwards_a_records_headers(
     values = [json.dumps({"account": account, "cents": cents}).encode() for account, cents, _ in sent]
     headers = [[("traceparent", trace), ("from", b"till")] if trace else [] for *_, trace in sent]
     records = (Record(value, 0, headers=each) for value, each in zip(values, headers, strict=True))
-    brokers.send(f"payments-{run}", records, patience_s=30)
+    brokers.send(f"payments-{run}", records, patience_s=180)
     load_app(str(program)).run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True)
     (alert,) = committed(brokers, f"alerts-{run}")
     assert (json.loads(alert.value() or b"")["cents"], alert.headers()) == (2_000_000, headers[1])

@@ -23,7 +23,7 @@ LETTER = DeadLetter("orders", 2, 17, b"k", b"ten", (("trace", b"1"),), "ValueErr
 def test_rejected_records_are_sent_to_the_topic_with_the_reason(any_kafka: Kafka) -> None:
     brokers, topic = any_kafka, f"dead-{uuid4().hex[:8]}"
     brokers.create_topics({topic: 1})
-    send_rejects(brokers, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=30)
+    send_rejects(brokers, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=180)
     first, second = committed(brokers, topic)
     assert (first.key(), first.value(), first.headers()) == (b"k", b"ten", LETTER.message_headers())
     assert (second.key(), second.value()) == (None, None)
@@ -46,7 +46,7 @@ def test_a_topic_that_refuses_records_is_named_and_later_ones_do_not_wait(kafka:
     brokers.create_topics({topic: 1}, config={"max.message.bytes": "1000"})
     large = replace(LETTER, value=os.urandom(5_000))  # nothing makes these smaller
     with pytest.raises(Refused, match=f"cannot write to the topic of rejected records, '{topic}'") as refused:
-        send_rejects(brokers, topic, [large], patience_s=30)
+        send_rejects(brokers, topic, [large], patience_s=180)
     assert "nothing is lost: make room in the topic, or name another" in refused.value.hint
-    send_rejects(brokers, topic, [LETTER], patience_s=30)
+    send_rejects(brokers, topic, [LETTER], patience_s=180)
     assert [message.value() for message in committed(brokers, topic)] == [b"ten"]

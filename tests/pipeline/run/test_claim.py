@@ -76,7 +76,7 @@ def test_deleted_records_can_only_be_skipped_and_a_new_stage_reports_the_records
     refusing.create_channels((old,))
     refusing.claim(old, shape, 1)
     send_messages(
-        memory_kafka, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30
+        memory_kafka, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=180
     )
     delete(3, 0)
 
@@ -143,7 +143,7 @@ def test_a_claim_reads_offsets_from_kafka_again_after_the_preflight_check(
     claimer.create_channels((stage,))
 
     def more() -> None:
-        send_messages(memory_kafka, events, [(0, b"x")] * 5, b"", patience_s=30)
+        send_messages(memory_kafka, events, [(0, b"x")] * 5, b"", patience_s=180)
 
     more()
     assert claimer.check_stage(stage)[1][events].ends == (5,)

@@ -67,7 +67,7 @@ class World:
         records = [
             Record(b"x", partition, time_ms=time_ms) for partition, count in enumerate(counts) for _ in range(count)
         ]
-        self.kafka.send(self.events, records, patience_s=30)
+        self.kafka.send(self.events, records, patience_s=180)
 
     def batch(self, stage: str, now_ms: int = 10, **changes: object) -> Manifest:
         """Commit a batch of a stage with these fields replaced."""
@@ -87,7 +87,7 @@ class World:
         """Let the first stage send this many messages of one row each."""
         output = self.heads["sends"].outputs["by-n"]
         records = [Record(b"x", partition) for partition, count in enumerate(counts) for _ in range(count)]
-        ends = self.kafka.send(self.channel, records, patience_s=30)
+        ends = self.kafka.send(self.channel, records, patience_s=180)
         sent = tuple(had + more for had, more in zip(output.sent, counts, strict=True))
         after = structs.replace(
             output,

@@ -63,7 +63,7 @@ class Shop:
 
     def begin(self) -> None:
         """Claim the program's first stage as a first run would, with ten records in its topic."""
-        self.kafka.send(self.topic, [Record(str(number).encode(), 0) for number in range(10)], patience_s=30)
+        self.kafka.send(self.topic, [Record(str(number).encode(), 0) for number in range(10)], patience_s=180)
         ensure_app(self.store, AppInfo(self.name, 1))
         app = self.program()
         claimer = Claimer(self.store, self.kafka, app, {}, "w", "test", accept_loss=False)

@@ -33,7 +33,7 @@ class Topic:
         self.asked: list[str] = []
 
     def send(self, *partitions: int) -> None:
-        self.kafka.send("t", [Record(b"a record", partition) for partition in partitions], patience_s=30)
+        self.kafka.send("t", [Record(b"a record", partition) for partition in partitions], patience_s=180)
 
     def planner(
         self, pace: Pace | None = None, *, max_records: int | None = None, handled: tuple[str, ...] = ()

@@ -108,12 +108,12 @@ def test_needed_columns_are_found_per_stream_and_united_over_its_uses(tmp_path: 
 def test_a_reader_fetches_needed_columns_and_leaves_others_null(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     topic = f"needed-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
-    send_messages(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
+    send_messages(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=180)
     told = PlannerFiles(tmp_path)
     schema = arrow_schema_of(COLUMNS)
 
     def read() -> pa.Table:
-        options = SourceOptions(input="orders", topic=topic, stage="s", planner_folder=str(tmp_path), patience_s=30)
+        options = SourceOptions(input="orders", topic=topic, stage="s", planner_folder=str(tmp_path), patience_s=180)
         reader = TopicSourceReader(options, COLUMNS, PrivateOptions(memory_kafka.properties))
         (part,) = reader.partitions(Position("orders", (0,)).to_json(), Position("orders", (2,)).to_json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]

@@ -136,14 +136,14 @@ def test_each_stream_has_its_own_share_and_other_filters_are_not_taken_for_share
 def test_readers_skip_records_and_rows_of_other_keys(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     topic, channel = f"t-{uuid4().hex[:8]}", f"c-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1, channel: 1})
-    memory_kafka.send(topic, [Record(value, 0, key) for key, value, *_ in ROWS], patience_s=30)
+    memory_kafka.send(topic, [Record(value, 0, key) for key, value, *_ in ROWS], patience_s=180)
     sent = pa.record_batch({"k": pa.array(range(40), pa.int64()), "n": pa.array(range(40), pa.int64())})
-    send_messages(memory_kafka, channel, [(0, encode_rows(sent))], b"a1", patience_s=30)
+    send_messages(memory_kafka, channel, [(0, encode_rows(sent))], b"a1", patience_s=180)
     told = PlannerFiles(tmp_path)
     schemas = {topic: COLUMNS, channel: StructType().add("k", LongType()).add("n", LongType())}
 
     def read(name: str) -> pa.Table:
-        of_topic = SourceOptions(input=name, topic=name, stage="s", planner_folder=str(tmp_path), patience_s=30)
+        of_topic = SourceOptions(input=name, topic=name, stage="s", planner_folder=str(tmp_path), patience_s=180)
         schema, private = arrow_schema_of(schemas[name]), PrivateOptions(memory_kafka.properties)
         make = TopicSourceReader if name == topic else ChannelSourceReader
         reader = make(of_topic, schemas[name], private)

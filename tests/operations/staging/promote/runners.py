@@ -217,7 +217,7 @@ class Runner:
         backlog = Backlog(name, lambda version: history.iter_after(self.store, head.app, head.stage, version))
         backlog.offer(head)
         (sink,) = self.declared.stages["alerts"].sinks
-        target = self.wrap(open_target(self.kafka, sink, book, self._info, accept_loss=False, patience_s=30))
+        target = self.wrap(open_target(self.kafka, sink, book, self._info, accept_loss=False, patience_s=180))
         return _Published(book, Publisher(book.title, backlog, target, partial(self._read, book.sink.topic)), backlog)
 
     def _numbers(self, base: Manifest, most: int) -> Manifest | None:
@@ -229,7 +229,7 @@ class Runner:
         rows = [
             message.value() or b""
             for partition, (start, end) in enumerate(zip(at.offsets, ends, strict=True))
-            for messages in self.kafka.read(at.topic, partition, start, end, patience_s=30)
+            for messages in self.kafka.read(at.topic, partition, start, end, patience_s=180)
             for message in messages
         ]
         if not rows:
@@ -297,10 +297,10 @@ class Runner:
     def _send(self, topic: str, rows: pa.Table) -> tuple[str, int]:
         """Send rows as a task's messages; return the attempt and the end offset."""
         attempt, messages = str(ULID()), list(split_into_messages(rows, np.zeros(len(rows), np.int32)))
-        return attempt, send_messages(self.kafka, topic, messages, attempt.encode(), patience_s=30)[0]
+        return attempt, send_messages(self.kafka, topic, messages, attempt.encode(), patience_s=180)[0]
 
     def _read(self, topic: str, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
-        for messages in self.kafka.read(topic, 0, start, end, patience_s=30):
+        for messages in self.kafka.read(topic, 0, start, end, patience_s=180):
             for message in filter_by_attempts(messages, attempts):
                 yield message.offset() + 1, rows_of(message)
 

@@ -311,7 +311,7 @@ def test_an_impossible_promotion_is_explained_in_one_sentence(world: World) -> N
         assert why in caught.value.message
 
     world.kafka.create_topics({"elsewhere": 2, "otherwise": 1})
-    world.kafka.send("elsewhere", [Record(b"0", 0), Record(b"1", 1), Record(b"2", 0)], patience_s=30)
+    world.kafka.send("elsewhere", [Record(b"0", 0), Record(b"1", 1), Record(b"2", 0)], patience_s=180)
     channels = KafkaChannels(world.kafka)
     clone(world.store, "p", "other-topic", topics={TOPIC: "elsewhere"}, channels=channels, by="ada@host")
     refused("other-topic", "other-topic reads elsewhere where p reads in: their offsets can never match")
@@ -331,7 +331,7 @@ def test_an_impossible_promotion_is_explained_in_one_sentence(world: World) -> N
     world.kafka.delete_topics([TOPIC])
     world.kafka.create_topics({TOPIC: 2})
     refused("s", "topic in ends before the offsets that were read: it was recreated")
-    world.kafka.send(TOPIC, [Record(b"x", number % 2) for number in range(200)], patience_s=30)
+    world.kafka.send(TOPIC, [Record(b"x", number % 2) for number in range(200)], patience_s=180)
     refused("s", "topic in is not the one that was read: it was recreated")
     with pytest.raises(Usage, match="not usable"):
         apps.create_app(world.store, AppInfo("p~1", 1))

@@ -78,7 +78,7 @@ class World:
 
     def send(self, count: int) -> None:
         for _ in range(count):
-            self.kafka.send(TOPIC, [Record(b"%d" % self.sent, self.sent % 2)], patience_s=30)
+            self.kafka.send(TOPIC, [Record(b"%d" % self.sent, self.sent % 2)], patience_s=180)
             self.sent += 1
 
     def runner(self, folder: str) -> Runner:
