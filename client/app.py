@@ -310,11 +310,11 @@ class StoredApp(AppFailover):
     def protect(self) -> Result:
         """Require the app's name as `yes_really` in methods that could lose data.
 
-        The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`, `remove_clone`
-        and `refresh`. The protection belongs to the name: after a promotion, it covers both the app that now has the
-        name, and the app stored in the folder of that name. The reason for the protection, set by `slackwater.because`,
-        appears in `Protected` errors. Raises `NotFound` if the app does not exist, and `Refused` if its name now
-        belongs to a promoted app.
+        The methods are `rewind`, `reset`, `edit`, `repair`, `forget`, `retire`, `promote` over this app, `remove`,
+        `remove_clone` and `refresh`. The protection belongs to the name: after a promotion, it covers both the app that
+        now has the name, and the app stored in the folder of that name. The reason for the protection, set by
+        `slackwater.because`, appears in `Protected` errors. Raises `NotFound` if the app does not exist, and `Refused`
+        if its name now belongs to a promoted app.
         """
         client, now_ms = self._client, instants.now_ms()
         protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)

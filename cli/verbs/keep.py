@@ -266,8 +266,8 @@ def protect(
 ) -> None:
     """Require the app's name to confirm destructive commands.
 
-    These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. At a terminal, the
-    command asks for the name; scripts pass --yes-really APP. After a promotion, the new app is protected.
+    These are rewind, reset, edit, repair, forget, retire, promote, app rm, clone rm and clone refresh. At a terminal,
+    the command asks for the name; scripts pass --yes-really APP. After a promotion, the new app is protected.
     """
     app = session.app(app_name)
     session.show(app.unprotect(yes_really=yes_really) if off else app.protect())
