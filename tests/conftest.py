@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TALLY)
     patch = pytest.MonkeyPatch()
     multiprocessing.util.get_temp_dir()  # which that library removes itself, after the folder is gone
-    folder = tempfile.mkdtemp(prefix="slackwater-tests-")
+    folder = tempfile.mkdtemp(prefix="sw-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)
     patch.setenv(

@@ -234,6 +234,8 @@ class Scheduler(Runtime):
             except BaseException as error:
                 self.thread_errors.append((f"{thread.process.name}/{thread.name}", error))
             finally:
+                # Generators that end with their last reference may wait: they end while this thread is the current one.
+                simulated.work = _never
                 simulated.is_over = thread.is_done = True
                 self._threads.remove(thread)
                 self._hand_over(thread)

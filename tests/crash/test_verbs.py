@@ -31,7 +31,7 @@ def test_each_verb_that_changes_something_is_killed_in_some_test() -> None:
     assert CHANGES.keys() | CHANGES_ELSEWHERE.keys() <= elsewhere | {verb.split(" -")[0] for verb in CASES} | _NAMED
 
 
-_NAMED = {"replicate", "recover", "reset", "export"}
+_NAMED = {"replicate", "recover", "repair", "reset", "export"}
 """Verbs whose tests use several case names instead of the verb's name."""
 
 
