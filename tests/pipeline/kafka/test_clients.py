@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -43,10 +44,7 @@ class FragileAdmin:
     def poll(self, _seconds: float) -> None: ...
 
     def list_topics(self, timeout: float) -> Any:
-        class Metadata:
-            topics: dict[str, object] = {}
-
-        return Metadata()
+        return SimpleNamespace(topics={})
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         weak, lost, clients = ref(self), self._lost, self._clients
