@@ -128,7 +128,10 @@ class Clients:
         """Return the next step after a failed login; empty if there was no failure."""
         if (error := self._login.token_error) is not None:
             return error.hint
-        return "check the user and the secret: docs/operating.md#kafka-logins" if self.refusal() else ""
+        if not self.refusal():
+            return ""
+        hint = "check the user and the secret: docs/operating.md#kafka-logins"
+        return "; ".join((hint, *self._login.unread_secrets))
 
     def reason(self, error: KafkaError) -> str:
         """Return why the brokers do not answer: an error's text, and a recently refused login."""

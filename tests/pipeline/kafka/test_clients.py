@@ -82,6 +82,23 @@ def test_a_request_keeps_its_client_until_it_is_answered(name: str, monkeypatch:
     assert not lost
 
 
+def test_a_refused_login_names_a_secret_file_whose_new_content_is_unusable(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("good")
+    clients = Clients({"bootstrap.servers": "b:1", "sasl.password.file": str(secret)})
+    clients.secrets()
+    clients._record_error(KafkaError(KafkaError._AUTHENTICATION, "no"))
+    usual = "check the user and the secret: docs/operating.md#kafka-logins"
+    assert clients.login_hint() == usual
+    secret.write_bytes("hush".encode("utf-16"))
+    assert clients.secrets() == {"sasl.password": "good"}
+    assert clients.login_hint().startswith(f"{usual}; ")
+    assert clients.login_hint().endswith(f"cannot read Kafka's sasl.password from {secret}: it is not text")
+    secret.write_text("better")
+    clients.secrets()
+    assert clients.login_hint() == usual
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """Yield the address of a server that accepts connections and never answers."""
