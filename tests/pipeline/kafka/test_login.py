@@ -20,7 +20,7 @@ from slackwater.pipeline.kafka.login import Login
 from slackwater.pipeline.kafka.msk_iam import LIFETIME_S, MskTokens
 from slackwater.pipeline.kafka.open import open_kafka
 
-from tests.pipeline.kafka.sigv4 import end_of, is_signed, signed_fields
+from tests.pipeline.kafka.msk_gate import end_of, is_signed, signed_fields
 from tests.store.objects.s3.test_access import environment
 
 BROKERS = "b-1.flights.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
