@@ -17,6 +17,8 @@ class SecretFile:
         self._path, self._purpose, self._setting = Path(path), purpose, setting
         self._stamp: tuple[int, int, int] | None = None
         self._secret = ""
+        self.unread = ""
+        """Sentence that explains why the file's present content is not in use; empty if it is."""
 
     def read(self) -> str:
         """Return the secret, read again if the file has changed.
@@ -26,11 +28,13 @@ class SecretFile:
         """
         try:
             self._read()
+            self.unread = ""
         except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self.unread = f"{socket.gethostname()} cannot read {self._purpose} from {self._path}: {reason}"
             if not self._secret:
-                reason = getattr(error, "strerror", None) or str(error)
                 raise Refused(
-                    f"{socket.gethostname()} cannot read {self._purpose} from {self._path}: {reason}",
+                    self.unread,
                     hint=f"put it into the file that {self._setting} names, on each machine that runs the app",
                 ) from None
         return self._secret

@@ -83,6 +83,11 @@ def test_a_kafka_property_may_come_from_a_file_whose_path_is_relative_to_the_set
     assert by_file.kafka() == {"bootstrap.servers": "b:1", "sasl.password.file": str(Path.cwd() / "password")}
 
 
+def test_a_secret_in_the_home_folder_of_an_unknown_user_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match=r"Kafka's property sasl\.password\.file is '~nobody\.here/pw'"):
+        load(environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD_FILE": "~nobody.here/pw"}, folder=tmp_path)
+
+
 def test_the_login_to_kafka_comes_from_the_table_or_from_the_environment(tmp_path: Path) -> None:
     write_toml(tmp_path, 'store = "s3://b"\n[kafka]\nbrokers = "file:1"\nauth = "msk-iam"')
     assert load(environ={}, folder=tmp_path).kafka() == {"bootstrap.servers": "file:1", "slackwater.auth": "msk-iam"}

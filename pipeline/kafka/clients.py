@@ -81,6 +81,7 @@ class Clients:
         self._secrets: dict[str, str] | None = None
         self._refusal = (-_REFUSAL_S, "")
         """When a login was last refused (monotonic seconds), and why."""
+        self._lock = runtime.rlock()
         self._admin: AdminClient | None = None
         self._producers: dict[float, Producer] = {}
         self._idle: dict[int, list[Consumer]] = {size: [] for size in _FETCH_BYTES.values()}
@@ -95,12 +96,13 @@ class Clients:
 
     def secrets(self) -> dict[str, str]:
         """Return the current secrets in files, after discarding the clients if one has changed."""
-        secrets, previous = self._login.secrets(), self._secrets
-        if secrets != previous:
-            self._secrets = secrets
-            if previous is not None:
-                self._discard_all()
-        return secrets
+        with self._lock:
+            secrets, previous = self._login.secrets(), self._secrets
+            if secrets != previous:
+                self._secrets = secrets
+                if previous is not None:
+                    self._discard_all()
+            return secrets
 
     def _discard_all(self) -> None:
         self._admin = None
@@ -117,8 +119,8 @@ class Clients:
         """Return why a recent login failed: no token, or one that was refused; empty if there was no failure."""
         if (error := self._login.token_error) is not None:
             return error.message
-        if self._admin is not None:
-            self._admin.poll(0)  # calls `_record_error`
+        if (admin := self._admin) is not None:  # another thread may discard it
+            admin.poll(0)  # calls `_record_error`
         at, refusal = self._refusal
         return f"it refuses the login ({refusal})" if refusal and runtime.monotonic() - at < _REFUSAL_S else ""
 
@@ -126,7 +128,10 @@ class Clients:
         """Return the next step after a failed login; empty if there was no failure."""
         if (error := self._login.token_error) is not None:
             return error.hint
-        return "check the user and the secret: docs/operating.md#kafka-logins" if self.refusal() else ""
+        if not self.refusal():
+            return ""
+        hint = "check the user and the secret: docs/operating.md#kafka-logins"
+        return "; ".join((hint, *self._login.unread_secrets))
 
     def reason(self, error: KafkaError) -> str:
         """Return why the brokers do not answer: an error's text, and a recently refused login."""
@@ -141,11 +146,16 @@ class Clients:
 
     @property
     def admin(self) -> AdminClient:
-        self.secrets()
-        admin = self._admin
-        if admin is None:
-            admin = self._admin = AdminClient(self.properties())
-        return admin
+        """Client for requests. Keep it in a variable until its futures are done: another thread may discard it.
+
+        The end of its last reference destroys it, and its unfinished requests are never answered, or wrongly.
+        """
+        with self._lock:
+            self.secrets()
+            admin = self._admin
+            if admin is None:
+                admin = self._admin = AdminClient(self.properties())
+            return admin
 
     def producer(self, patience_s: float) -> Producer:
         self.secrets()
@@ -189,8 +199,9 @@ class Clients:
         consumer = self._groups.get(group)
         if consumer is None:
             # Without the right Read on the group, `commit` and `close` would block forever.
+            admin = self.admin
             try:
-                self.admin.describe_consumer_groups([group], request_timeout=3)[group].result()
+                admin.describe_consumer_groups([group], request_timeout=3)[group].result()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                     raise

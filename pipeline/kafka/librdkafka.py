@@ -103,7 +103,8 @@ class LibrdKafka(Kafka):
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         if not topics:
             return {}
-        futures = self._clients.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=10)
+        admin = self._clients.admin
+        futures = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=10)
         absent = {name for name, _ in self._failures(futures, ())}
         return {name: _topic_id(future.result()) for name, future in futures.items() if name not in absent}
 
@@ -136,10 +137,8 @@ class LibrdKafka(Kafka):
     def _list_offsets(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[Offsets, Offsets]:
         """Return each partition's requested offset, and the leader epoch of that offset (-1 if unknown)."""
         specs_by_partition = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
-        committed = IsolationLevel.READ_COMMITTED
-        futures = self._clients.admin.list_offsets(
-            specs_by_partition, isolation_level=committed, request_timeout=timeout_s
-        )
+        committed, admin = IsolationLevel.READ_COMMITTED, self._clients.admin
+        futures = admin.list_offsets(specs_by_partition, isolation_level=committed, request_timeout=timeout_s)
         results = [futures[place].result() for place in specs_by_partition]
         epochs = (-1 if result.leader_epoch is None else result.leader_epoch for result in results)
         return tuple(result.offset for result in results), tuple(epochs)
@@ -157,7 +156,8 @@ class LibrdKafka(Kafka):
         # -1 stands for the brokers' default replication factor. One Arrow message may hold up to a megabyte of rows.
         large = {"max.message.bytes": str(MAX_MESSAGE_BYTES), **(config or {})}
         new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
-        futures = self._clients.admin.create_topics(new, request_timeout=30, validate_only=validate_only)
+        admin = self._clients.admin
+        futures = admin.create_topics(new, request_timeout=30, validate_only=validate_only)
         for topic, error in self._failures(futures, (KafkaError.TOPIC_ALREADY_EXISTS,)):
             refused = self._creation_error(topic, missing[topic], error.str())
             raise missing_right_error(self.properties, error, "Create", topic) or refused
@@ -178,16 +178,18 @@ class LibrdKafka(Kafka):
     def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
         if not names:
             return ()
-        futures = self._clients.admin.delete_topics(list(names), request_timeout=30)
+        admin = self._clients.admin
+        futures = admin.delete_topics(list(names), request_timeout=30)
         return tuple(name for name, _ in self._failures(futures, NO_TOPIC_CODES))
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
-        position = TopicPartition(topic, partition, offset)
+        position, admin = TopicPartition(topic, partition, offset), self._clients.admin
         with suppress(KafkaException):
-            self._clients.admin.delete_records([position], request_timeout=10)[position].result()
+            admin.delete_records([position], request_timeout=10)[position].result()
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        futures = self._clients.admin.describe_configs([ConfigResource("topic", topic)], request_timeout=10)
+        admin = self._clients.admin
+        futures = admin.describe_configs([ConfigResource("topic", topic)], request_timeout=10)
         with suppress(KafkaException):
             entries = next(iter(futures.values())).result().values()
             return {entry.name: entry.value for entry in entries if entry.value is not None}
@@ -316,7 +318,8 @@ class LibrdKafka(Kafka):
 
     def delete_groups(self, groups: Sequence[str]) -> None:
         if groups:
-            futures = self._clients.admin.delete_consumer_groups(list(groups), request_timeout=10)
+            admin = self._clients.admin
+            futures = admin.delete_consumer_groups(list(groups), request_timeout=10)
             tuple(self._failures(futures, ()))
 
 

@@ -34,9 +34,22 @@ def secret_files(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_secret_files_in(folder: Path, kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with absolute paths of secret files; relative paths are relative to `folder`."""
-    paths = {name: str(folder / Path(path).expanduser()) for name, path in secret_files(kafka).items()}
-    return {**kafka, **{f"{name}{FILE_SUFFIX}": path for name, path in paths.items()}}
+    """Return the properties with absolute paths of secret files; relative paths are relative to `folder`.
+
+    Raises `Usage` for a path in the home folder of an unknown user.
+    """
+    paths = {f"{name}{FILE_SUFFIX}": path for name, path in secret_files(kafka).items()}
+    return {**kafka, **{name: str(folder / _expanded(name, path)) for name, path in paths.items()}}
+
+
+def _expanded(name: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise Usage(
+            f"Kafka's property {name} is {path!r}: this machine knows no home folder of that user",
+            hint=f"set {name} to the file's absolute path",
+        ) from None
 
 
 def check_login(kafka: Properties) -> None:
@@ -75,6 +88,11 @@ class Login:
     def secrets(self) -> dict[str, str]:
         """Return the current values of properties that are in files. Raises `Refused` if a file was never readable."""
         return {name: file.read() for name, file in self._files.items()}
+
+    @property
+    def unread_secrets(self) -> tuple[str, ...]:
+        """Sentences that explain why the present contents of files are not in use."""
+        return tuple(file.unread for file in self._files.values() if file.unread)
 
     def properties(self) -> dict[str, object]:
         """Return librdkafka's properties for a new client, and confluent-kafka's callback for tokens.

@@ -7,14 +7,23 @@ A token is a presigned URL of the action `kafka-cluster:Connect`, in base64, as 
 import base64
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from botocore import exceptions as boto
 from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
 from ...common import instants
-from ...errors import Refused, Unavailable, Usage
-from ...store.objects.s3_client import CREDENTIALS_HINT, NO_ANSWER, session_for
+from ...errors import Refused, SlackwaterError, Unavailable, Usage
+from ...store.objects.s3_client import (
+    CREDENTIALS_HINT,
+    NO_ANSWER,
+    is_transient,
+    session_for,
+    silence_reason,
+    without_secrets,
+)
 from ...store.objects.s3_settings import S3ClientConfig, S3Settings
 
 LIFETIME_S = 900
@@ -26,20 +35,18 @@ class MskTokens:
     """Maker of tokens for one cluster, with this process's AWS credentials, which boto3's chain finds and renews.
 
     Raises `Usage` if the region is unknown, `Refused` without credentials or with an unusable AWS configuration, and
-    `Unavailable` if the server that has the credentials does not answer.
+    `Unavailable` if the server or program that has the credentials does not give them at the moment.
     """
 
     def __init__(self, brokers: str) -> None:
         self._brokers = brokers
         named = _MSK_REGION.search(brokers)
-        try:
+        with self._translated_errors():
             session = session_for(S3ClientConfig("", named[1] if named else "", S3Settings()))
             self._region = str(session.get_config_variable("region") or "")
             if (credentials := session.get_credentials()) is None:
                 raise boto.NoCredentialsError
             self._credentials = credentials
-        except (boto.BotoCoreError, boto.ClientError) as error:
-            raise self._error(error) from error
         if not self._region:
             raise Usage(
                 f"a token for Kafka at {brokers} needs the cluster's AWS region, which these names do not contain",
@@ -53,17 +60,29 @@ class MskTokens:
         """
         request = AWSRequest("GET", f"https://kafka.{self._region}.amazonaws.com/", params=_ACTION)
         expires_s = float(instants.now_ms() // 1000 + LIFETIME_S)  # AWS's times are whole seconds
-        try:
+        with self._translated_errors():
             frozen = self._credentials.get_frozen_credentials()
             SigV4QueryAuth(frozen, "kafka-cluster", self._region, expires=LIFETIME_S).add_auth(request)
-        except (boto.BotoCoreError, boto.ClientError) as error:
-            raise self._error(error) from error
         # Like AWS's signers, name the client after the signature.
         url = f"{request.url}&User-Agent=slackwater"
         return base64.urlsafe_b64encode(url.encode()).decode().rstrip("="), expires_s
 
-    def _error(self, error: Exception) -> Refused | Unavailable:
-        kind = Unavailable if isinstance(error, NO_ANSWER) else Refused
-        reason = " ".join(str(error).split())
-        sentence = f"{socket.gethostname()} cannot make a token for Kafka at {self._brokers}: {reason}"
-        return kind(sentence, hint=f"{CREDENTIALS_HINT}, or a role of the machine; see `aws sts get-caller-identity`")
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise errors of boto3's chain as slackwater's errors, without secrets and causes, which may have secrets."""
+        try:
+            yield
+        except SlackwaterError:
+            raise
+        except (boto.BotoCoreError, boto.ClientError, OSError, ValueError, RuntimeError) as error:
+            reason = silence_reason(error) if isinstance(error, NO_ANSWER) else without_secrets(str(error))
+            raise (Unavailable if _is_passing(error) else Refused)(
+                f"{socket.gethostname()} cannot make a token for Kafka at {self._brokers}: {' '.join(reason.split())}",
+                hint=f"{CREDENTIALS_HINT}, or a role of the machine; see `aws sts get-caller-identity`",
+            ) from None
+
+
+def _is_passing(error: Exception) -> bool:
+    if isinstance(error, boto.ClientError):
+        return is_transient(error)
+    return isinstance(error, (*NO_ANSWER, boto.CredentialRetrievalError, boto.MetadataRetrievalError))

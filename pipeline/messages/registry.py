@@ -225,14 +225,19 @@ class Registry:
                 patience.record_silence(f"status {status}")
             runtime.sleep(min(_RETRY_PAUSE_S, self.patience_s))
 
+    @property
+    def _login_setting(self) -> str:
+        if not self.user_info_file:
+            return f"{USER_INFO_VARIABLE}=user:password"
+        return f"{USER_INFO_FILE_VARIABLE}=FILE, with user:password in the file"
+
     def _check_answer(self, status: int, content: Any, kind: str, name: str) -> Any:
         if status == _NOT_FOUND_STATUS:
             raise NotFound(kind, name, found=f"the schema registry at {self.url} does not know it")
         if status in _FORBIDDEN_STATUSES:
             raise Refused(
                 f"the schema registry at {self.url} denies this user access (status {status})",
-                hint=f"set {USER_INFO_VARIABLE}=user:password; it must be allowed to read subjects, and to write "
-                f"those of sinks",
+                hint=f"set {self._login_setting}; it must be allowed to read subjects, and to write those of sinks",
             )
         if status in _INCOMPATIBLE_STATUSES:
             has_message = isinstance(content, Mapping) and "message" in content

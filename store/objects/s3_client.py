@@ -5,6 +5,7 @@ this machine's own session, or a session with nothing but the configuration of a
 encryption at rest for each object that they create, and check that the server confirms it.
 """
 
+import logging
 import os
 import re
 import socket
@@ -33,6 +34,7 @@ _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 _USER = re.compile(r"//[^/]*@")
+_MAYBE_SECRET = re.compile(r"(?:(?<=//).*|\S*)@|\?\S*")
 
 _NO_CONFIG_FILE = (None, None, os.devnull, None)
 """Setting of botocore, as (name, variable, default, conversion), that disables configuration files."""
@@ -81,6 +83,15 @@ _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
 _lock = runtime.lock()
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
+# It warns of credentials that cannot be renewed with the error's traceback, which shows passwords in URLs.
+logging.getLogger("botocore.credentials").addFilter(_without_traceback)
+
+
 def _after_fork() -> None:
     # In the child, a thread that does not exist may hold the lock.
     global _lock
@@ -112,10 +123,8 @@ def _connect(client_config: S3ClientConfig, read_timeout_s: float) -> Connection
         bundle = str(session.get_config_variable("ca_bundle") or "")
         credentials = session.get_credentials()
     except ValueError as error:
-        # The text before a '@' may be a password.
-        shown = re.sub(r"\S*@", "", str(error))
         raise Usage(
-            f"the S3 endpoint is not a URL: {shown}",
+            f"the S3 endpoint is not a URL: {without_secrets(str(error))}",
             hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to http://host:port",
         ) from None
     except boto.BotoCoreError as error:
@@ -267,6 +276,23 @@ def without_credentials(url: str) -> str:
     return _USER.sub("//", url, count=1)
 
 
+def without_secrets(text: str) -> str:
+    """Return an error's text without what may be a password: text before a '@', and the query strings of URLs."""
+    return _MAYBE_SECRET.sub("", text)
+
+
+def silence_reason(error: Exception) -> str:
+    """Return why a server did not answer. boto3's own message repeats the URL."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
+
+
+def is_transient(error: boto.ClientError) -> bool:
+    """Tell if a server of AWS asks for a retry, or has failed."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    # Some servers answer 501 because they do not support conditional writes.
+    return error_code(error) in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501)
+
+
 def error_code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
@@ -299,8 +325,7 @@ def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ())
             ) from None
         if code in expected:
             raise
-        # Some servers answer 501 because they do not support conditional writes.
-        if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):
+        if is_transient(error):
             raise TransientError(f"{status} {code}") from error
         if code in _REGION_CODES or status == 301:
             raise Refused(
@@ -315,9 +340,7 @@ def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ())
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise Refused(f"no credentials for {where}: {error}", hint=CREDENTIALS_HINT) from None
     except (*NO_ANSWER, boto.IncompleteReadError, HTTPError) as error:
-        # boto3's own message repeats the URL.
-        reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
-        raise TransientError(reason) from error
+        raise TransientError(silence_reason(error)) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
         raise TransientError("the answer does not match its checksum") from error
     except boto.BotoCoreError as error:

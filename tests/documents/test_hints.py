@@ -47,8 +47,17 @@ RAISED_BY = {
 }
 """Verbs that show the messages of a file or folder: an option without a verb belongs to one of them."""
 
-OTHERS = {"--bootstrap-server", "--add", "--allow-principal", "--operation", "--topic", "--group", "--cluster"}
-"""Options of `kafka-acls`."""
+OTHERS = {
+    "--bootstrap-server",
+    "--add",
+    "--allow-principal",
+    "--operation",
+    "--topic",
+    "--group",
+    "--cluster",
+    "--catalog",
+}
+"""Options of `kafka-acls` and `pyiceberg`."""
 
 COMMAND = re.compile(r"\bslackwater ((?:[a-z]+ )*[a-z]+(?:-not|-tests)?)\b((?:(?! and | then | or )[^`\n;,#])*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
@@ -139,7 +148,8 @@ def wrong(text: Text) -> Iterator[str]:
     for clause in CLAUSE.split(rest) if text.is_hint and verbs else ():
         said = [verb for word in re.findall(r"[a-z]+", clause) if (verb := verb_of(word))]
         for name in OPTION.findall(clause):
-            if not (all(name in options(verb) for verb in verbs) or any(name in options(verb) for verb in said)):
+            known = name in OTHERS or all(name in options(verb) for verb in verbs)
+            if not (known or any(name in options(verb) for verb in said)):
                 yield f"{name} is not an option of {', '.join(verbs)}"
 
 

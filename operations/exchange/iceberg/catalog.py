@@ -6,13 +6,16 @@ and created again, so for a moment there is none. Only the entry is dropped: no 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
+import requests
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
+    CommitFailedException,
     NoSuchNamespaceError,
     NoSuchTableError,
     ServiceUnavailableError,
@@ -20,13 +23,20 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.utils.config import Config
 from requests import exceptions as http
 
 from ....errors import Refused, SlackwaterError, Unavailable, Usage
-from ....store.objects.s3_client import NO_ANSWER
+from ....store.objects.s3_client import NO_ANSWER, without_secrets
 from .table import metadata_number
 
 _NAME = re.compile(r"[^.\s]+(\.[^.\s]+)*")
+_SECRET = re.compile("credential|token|secret|password|key", re.IGNORECASE)
+"""Names of a catalog's settings whose values are never shown."""
+_TRIES = 5
+"""Maximum number of attempts to change an entry while other exports change it."""
+_TIMEOUT_S = 60.0
+"""Time in seconds after which a REST catalog that is silent does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,8 @@ class CatalogNamespace:
         catalog, _, namespace = name.partition(".")
         if not _NAME.fullmatch(name):
             raise Usage(f"--register {name!r}: expected CATALOG or CATALOG.NAMESPACE", hint="--register lake.flights")
-        with _translated_errors(catalog):
+        with _translated_errors(catalog, _configured(catalog)):
+            _limit_waits()
             return cls(load_catalog(catalog), namespace)
 
     def register(self, app: str, table: str, location: str, metadata: TableMetadata) -> str:
@@ -58,21 +69,46 @@ class CatalogNamespace:
         """
         catalog, namespace = self.catalog, self.namespace or app
         identifier = f"{namespace}.{table}"
-        with _translated_errors(str(catalog.name)):
-            try:
-                entry = catalog.load_table(identifier)
-            except (NoSuchTableError, NoSuchNamespaceError):
-                if not catalog.namespace_exists(namespace):
-                    catalog.create_namespace_if_not_exists(namespace)
-                catalog.register_table(identifier, location)
-            except FileNotFoundError as error:
-                raise Refused(
-                    f"{catalog.name}.{identifier} names metadata that no longer exists",
-                    hint=f"drop the entry, for example by `pyiceberg drop table {identifier}`, and export again",
-                ) from error
-            else:
-                self._update(identifier, entry, location, metadata)
+        with _translated_errors(str(catalog.name), catalog.properties):
+            for remaining in reversed(range(_TRIES)):
+                try:
+                    self._register(namespace, identifier, location, metadata)
+                    break
+                except TableAlreadyExistsError:
+                    # Another export has created the entry meanwhile. Or a REST catalog has an entry that it cannot
+                    # load, and answers as if there were none.
+                    if not remaining:
+                        raise self._dangling_error(identifier) from None
+                except (CommitFailedException, NoSuchTableError):  # another export has changed or dropped the entry
+                    if not remaining:
+                        raise
         return f"{catalog.name}.{identifier}"
+
+    def _register(self, namespace: str, identifier: str, location: str, metadata: TableMetadata) -> None:
+        try:
+            entry = self.catalog.load_table(identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            self._create_namespace(namespace)
+            self.catalog.register_table(identifier, location)
+        except FileNotFoundError:
+            raise self._dangling_error(identifier) from None
+        else:
+            self._update(identifier, entry, location, metadata)
+
+    def _create_namespace(self, namespace: str) -> None:
+        if self.catalog.namespace_exists(namespace):
+            return
+        try:
+            self.catalog.create_namespace(namespace)
+        except Exception:  # a SQL catalog raises its database's error if another export has created it meanwhile
+            if not self.catalog.namespace_exists(namespace):
+                raise
+
+    def _dangling_error(self, identifier: str) -> Refused:
+        return Refused(
+            f"{self.catalog.name}.{identifier} names metadata that no longer exists",
+            hint=f"pyiceberg --catalog {self.catalog.name} drop table {identifier}",
+        )
 
     def _update(self, identifier: str, entry: Table, location: str, metadata: TableMetadata) -> None:
         if entry.location() != metadata.location:
@@ -107,15 +143,54 @@ def _replace_in_glue(catalog: Catalog, identifier: str, old: str, location: str,
     glue = cast("GlueCatalog", catalog)
     database, name = glue.identifier_to_database_and_table(identifier)
     entry = glue._get_glue_table(database, name)
+    if entry["Parameters"]["metadata_location"] != old:
+        raise CommitFailedException(f"{identifier} keeps changing")
     table_input = _construct_table_input(
         name, location, metadata.properties, metadata, glue_table=entry, prev_metadata_location=old
     )
     glue._update_glue_table(database, name, table_input, entry["VersionId"])
 
 
+class _Session(requests.Session):
+    def request(self, *arguments: Any, **options: Any) -> requests.Response:
+        return super().request(*arguments, **{"timeout": _TIMEOUT_S, **options})
+
+
+def _limit_waits() -> None:
+    """Give requests to REST catalogs and to their servers of tokens a timeout. pyiceberg's have none."""
+    from pyiceberg.catalog import rest
+    from pyiceberg.catalog.rest import auth
+
+    def post(*arguments: Any, **options: Any) -> requests.Response:
+        return requests.post(*arguments, **{"timeout": _TIMEOUT_S, **options})  # noqa: S113  it has one
+
+    rest.Session = _Session  # type: ignore[attr-defined]
+    auth.requests = SimpleNamespace(post=post)  # type: ignore[attr-defined, assignment]
+
+
+def _configured(catalog: str) -> Mapping[str, Any]:
+    with suppress(ValueError):  # which opening the catalog raises, too
+        return Config().get_catalog_config(catalog) or {}
+    return {}
+
+
+def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in properties.items():
+        text = str(value)
+        if isinstance(value, Mapping):
+            yield from _secrets(value)
+        elif _SECRET.search(name):
+            yield from (text, text.rpartition(":")[2])  # a credential is ID:SECRET
+        elif "@" in text:  # user and password of a URL; those who parse it wrongly show parts of them
+            yield from re.split("[:/]+", text.rpartition("@")[0])[1:]
+
+
 @contextmanager
-def _translated_errors(catalog: str) -> Iterator[None]:
-    """Raise errors of a catalog as slackwater's errors. Catalogs raise whatever their client libraries raise."""
+def _translated_errors(catalog: str, properties: Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors of a catalog as slackwater's errors. Catalogs raise whatever their client libraries raise.
+
+    The errors have no causes, which may show the catalog's passwords.
+    """
     try:
         yield
     except SlackwaterError:
@@ -124,11 +199,14 @@ def _translated_errors(catalog: str) -> Iterator[None]:
         raise Unavailable(
             f"the Iceberg catalog {catalog!r} does not answer: {type(error).__name__}",
             hint=f"check its address: PYICEBERG_CATALOG__{catalog.upper()}__URI, or uri in .pyiceberg.yaml",
-        ) from error
+        ) from None
     except Exception as error:
-        text = str(error).partition("\n")[0] or type(error).__name__
+        text = str(error)
+        for secret in sorted(_secrets(properties), key=len, reverse=True):
+            text = text.replace(secret, "…") if secret else text
+        text = without_secrets(text.partition("\n")[0]) or type(error).__name__
         raise Refused(
             f"the Iceberg catalog {catalog!r} cannot be used: {text}",
             hint=f"check its settings: PYICEBERG_CATALOG__{catalog.upper()}__…, or .pyiceberg.yaml; nothing is lost: "
             "export again",
-        ) from error
+        ) from None

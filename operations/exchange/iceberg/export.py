@@ -126,18 +126,30 @@ class IcebergExport:
             with suppress(SlackwaterError):  # the next call removes remaining pins
                 self._remove_old_pins(cut.app, now_ms, pins.new_name)
             raise
+        # A catalog's entry names metadata. It and its pins are removed only once the entry names newer metadata.
+        done, refusals = [], list[Refused]()
+        for table, head, written in committed:
+            try:
+                done.append((table, *self._register(cut.app, table, head, written)))
+            except Refused as refused:
+                refusals.append(refused)
+        if refusals:
+            raise refusals[0]
         self._remove_old_pins(cut.app, now_ms)
-        # A catalog's entry names metadata that is deleted only once the entry names newer metadata.
-        done = tuple(self._register(cut.app, table, head, written) for table, head, written in committed)
-        for table, head, _ in committed:
+        for table, head, _ in done:
             table.delete_orphans(head)
-        return done
+        return tuple(written for _, _, written in done)
 
-    def _register(self, app: str, table: IcebergTable, head: Head, written: WrittenTable) -> WrittenTable:
+    def _register(self, app: str, table: IcebergTable, head: Head, written: WrittenTable) -> tuple[Head, WrittenTable]:
+        """Register a table. Returns the newest metadata: another export may have registered it meanwhile."""
         if self.catalog is None:
-            return written
-        entry = self.catalog.register(app, table.name, table.metadata_location(head), head.metadata)
-        return replace(written, registered=entry)
+            return head, written
+        while True:
+            entry = self.catalog.register(app, table.name, table.metadata_location(head), head.metadata)
+            newest = table.head()
+            if newest is None or newest.number <= head.number:
+                return head, replace(written, registered=entry)
+            head = newest
 
     def _plan(self, cut: Cut, name: str) -> _Plan:
         manifest = cut.tables[name]

@@ -3,22 +3,24 @@
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from botocore.exceptions import ClientError, MetadataRetrievalError
 from hypothesis import example, given
 from hypothesis import strategies as st
 from slackwater.common import instants
 from slackwater.common.secret_file import SecretFile
-from slackwater.errors import Refused, SlackwaterError, Usage
+from slackwater.errors import Refused, SlackwaterError, Unavailable, Usage
 from slackwater.pipeline.kafka.login import Login
 from slackwater.pipeline.kafka.msk_iam import LIFETIME_S, MskTokens
 from slackwater.pipeline.kafka.open import open_kafka
 
-from tests.pipeline.kafka.sigv4 import end_of, is_signed, signed_fields
+from tests.pipeline.kafka.msk_gate import end_of, is_signed, signed_fields
 from tests.store.objects.s3.test_access import environment
 
 BROKERS = "b-1.flights.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
@@ -107,6 +109,69 @@ def test_a_token_that_cannot_be_made_is_explained_before_any_request(
     assert SECRET not in caught.value.message
 
 
+_ROLE = {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/app"}
+_CONTAINER = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
+
+
+@pytest.mark.parametrize(
+    ("variables", "kind", "sentence"),
+    [
+        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:hush@127.0.0.1:1"}, Unavailable, ": cannot connect"),
+        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "bob:hush@host"}, Refused, "Invalid endpoint: host"),
+        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:a hush@ho st"}, Refused, "Invalid endpoint: http://ho st"),
+        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:hush@[::1"}, Refused, "Invalid IPv6 URL"),
+        ({**_ROLE, "AWS_WEB_IDENTITY_TOKEN_FILE": "/nowhere/token"}, Refused, "No such file or directory"),
+        ({_CONTAINER: "http://127.0.0.1:1/creds?secret=hush"}, Unavailable, "http://127.0.0.1:1/creds"),
+        ({_CONTAINER: "http://bob:hush@example.com/creds"}, Refused, "Unsupported host"),
+    ],
+)
+@pytest.mark.usefixtures("no_aws")
+def test_no_error_of_a_server_of_credentials_reveals_a_secret(
+    variables: dict[str, str],
+    kind: type[SlackwaterError],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("x" * 40)
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
+    for name, value in ({"AWS_WEB_IDENTITY_TOKEN_FILE": str(token)} | variables).items():
+        if name != "AWS_WEB_IDENTITY_TOKEN_FILE" or _CONTAINER not in variables:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(kind) as caught:
+        Login(MSK).properties()
+    assert sentence in caught.value.message
+    assert "hush" not in "".join(traceback.format_exception(caught.value)) + caplog.text
+
+
+def answer(status: int, code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "AssumeRole")  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (answer(500, "InternalFailure"), Unavailable),
+        (answer(400, "Throttling"), Unavailable),
+        (answer(403, "AccessDenied"), Refused),
+        (MetadataRetrievalError(error_msg="Received non 200 response 500"), Unavailable),
+        (RuntimeError("the refreshed credentials are still expired"), Refused),
+    ],
+)
+@pytest.mark.usefixtures("no_aws")
+def test_an_error_of_a_server_of_credentials_that_passes_is_an_outage(
+    error: Exception, kind: type[SlackwaterError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("botocore.session.Session.get_credentials", fail)
+    with pytest.raises(kind, match="cannot make a token for Kafka at"):
+        MskTokens(BROKERS)
+
+
 @pytest.fixture
 def vault(no_aws: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Configure a program that prints credentials, each valid for ten minutes: boto3 renews them at that age.
@@ -149,10 +214,11 @@ def test_a_token_that_cannot_be_renewed_is_warned_about_once_and_explained(
         f"cannot make a token for Kafka at {BROKERS}: Error when retrieving credentials from custom-process: the "
     )
     for _ in range(2):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Unavailable) as caught:
             renew("")
         assert f"{sentence}vault is sealed" in caught.value.message
         assert login.token_error is caught.value
+    assert "Traceback" not in caplog.text  # it would have the URL of a server of credentials
     assert [record.message for record in caplog.records if sentence in record.message] == [
         f"{caught.value.message}; the open connections stay until the last token ends"
     ]

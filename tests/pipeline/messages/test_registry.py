@@ -95,6 +95,17 @@ def test_credentials_are_sent_and_never_printed(
     assert "bWU6" not in shown
 
 
+def test_a_denied_user_is_told_which_setting_has_the_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "registry"
+    file.write_text("me:hush")
+    for name, value in ((USER_INFO_VARIABLE, "me:hush"), (USER_INFO_FILE_VARIABLE, str(file))):
+        with answering(lambda *_: (403, "who?")) as url, monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(Refused, match="denies this user access") as caught:
+                Registry.at_url(url, 1).latest("orders-value", None)
+        assert f"set {name}=" in caught.value.hint
+
+
 def test_credentials_in_a_file_are_read_again_when_they_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file, seen = tmp_path / "registry", list[str]()
     file.write_text("me:first\n")

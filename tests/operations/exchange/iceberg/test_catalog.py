@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import socket
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.glue import GlueCatalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.utils.config import Config
+from slackwater.common.durations import HOUR_MS
 from slackwater.errors import Refused, SlackwaterError, Unavailable, Usage
 from slackwater.operations.exchange.iceberg.catalog import CatalogNamespace
 from slackwater.operations.exchange.iceberg.export import IcebergExport, WrittenTable
@@ -184,6 +188,127 @@ def test_an_entry_that_was_dropped_is_created_again(
     assert lake.read("carriers") == lake.queried("carriers")
 
 
+class Beside:
+    """A catalog in which, once, another export changes entries after an entry has been read."""
+
+    def __init__(self, catalog: Catalog, change: Callable[[], object]) -> None:
+        self._catalog, self._changes = catalog, [change]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._catalog, name)
+
+    def load_table(self, identifier: str) -> object:
+        try:
+            return self._catalog.load_table(identifier)
+        finally:
+            if self._changes:
+                self._changes.pop()()
+
+
+@pytest.mark.parametrize("kind", ["sql", "rest", pytest.param("rest-without-overwrite", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_exports_side_by_side_leave_the_newest_entries(
+    kind: str, is_first: bool, catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open(kind))
+    if not is_first:
+        lake.write()
+        lake.app.run(flights(20, delay=3))
+    other = IcebergExport(
+        lake.store, cache, open_store(str(lake.folder)), "bob@host", catalog=CatalogNamespace(lake.catalog)
+    )
+
+    def export_more() -> None:
+        lake.app.run(flights(10, delay=7))
+        now_ms = lake.app.clock.now_ms
+        other.write(resolve(lake.store, "flights", now_ms=now_ms), now_ms)
+
+    lake.export.catalog = CatalogNamespace(Beside(lake.catalog, export_more))  # type: ignore[arg-type]
+    lake.write()
+    for name in ("aircraft", "carriers"):
+        assert lake.read(name) == lake.queried(name)
+        assert lake.catalog.load_table(f"flights.{name}").metadata_location == lake.newest(name)
+
+
+def test_an_entry_of_glue_that_changed_since_it_was_read_is_compared_again(
+    catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open("glue"))
+    table, heads = IcebergTable(open_store(str(lake.folder)), "carriers"), []
+    for _ in range(3):
+        lake.app.run(flights(10))
+        lake.export.catalog = None if heads else CatalogNamespace(lake.catalog)
+        lake.write()
+        head = table.head()
+        assert head is not None
+        heads.append((table.metadata_location(head), head.metadata))
+    entries = CatalogNamespace(lake.catalog)
+    beside = Beside(lake.catalog, lambda: entries.register("flights", "carriers", *heads[2]))
+    beside.__class__ = type("GlueCatalog", (Beside,), {})
+    CatalogNamespace(beside).register("flights", "carriers", *heads[1])  # type: ignore[arg-type]
+    assert lake.catalog.load_table("flights.carriers").metadata_location == heads[2][0]
+
+
+def test_a_refused_entry_stops_neither_other_entries_nor_readers_of_its_own(
+    catalogs: Catalogs, cache: SstCache, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open("sql"))
+    lake.write()
+    pins = lake.export.pins("flights")
+    (tmp_path / "other").mkdir()
+    other = Lake(tmp_path / "other", cache, lake.catalog, "others")
+    other.write()
+    lake.catalog.drop_table("flights.aircraft")
+    lake.catalog.register_table("flights.aircraft", other.newest("aircraft"))
+    lake.app.run(flights(20, delay=3))
+    later_ms = lake.app.clock.now_ms + 2 * HOUR_MS
+    with pytest.raises(Refused, match=r"lake\.flights\.aircraft is another table"):
+        lake.export.write(resolve(lake.store, "flights", now_ms=later_ms), later_ms)
+    assert lake.read("carriers") == lake.queried("carriers")
+    assert set(pins) < set(lake.export.pins("flights"))
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
+    for name, value in properties.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"URI": "postgres://bob:hush@db/cat"},
+        {"URI": "postgres://bob:a hush@db/cat"},
+        {"URI": "postgres://db/cat?password=hush"},
+        {"URI": "http://bob:hush@127.0.0.1:1/"},
+        {"URI": "http://bob:hu/hush:0@host:x/"},
+        {"URI": "http://bob:hush/hush@host:x/"},
+        {"URI": "http://127.0.0.1:1", "CREDENTIAL": "bob:hush"},
+        {"TYPE": "hush", "TOKEN": "hush"},
+        {"TYPE": "hush", "CREDENTIAL": "bob:hush"},
+        {"TYPE": "sql", "URI": "sqlite+absent://bob:hush@db/cat"},
+    ],
+)
+def test_no_error_of_a_catalog_reveals_a_secret(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, **properties)
+    with pytest.raises((Refused, Unavailable)) as caught:
+        CatalogNamespace.open("lake")
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("is_token_server", [False, True])
+def test_a_catalog_that_is_silent_does_not_hold_up_an_export(
+    is_token_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slackwater.operations.exchange.iceberg.catalog._TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"http://127.0.0.1:{server.getsockname()[1]}"
+        oauth = {"CREDENTIAL": "bob:hush", "OAUTH2-SERVER-URI": f"{silent}/tokens"} if is_token_server else {}
+        configure(monkeypatch, URI=silent, **oauth)
+        with pytest.raises(Unavailable, match="the Iceberg catalog 'lake' does not answer: ReadTimeout"):
+            CatalogNamespace.open("lake")
+
+
 def age(folder: Path, seconds: float) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
@@ -214,17 +339,16 @@ def test_metadata_that_an_entry_names_stays_while_the_catalog_does_not_answer(
     assert not first.exists()
 
 
-def test_an_entry_without_metadata_is_explained(catalogs: Catalogs, cache: SstCache, tmp_path: Path) -> None:
-    lake = Lake(tmp_path, cache, catalogs.open("sql"))
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_an_entry_without_metadata_is_explained(kind: str, catalogs: Catalogs, cache: SstCache, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, cache, catalogs.open(kind))
     lake.write()
     lake.app.run(flights(10))
     lake.write()
     shutil.rmtree(lake.folder)
     with pytest.raises(Refused, match="names metadata that no longer exists") as caught:
         lake.write()
-    assert (
-        caught.value.hint == "drop the entry, for example by `pyiceberg drop table flights.aircraft`, and export again"
-    )
+    assert caught.value.hint == "pyiceberg --catalog lake drop table flights.aircraft"
     for name in ("aircraft", "carriers"):
         lake.catalog.drop_table(f"flights.{name}")
     lake.write()
