@@ -59,7 +59,6 @@ class DeltaLakeTable:
             else:
                 none = pa.schema(table.schema().to_arrow()).empty_table()
                 deltalake.write_deltalake(table, none, mode="append", commit_properties=_properties(mark))
-            self.load(mark.sink, mark.period)
 
     def log(self) -> Sequence[TableCommit]:
         with table_errors(self._address):
@@ -72,7 +71,12 @@ class DeltaLakeTable:
             partition = [name for name in small.column_names if name.startswith("partition.")]
             counts = small.group_by(partition).aggregate([([], "count_all")])["count_all"].to_pylist()
             if max(counts, default=0) > max_small_files:
-                self._loaded().optimize.compact()
+                # On a copy: this table would take over what others committed before, and no longer conflict with it.
+                former = self._loaded().version()
+                copy = DeltaTable(self._address, version=former, storage_options=self._options)
+                copy.optimize.compact()
+                if copy.version() == former + 1:
+                    self._table = copy
 
     def _loaded(self) -> DeltaTable:
         assert self._table is not None  # noqa: S101  a table with commits exists

@@ -13,11 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThanOrEqual,
+    Or,
+)
 from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 from pyiceberg.table import FileScanTask, Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import SetCurrentSchemaUpdate
 from pyiceberg.table.update.snapshot import ManageSnapshots
 
 from ...api.table_sink import TableSink
@@ -86,7 +96,7 @@ class IcebergLakeTable:
             properties = mark.properties | {_BASE: str(former.snapshot_id if former is not None else "")}
             with _transaction(table) as transaction:
                 if snapshot:
-                    ManageSnapshots(transaction).set_current_snapshot(int(snapshot)).commit()
+                    _restore(transaction, int(snapshot))
                 elif snapshot is not None:
                     transaction.delete("true", snapshot_properties=properties)
                 # Makes concurrent commits fail, which build on the former snapshot.
@@ -144,6 +154,15 @@ class _Transaction(Transaction):
         return self._kept[2]
 
 
+def _restore(transaction: Transaction, snapshot_id: int) -> None:
+    """Return to a snapshot and its schema, so that columns that later versions added may come with other types."""
+    ManageSnapshots(transaction).set_current_snapshot(snapshot_id).commit()
+    metadata = transaction.table_metadata
+    snapshot = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is not None and snapshot.schema_id not in (None, metadata.current_schema_id):
+        transaction._apply((SetCurrentSchemaUpdate(schema_id=snapshot.schema_id),))
+
+
 def _transaction(table: Table) -> Transaction:
     # pyiceberg would repeat a lost commit on top of the winner, which may have published the same version. Only this
     # copy of the metadata changes, until the next commit.
@@ -155,8 +174,10 @@ def _upsert(table: Table, transaction: Transaction, mark: Mark, rows: pa.Table, 
     # The transaction may have added columns.
     metadata, io = transaction.table_metadata, table.io
     scan = ArrowScan(metadata, io, metadata.schema(), AlwaysTrue())
+    partition = {metadata.schema().find_column_name(part.source_id) for part in metadata.spec().fields}
+    conditions = (_values(name, rows[name]) if name in partition else _range(name, rows[name]) for name in key)
     with transaction.update_snapshot(snapshot_properties=mark.properties).overwrite() as update:
-        for task in table.scan(row_filter=reduce(And, (_range(name, rows[name]) for name in key))).plan_files():
+        for task in table.scan(row_filter=reduce(And, conditions)).plan_files():
             stored = scan.to_table([task])
             if (replaced := has_key_of(stored, rows, key)).any():
                 update.delete_data_file(task.file)
@@ -181,6 +202,14 @@ def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
     bounds: list[Any] = [GreaterThanOrEqual(name, least), LessThanOrEqual(name, most)]  # type: ignore[arg-type, call-arg]
     values = And(*bounds)
     return Or(values, IsNull(name)) if column.null_count else values  # type: ignore[arg-type, call-arg]
+
+
+def _values(name: str, column: pa.ChunkedArray) -> BooleanExpression:
+    """Return a condition on a partition column, whose null pyiceberg cannot compare with the ends of a range."""
+    values = [value for value in column.unique().to_pylist() if value is not None]
+    if not values:
+        return IsNull(name)  # type: ignore[arg-type, call-arg]
+    return Or(In(name, values), IsNull(name)) if column.null_count else In(name, values)  # type: ignore[arg-type, call-arg]
 
 
 def _merge_files(table: Table, tasks: Sequence[FileScanTask]) -> None:

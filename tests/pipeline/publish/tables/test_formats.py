@@ -1,6 +1,7 @@
 """Commits to Delta and Iceberg tables: one for each version, which the table's history names."""
 
 import datetime as dt
+from contextlib import suppress
 from decimal import Decimal
 
 import pyarrow as pa
@@ -59,6 +60,24 @@ def test_a_period_that_begins_makes_commits_of_earlier_ones_fail(lake: Lake) -> 
     assert Writer(lake, "second").table.load("app/stage/out", "second").version == 6
 
 
+@pytest.mark.parametrize("key", [None, "n"])
+def test_a_publisher_that_merges_files_does_not_pass_its_fence(lake: Lake, key: str | None) -> None:
+    zombie = Writer(lake, key=key)
+    for version in range(2, 8):
+        zombie.publish(version, n=[version])
+    Writer(lake, key=key).publish(8, n=[8])
+    with suppress(TransactionFailed):
+        zombie.table.compact(1)
+    with pytest.raises(TransactionFailed):
+        zombie.publish(8, n=[8])
+    assert sorted(lake.read()["n"].to_pylist()) == list(range(2, 9))
+    alone = Writer(lake, key=key)
+    alone.publish(9, n=[9])
+    alone.table.compact(1)
+    alone.publish(10, n=[10])
+    assert sorted(lake.read()["n"].to_pylist()) == list(range(2, 11))
+
+
 Keys = st.sampled_from([None, "a", "b", "é"])
 Rows = st.lists(st.tuples(Keys, st.sampled_from([None, 0, 1, -5]), st.integers(0, 99)), max_size=6)
 
@@ -97,6 +116,32 @@ def test_an_upsert_replaces_the_rows_of_its_keys(lake: Lake, key: list[str]) -> 
         assert sorted_rows(lake.read()) == sorted(expected.values(), key=repr)
     assert sorted_rows(by_duckdb(lake)) == sorted(expected.values(), key=repr)
     assert [commit.mark.version for commit in writer.table.log() if commit.mark] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["a", None], [dt.date(2026, 1, 1), None], [Decimal("1.25"), None], [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None]],
+)
+def test_a_key_column_may_be_a_partition_column_with_nulls(lake: Lake, values: list[object]) -> None:
+    writer = Writer(lake, key="p", partition_by="p")
+    for version in (2, 3):
+        writer.publish(version, p=values, n=[version, version * 10])
+    writer.publish(4, p=values[:1], n=[4])
+    rows = [(row["p"], row["n"]) for row in lake.read().to_pylist()]
+    assert sorted(rows, key=repr) == sorted([(values[0], 4), (None, 30)], key=repr)
+    writer.publish(5, p=pa.array([None], pa.table({"p": values})["p"].type), n=[5])
+    assert sorted(lake.read()["n"].to_pylist()) == [4, 5]
+
+
+def test_a_column_that_a_rewind_removed_may_come_with_another_type(lake: Lake) -> None:
+    writer = Writer(lake)
+    writer.publish(2, n=[1])
+    writer.publish(3, n=[2], more=["x"])
+    snapshot = next(commit.snapshot for commit in writer.table.log() if commit.mark == writer.mark(2))
+    again = Writer(lake, "second")
+    again.table.begin(again.mark(4), snapshot)
+    again.publish(5, n=[3], more=[5])
+    assert sorted_rows(lake.read()) == [{"n": 1, "more": None}, {"n": 3, "more": 5}]
 
 
 @pytest.mark.parametrize("key", [None, "n"])
