@@ -1,6 +1,6 @@
 """Sinks that are tables of a lakehouse: Delta Lake and Apache Iceberg."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,6 +13,8 @@ from ...errors import NotFound, Refused, Usage
 from ...store.versions.keys import check_name
 
 TableFormat = Literal["delta", "iceberg"]
+
+_NOT_STORED = (pa.types.is_null, pa.types.is_duration, pa.types.is_interval, pa.types.is_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,10 @@ def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
         for name in names:
             if name not in rows.names:
                 raise NotFound(f"{kind} column", name, rows.names, hint=f"{owner} has it as {kind} column")
+    if sink.format == "delta" and not set(rows.names) - set(sink.partition_by):
+        raise Refused(f"{owner}: all columns are partition columns; Delta tables need one that is none")
     for column in rows:
-        if pa.types.is_null(column.type) or pa.types.is_duration(column.type) or pa.types.is_interval(column.type):
+        if any(is_kind(kind) for kind in leaf_types(column.type) for is_kind in _NOT_STORED):
             raise Refused(
                 f"{owner}: column {column.name!r} has the type {column.type}, which {sink.format} tables do not have",
                 hint="cast it, for example to bigint",
@@ -133,3 +137,24 @@ def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
                 "times",
                 hint="use another key, or cast it to string",
             )
+        is_bytes = pa.types.is_binary(column.type) and sink.format == "delta"
+        if column.name in sink.partition_by and (pa.types.is_nested(column.type) or is_bytes):
+            raise Refused(
+                f"{owner}: partition column {column.name!r} has the type {column.type}, by which {sink.format} tables "
+                "cannot be partitioned",
+                hint="use another column, or cast it to string",
+            )
+        if column.name in sink.key and "`" in column.name and sink.format == "delta":
+            raise Refused(
+                f"{owner}: key column {column.name!r} has a backtick in its name, which the MERGE of Delta tables does "
+                "not find",
+                hint="rename the column",
+            )
+
+
+def leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the types that a column's type consists of, itself for a plain type."""
+    if not kind.num_fields:
+        yield kind
+    for number in range(kind.num_fields):
+        yield from leaf_types(kind.field(number).type)

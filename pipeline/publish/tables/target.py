@@ -135,7 +135,7 @@ class TableTarget:
             raise Refused(
                 f"{self.progress.title}: the history of its table no longer has the newest version up to "
                 f"v{to}, to which the app was rewound: its snapshot was removed",
-                hint="publish to another table, as a sink of another name=; or continue without them: --accept-loss",
+                hint="publish to another table, as a sink of another name=; without those rows: --accept-loss",
             )
 
     def _check_others(self, rollback: Rollback) -> None:

@@ -104,3 +104,41 @@ def test_rows_must_fit_into_the_table(sink: Any, said: str) -> None:
     else:
         with pytest.raises((NotFound, Refused), match=re.escape(said)):
             check_table_rows(sink, rows)
+
+
+@pytest.mark.parametrize("sink", [sw.delta("/lake/out", partition_by="p"), sw.iceberg("lake.s.out", partition_by="p")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.time64("us"),
+        pa.list_(pa.null()),
+        pa.struct([("took", pa.duration("us"))]),
+        pa.map_(pa.string(), pa.list_(pa.month_day_nano_interval())),
+    ],
+)
+def test_types_that_tables_do_not_have_are_refused_at_any_depth(sink: Any, kind: pa.DataType) -> None:
+    with pytest.raises(Refused, match=r"column 'x' has the type .*, which .* tables do not have"):
+        check_table_rows(sink, pa.schema({"p": pa.string(), "x": kind}))
+
+
+@pytest.mark.parametrize(
+    ("sink", "columns", "said"),
+    [
+        (sw.delta("/lake/out", partition_by="p"), {"p": pa.string()}, "all columns are partition columns"),
+        (sw.delta("/lake/out", partition_by="p"), {"p": pa.binary(), "n": pa.int64()}, "partition column 'p' has"),
+        (
+            sw.iceberg("a.b.c", partition_by="p"),
+            {"p": pa.list_(pa.int8()), "n": pa.int64()},
+            "partition column 'p' has",
+        ),
+        (sw.delta("/lake/out", key="a`b"), {"a`b": pa.string()}, "key column 'a`b' has a backtick"),
+        (sw.iceberg("a.b.c", key="a`b"), {"a`b": pa.string()}, ""),
+        (sw.iceberg("a.b.c", partition_by="p"), {"p": pa.binary()}, ""),
+    ],
+)
+def test_columns_must_fit_their_part_in_the_table(sink: Any, columns: dict[str, pa.DataType], said: str) -> None:
+    if not said:
+        check_table_rows(sink, pa.schema(columns))
+    else:
+        with pytest.raises(Refused, match=re.escape(said)):
+            check_table_rows(sink, pa.schema(columns))

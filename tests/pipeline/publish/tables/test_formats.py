@@ -171,6 +171,67 @@ def test_a_column_of_another_type_is_refused(lake: Lake) -> None:
     assert lake.read()["n"].to_pylist() == [1]
 
 
+CHANGED: list[tuple[pa.Array, pa.Array]] = [
+    (pa.array([1], pa.int32()), pa.array([1.7])),
+    (pa.array([1], pa.int32()), pa.array(["7"])),
+    (pa.array(["a"]), pa.array([5])),
+    (pa.array([Decimal("1.25")], pa.decimal128(10, 2)), pa.array([1.999])),
+    (pa.array([Decimal("1.25")], pa.decimal128(10, 2)), pa.array([Decimal("1.256")], pa.decimal128(10, 3))),
+    (pa.array([[{"a": 1}]]), pa.array([[{"a": 1.7}]])),
+    (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), pa.array([[("k", 1.7)]], pa.map_("string", "double"))),
+]
+
+
+@pytest.mark.parametrize(("stored", "changed"), CHANGED)
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_column_of_another_type_is_not_cast(lake: Lake, key: str | None, stored: pa.Array, changed: pa.Array) -> None:
+    writer = Writer(lake, key=key)
+    writer.publish(2, k=[1], x=stored)
+    with pytest.raises(TransactionFailed) as failed:
+        writer.publish(3, k=[1], x=changed)
+    assert isinstance(failed.value.error, Refused)
+    assert lake.read()["x"].to_pylist() == stored.to_pylist()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_numbers_fit_into_a_wider_column(lake: Lake, key: str | None) -> None:
+    writer = Writer(lake, key=key)
+    writer.publish(2, k=[1], n=[1 << 40], f=[0.1])
+    writer.publish(3, k=pa.array([2], pa.int8()), n=pa.array([7], pa.int32()), f=pa.array([1.5], pa.float32()))
+    assert sorted_rows(lake.read()) == [{"k": 1, "n": 1 << 40, "f": 0.1}, {"k": 2, "n": 7, "f": 1.5}]
+
+
+def test_wider_floats_never_become_infinite(lake: Lake) -> None:
+    writer = Writer(lake)
+    writer.publish(2, f=pa.array([1.5], pa.float32()))
+    with suppress(TransactionFailed):  # Iceberg widens the column
+        writer.publish(3, f=[1e300])
+    assert set(lake.read()["f"].to_pylist()) <= {1.5, 1e300}
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_columns_and_fields_that_rows_do_not_have_are_null(lake: Lake, key: str | None) -> None:
+    kind = pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.int64()), ("b", pa.int64())])))
+    less = pa.map_(pa.string(), pa.list_(pa.struct([("b", pa.int32())])))
+    writer = Writer(lake, key=key)
+    writer.publish(2, k=[1], x=["old"], s=[{"a": 1, "b": 2}], m=pa.array([[("q", [{"a": 1, "b": 1}])]], kind))
+    writer.publish(3, s=[{"b": 3}], k=[1], m=pa.array([[("q", [{"b": 5}])]], less))
+    rows = [row for row in lake.read().to_pylist() if row["x"] is None]
+    assert rows == [{"k": 1, "x": None, "s": {"a": None, "b": 3}, "m": [("q", [{"a": None, "b": 5}])]}]
+    assert lake.read().num_rows == (1 if key else 2)
+
+
+@pytest.mark.parametrize("key", [None, "n"])
+def test_a_column_of_local_times_may_be_added(lake: Lake, key: str | None) -> None:
+    local = dt.datetime.fromisoformat("2026-01-01T12:00:00")
+    writer = Writer(lake, key=key)
+    writer.publish(2, n=[1])
+    writer.publish(3, n=[2], s=[{"at": local}])
+    writer.publish(4, n=[3], s=[{"at": local}])
+    assert [row["s"] for row in sorted_rows(lake.read())] == [None, {"at": local}, {"at": local}]
+    assert not [commit for commit in writer.table.log() if commit.changes_rows and not commit.mark][1:]
+
+
 def test_every_type_of_spark_is_stored(lake: Lake) -> None:
     moment = dt.datetime(2026, 1, 1, 12, 0, 0, 123456, dt.UTC)
     rows = pa.table(
