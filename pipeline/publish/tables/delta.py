@@ -37,7 +37,7 @@ class DeltaLakeTable:
         self._table: DeltaTable | None = None
 
     def load(self, sink: str, period: str) -> SinkState:
-        with table_errors(self._address):
+        with table_errors(self._sink, self._address):
             if not DeltaTable.is_deltatable(self._address, storage_options=self._options):
                 self._table = None
                 return SinkState()
@@ -46,7 +46,7 @@ class DeltaLakeTable:
             return SinkState(newest or 0, self._table.transaction_version(_sink_id(sink)) is not None)
 
     def publish(self, mark: Mark, rows: pa.Table) -> None:
-        with table_errors(self._address, CommitFailedError):
+        with table_errors(self._sink, self._address, CommitFailedError):
             table = self._table or self._create(rows.schema)
             schema = fitted_schema(self._address, _arrow(Schema.from_arrow(rows.schema)), _arrow(table.schema()))
             if self._sink.key:
@@ -61,7 +61,7 @@ class DeltaLakeTable:
                 )
 
     def begin(self, mark: Mark, snapshot: str | None) -> None:
-        with table_errors(self._address, CommitFailedError):
+        with table_errors(self._sink, self._address, CommitFailedError):
             table = self._loaded()
             if snapshot is not None:
                 table.restore(int(snapshot), commit_properties=_properties(mark))
@@ -70,11 +70,11 @@ class DeltaLakeTable:
                 deltalake.write_deltalake(table, none, mode="append", commit_properties=_properties(mark))
 
     def log(self) -> Sequence[TableCommit]:
-        with table_errors(self._address):
+        with table_errors(self._sink, self._address):
             return [_commit(entry) for entry in reversed(self._loaded().history())]
 
     def compact(self, max_small_files: int) -> None:
-        with table_errors(self._address, CommitFailedError):
+        with table_errors(self._sink, self._address, CommitFailedError):
             files = pa.table(self._loaded().get_add_actions(flatten=True))
             small = files.filter(pa.compute.field("size_bytes") < SMALL_FILE_BYTES)
             partition = [name for name in small.column_names if name.startswith("partition.")]

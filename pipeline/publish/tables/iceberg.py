@@ -62,7 +62,7 @@ class IcebergLakeTable:
         """Schema of rows that the table is known to have columns for."""
 
     def load(self, sink: str, period: str) -> SinkState:
-        with table_errors(self._address):
+        with table_errors(self._sink, self._address):
             self._schema = None
             if self._catalog is None:
                 self._catalog = load_catalog(self._catalog_name, **dict(self._sink.options))
@@ -76,7 +76,7 @@ class IcebergLakeTable:
             return SinkState(int(version) if newest == period else 0, bool(newest))
 
     def publish(self, mark: Mark, rows: pa.Table) -> None:
-        with table_errors(self._address, CommitFailedException, TableAlreadyExistsError):
+        with table_errors(self._sink, self._address, CommitFailedException, TableAlreadyExistsError):
             table = self._table or self._create(rows.schema)
             with _transaction(table) as transaction:
                 if rows.schema != self._schema:
@@ -90,7 +90,7 @@ class IcebergLakeTable:
             self._schema = rows.schema
 
     def begin(self, mark: Mark, snapshot: str | None) -> None:
-        with table_errors(self._address, CommitFailedException):
+        with table_errors(self._sink, self._address, CommitFailedException):
             table = self._loaded()
             former = table.current_snapshot()
             properties = mark.properties | {_BASE: str(former.snapshot_id if former is not None else "")}
@@ -116,7 +116,7 @@ class IcebergLakeTable:
         return commits
 
     def compact(self, max_small_files: int) -> None:
-        with table_errors(self._address, CommitFailedException):
+        with table_errors(self._sink, self._address, CommitFailedException):
             table = self._loaded()
             partitions = defaultdict[str, list[FileScanTask]](list)
             for task in table.scan().plan_files():
@@ -160,7 +160,7 @@ def _restore(transaction: Transaction, snapshot_id: int) -> None:
     metadata = transaction.table_metadata
     snapshot = metadata.snapshot_by_id(snapshot_id)
     if snapshot is not None and snapshot.schema_id not in (None, metadata.current_schema_id):
-        transaction._apply((SetCurrentSchemaUpdate(schema_id=snapshot.schema_id),))
+        transaction._apply((SetCurrentSchemaUpdate(schema_id=snapshot.schema_id),))  # type: ignore[call-arg]
 
 
 def _transaction(table: Table) -> Transaction:
