@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.api.table_sink import check_table_rows
+from slackwater.pipeline.api.table_sink import check_table_rows, parse_address
 from slackwater.snapshot.cut.kafka_topics import internal_topic
 
 
@@ -81,6 +81,47 @@ def test_a_table_sink_has_the_name_of_its_table_and_hides_its_options() -> None:
     assert (sink.name, sink.kind, sink.address) == ("big-orders", "table", "lake.sales.Big_Orders")
     assert "secret" not in repr(sink)
     assert sw.delta("lake/out").address == str(Path("lake/out").absolute())
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("/lake/alerts/", "/lake/alerts"),
+        ("/lake/x/../alerts", "/lake/alerts"),
+        ("file:///lake/a%20b/", "/lake/a b"),
+        ("lake", str(Path("lake").absolute())),
+        ("../lake/", str(Path.cwd().parent / "lake")),
+        ("s3://b/x/./y//z/", "s3://b/x/y/z"),
+        ("S3A://b/x#1", "s3://b/x#1"),
+        ("hdfs://name:8020/x", "hdfs://name:8020/x"),
+        ("abfss://files@account.dfs.core.windows.net/x/", "abfss://files@account.dfs.core.windows.net/x"),
+    ],
+)
+def test_one_table_has_one_address(text: str, address: str) -> None:
+    assert parse_address("--sink a", "delta", text) == address
+    assert parse_address("--sink a", "delta", address) == address
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("delta", ""),
+        ("delta", " "),
+        ("delta", "s3://"),
+        ("delta", "s3://me:SECRET@b/x"),
+        ("delta", "s3://me:SE/SECRET@b/x"),
+        ("delta", "s3://b/x?key=SECRET"),
+        ("delta", "file://lake/alerts"),
+        ("iceberg", ""),
+        ("iceberg", "sales.out"),
+        ("iceberg", "lake..out"),
+        ("iceberg", "s3://me:SECRET@b.sales.out"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_secret(kind: Any, text: str) -> None:
+    with pytest.raises(Usage, match="--sink a is ") as refused:
+        parse_address("--sink a", kind, text)
+    assert "SECRET" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
