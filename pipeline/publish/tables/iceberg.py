@@ -5,8 +5,8 @@ A property of the table has the newest version, too, because snapshots expire. U
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from pyiceberg.expressions import (
     LessThanOrEqual,
     Or,
 )
-from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, ArrowScan, _dataframe_to_data_files
 from pyiceberg.table import FileScanTask, Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -48,6 +48,23 @@ _MAX_MERGED_BYTES = 256 << 20
 _COMPACTION = "slackwater.compaction"
 _BASE = "slackwater.base"
 """Snapshot that a restoring commit replaced. Its parent is the restored snapshot."""
+
+
+def _with_nulls(convert: Callable[..., pa.Array | None]) -> Callable[..., pa.Array | None]:
+    """Keep null lists and maps of structs as null: pyiceberg reads and writes them as empty ones."""
+
+    @wraps(convert)
+    def converted(visitor: object, kind: object, values: pa.Array | None, *parts: pa.Array | None) -> pa.Array | None:
+        result = convert(visitor, kind, values, *parts)
+        if values is None or result is None or result.null_count == values.null_count:
+            return result
+        return pc.if_else(values.is_valid(), result, pa.scalar(None, result.type)).cast(result.type)
+
+    return converted
+
+
+for _name in ("list", "map"):
+    setattr(ArrowProjectionVisitor, _name, _with_nulls(getattr(ArrowProjectionVisitor, _name)))
 
 
 class IcebergLakeTable:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -257,6 +258,36 @@ def test_every_type_of_spark_is_stored(lake: Lake) -> None:
     writer = Writer(lake)
     writer.table.publish(writer.mark(2), rows)
     assert sorted_rows(lake.read().select(rows.column_names)) == sorted_rows(rows)
+
+
+STRUCT = pa.struct([("a", pa.int64())])
+NESTED: list[tuple[pa.DataType, object]] = [
+    (pa.list_(STRUCT), [{"a": 1}]),
+    (pa.map_(pa.string(), STRUCT), [("x", {"a": 1})]),
+    (pa.list_(pa.list_(STRUCT)), [None, [], [{"a": 1}, None]]),
+    (
+        pa.struct([("l", pa.list_(STRUCT)), ("m", pa.map_(pa.string(), pa.list_(STRUCT)))]),
+        {"l": None, "m": [("x", None)]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), NESTED)
+@pytest.mark.parametrize("key", [None, "k"])
+def test_null_lists_and_maps_stay_null(lake: Lake, key: str | None, kind: pa.DataType, value: object) -> None:
+    writer = Writer(lake, key=key)
+    written = pa.array([value, None, [] if not pa.types.is_struct(kind) else None, value], kind)
+    writer.publish(2, k=[1, 2, 3, 4], x=written)
+    writer.publish(3, k=[5], x=pa.array([None], kind))
+    writer.publish(4, k=[6], x=written.slice(1, 1))
+    for file in lake.files():  # as another reader sees it
+        for row in pq.read_table(file).to_pylist():
+            assert row["x"] == dict(enumerate(written.to_pylist(), 1)).get(row["k"])
+    assert {row["k"]: row["x"] for row in lake.read().to_pylist()} == {
+        **dict(enumerate(written.to_pylist(), 1)),
+        5: None,
+        6: None,
+    }
 
 
 def test_a_new_table_is_partitioned(lake: Lake) -> None:
