@@ -49,11 +49,12 @@ class DeltaLakeTable:
         with table_errors(self._sink, self._address, CommitFailedError):
             table = self._table or self._create(rows.schema)
             schema = fitted_schema(self._address, _arrow(Schema.from_arrow(rows.schema)), _arrow(table.schema()))
+            self._add_features(schema)
             if self._sink.key:
-                self._merge(schema, mark, fit(newest_by_key(rows, self._sink.key), schema))
+                self._merge(mark, fit(newest_by_key(rows, self._sink.key), schema))
             else:
                 deltalake.write_deltalake(
-                    table,
+                    self._loaded(),
                     fit(rows, schema).select(rows.column_names),
                     mode="append",
                     schema_mode="merge",
@@ -101,22 +102,25 @@ class DeltaLakeTable:
         # A commit of its own, so that there is a snapshot before the first rows.
         self._table = DeltaTable.create(
             self._address,
-            schema,
+            # The first rows add the others, once the table has their feature.
+            pa.schema([field for field in schema if not (field.type.num_fields and _has_local_times(field))]),
             mode="error",
             partition_by=list(self._sink.partition_by),
             storage_options=self._options,
         )
         return self._table
 
-    def _merge(self, schema: pa.Schema, mark: Mark, rows: pa.Table) -> None:
+    def _add_features(self, schema: pa.Schema) -> None:
+        # delta-rs does so itself for appended columns, but neither for merged ones nor inside of maps.
         features = self._loaded().protocol().writer_features or ()
-        if _LOCAL_TIME not in features and any(pa.timestamp("us") in leaf_types(field.type) for field in schema):
-            # Appends add the feature, merges fail without it.
+        if _LOCAL_TIME not in features and any(map(_has_local_times, schema)):
             self._change(
                 lambda table: table.alter.add_feature(
                     TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
                 )
             )
+
+    def _merge(self, mark: Mark, rows: pa.Table) -> None:
         # Null keys are equal, as in a table of the app.
         names = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in self._sink.key]
         merger = self._loaded().merge(
@@ -132,6 +136,10 @@ class DeltaLakeTable:
 
 def _arrow(schema: Schema) -> pa.Schema:
     return pa.schema(schema.to_arrow())
+
+
+def _has_local_times(field: pa.Field) -> bool:
+    return any(pa.types.is_timestamp(kind) and kind.tz is None for kind in leaf_types(field.type))
 
 
 def _sink_id(sink: str) -> str:

@@ -222,15 +222,22 @@ def test_columns_and_fields_that_rows_do_not_have_are_null(lake: Lake, key: str 
     assert lake.read().num_rows == (1 if key else 2)
 
 
+LOCAL = dt.datetime.fromisoformat("2026-01-01T12:00:00")
+
+
+@pytest.mark.parametrize("value", [LOCAL, {"at": LOCAL}, [("at", LOCAL)]])
 @pytest.mark.parametrize("key", [None, "n"])
-def test_a_column_of_local_times_may_be_added(lake: Lake, key: str | None) -> None:
-    local = dt.datetime.fromisoformat("2026-01-01T12:00:00")
+@pytest.mark.parametrize("is_new", [True, False])
+def test_local_times_may_be_in_any_column(lake: Lake, key: str | None, value: object, is_new: bool) -> None:
     writer = Writer(lake, key=key)
-    writer.publish(2, n=[1])
-    writer.publish(3, n=[2], s=[{"at": local}])
-    writer.publish(4, n=[3], s=[{"at": local}])
-    assert [row["s"] for row in sorted_rows(lake.read())] == [None, {"at": local}, {"at": local}]
-    assert not [commit for commit in writer.table.log() if commit.changes_rows and not commit.mark][1:]
+    column = pa.array([value], pa.map_(pa.string(), pa.timestamp("us")) if isinstance(value, list) else None)
+    if not is_new:
+        writer.publish(2, n=[1])
+    writer.publish(3, n=[2], s=column)
+    writer.publish(4, n=[3], s=column)
+    rows = {row["n"]: row["s"] for row in lake.read().to_pylist()}
+    assert rows == {2: value, 3: value} | ({} if is_new else {1: None})
+    assert not [commit for commit in writer.table.log() if commit.changes_rows and not commit.mark]
 
 
 def test_every_type_of_spark_is_stored(lake: Lake) -> None:
