@@ -1,11 +1,13 @@
 """Plan of a clone: checks that the clone can be created, without changes."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
+from ...pipeline.api.table_sink import TableFormat, parse_address
 from ...snapshot.change.copies import ColumnMask, Masks, bytes_to_copy, check_masks
 from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs_by_name
 from ...snapshot.cut.graph import Cut, downstream_stages, violations
@@ -31,7 +33,7 @@ class CloneTerms:
     topics: Mapping[str, str] = field(default_factory=dict)
     """Topics that the clone reads instead of the source's topics, by the name that the program declares."""
     sinks: Mapping[str, str] = field(default_factory=dict)
-    """Topic that the clone publishes to, by the sink's declared name."""
+    """Topic or address of a table that the clone publishes to, by the sink's declared name."""
     masks: Mapping[str, str] = field(default_factory=dict)
     """Masks by `TABLE.COLUMN`, in the format of `Masks`."""
     deep: bool = False
@@ -92,7 +94,7 @@ def make_plan(
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="choose a different name for the clone")
     cut = at if at is not None else cut_of_ref(store, ref)
     read_topics = _topics_read(cut, terms.topics)
-    _check_sinks(cut, terms.sinks)
+    terms = replace(terms, sinks=_checked_sinks(cut, terms.sinks))
     masks = Masks.from_options(terms.masks)
     origin = Origin(
         root="" if terms.deep else store.url,
@@ -212,16 +214,20 @@ def _check_offsets(
             kafka.check_topic(state.topic, state.starts, state.topic_id)
 
 
-def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
+def _checked_sinks(cut: Cut, sinks: Mapping[str, str]) -> dict[str, str]:
+    """Return the topics and the tables, as they are stored, that the clone publishes to."""
     kinds = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
-    tables = {name: sink.table for stage in cut.stages.values() for name, sink in stage.sinks.items()}
+    tables = {name: sink.table for stage in cut.stages.values() for name, sink in stage.sinks.items() if sink.table}
+    checked = dict(sinks)
     for name, topic in sinks.items():
         if name not in kinds:
             raise NotFound(f"sink of {cut.app}", name, kinds, hint="--sink takes NAME=TOPIC")
         if kinds[name] == "table":
-            if tables[name].partition(":")[2] == topic:
+            kind = cast(TableFormat, tables[name].partition(":")[0])
+            checked[name] = address = parse_address(f"--sink {name}", kind, topic)
+            if f"{kind}:{address}" in tables.values():
                 raise Refused(
-                    f"{cut.app} publishes to the table {topic} itself: it would have rows of both",
+                    f"{cut.app} publishes to the table {address} itself: it would have rows of both",
                     hint=f"--sink {name}=OTHER, with the address of a table of the clone's own",
                 )
             continue
@@ -231,6 +237,7 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
                 f"{cut.app} publishes to the topic {topic!r} itself: its readers would get records of both",
                 hint=f"--sink {name}=OTHER, with a topic of the clone's own",
             )
+    return checked
 
 
 def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: KafkaTopics) -> None:

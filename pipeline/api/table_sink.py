@@ -1,10 +1,12 @@
 """Sinks that are tables of a lakehouse: Delta Lake and Apache Iceberg."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import normpath
 from pathlib import Path
 from typing import ClassVar, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -13,6 +15,10 @@ from ...errors import NotFound, Refused, Usage
 from ...store.versions.keys import check_name
 
 TableFormat = Literal["delta", "iceberg"]
+
+_HOST = re.compile(r"([^:@]+@)?[^:@]*(:\d+)?")
+"""Host, bucket or container of a URL, without a password."""
+_NOT_STORED = (pa.types.is_null, pa.types.is_duration, pa.types.is_interval, pa.types.is_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +61,8 @@ def delta(
 
     Raises `Usage` for an invalid argument.
     """
-    address = path if "://" in path else str(Path(path).absolute())
-    if not path or ("://" in path and (urlsplit(path).password or urlsplit(path).query)):
-        wrong = "a URL with a password or a query" if path else repr(path)
-        raise Usage(
-            f"delta(): path is {wrong}; expected the table's folder or URL",
-            hint="give credentials as options= or in the environment",
-        )
-    return _sink("delta", address, address.rstrip("/").rpartition("/")[2], name, key, partition_by, options)
+    address = parse_address("delta(): path", "delta", path)
+    return _sink("delta", address, address.rpartition("/")[2], name, key, partition_by, options)
 
 
 @check_arguments
@@ -88,10 +88,41 @@ def iceberg(
 
     Raises `Usage` for an invalid argument.
     """
-    parts = table.split(".")
-    if len(parts) < 3 or not all(parts):
-        raise Usage(f"iceberg(): table is {table!r}; expected CATALOG.NAMESPACE.TABLE")
-    return _sink("iceberg", table, parts[-1], name, key, partition_by, options)
+    address = parse_address("iceberg(): table", "iceberg", table)
+    return _sink("iceberg", address, address.rpartition(".")[2], name, key, partition_by, options)
+
+
+def parse_address(owner: str, kind: TableFormat, text: str) -> str:
+    """Return the address of a table in the form that is stored: an absolute path, a URL, or a table of a catalog.
+
+    Raises `Usage` for what is no address, or has a password or a query, which would be stored and shown.
+    """
+    if kind == "iceberg":
+        parts = text.split(".")
+        if len(parts) < 3 or not all(parts) or "/" in text:
+            raise Usage(f"{owner} is {text.rpartition('@')[2]!r}; expected CATALOG.NAMESPACE.TABLE")
+        return text
+    scheme, is_url, rest = text.partition("://")
+    host, _, path = rest.partition("/")
+    scheme = scheme.lower()
+    if not text.strip() or (is_url and ("?" in rest or not _HOST.fullmatch(host) or not rest.strip("/"))):
+        wrong = "a URL with a password or a query" if rest.strip("/") else repr(text)
+        raise Usage(
+            f"{owner} is {wrong}; expected the table's folder or URL",
+            hint="give credentials as options= or in the environment",
+        )
+    if not is_url:
+        return _normal(str(Path(text).absolute()))
+    if scheme == "file":
+        if host not in ("", "localhost"):
+            raise Usage(f"{owner} is a file on the host {host!r}; expected file:///FOLDER")
+        return _normal(unquote(path))
+    return f"{'s3' if scheme == 's3a' else scheme}://{host}{_normal(path)}".rstrip("/")
+
+
+def _normal(path: str) -> str:
+    # Links are kept, which may change while the table's address stays.
+    return normpath(f"/{path.lstrip('/')}")
 
 
 def _sink(
@@ -121,8 +152,10 @@ def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
         for name in names:
             if name not in rows.names:
                 raise NotFound(f"{kind} column", name, rows.names, hint=f"{owner} has it as {kind} column")
+    if sink.format == "delta" and not set(rows.names) - set(sink.partition_by):
+        raise Refused(f"{owner}: all columns are partition columns; Delta tables need one that is none")
     for column in rows:
-        if pa.types.is_null(column.type) or pa.types.is_duration(column.type) or pa.types.is_interval(column.type):
+        if any(is_kind(kind) for kind in leaf_types(column.type) for is_kind in _NOT_STORED):
             raise Refused(
                 f"{owner}: column {column.name!r} has the type {column.type}, which {sink.format} tables do not have",
                 hint="cast it, for example to bigint",
@@ -133,3 +166,24 @@ def check_table_rows(sink: TableSink, rows: pa.Schema) -> None:
                 "times",
                 hint="use another key, or cast it to string",
             )
+        is_bytes = pa.types.is_binary(column.type) and sink.format == "delta"
+        if column.name in sink.partition_by and (pa.types.is_nested(column.type) or is_bytes):
+            raise Refused(
+                f"{owner}: partition column {column.name!r} has the type {column.type}, by which {sink.format} tables "
+                "cannot be partitioned",
+                hint="use another column, or cast it to string",
+            )
+        if column.name in sink.key and "`" in column.name and sink.format == "delta":
+            raise Refused(
+                f"{owner}: key column {column.name!r} has a backtick in its name, which the MERGE of Delta tables does "
+                "not find",
+                hint="rename the column",
+            )
+
+
+def leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the types that a column's type consists of, itself for a plain type."""
+    if not kind.num_fields:
+        yield kind
+    for number in range(kind.num_fields):
+        yield from leaf_types(kind.field(number).type)

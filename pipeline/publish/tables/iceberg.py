@@ -5,19 +5,29 @@ A property of the table has the newest version, too, because snapshots expire. U
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, IsNull, LessThanOrEqual, Or
-from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThanOrEqual,
+    Or,
+)
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, ArrowScan, _dataframe_to_data_files
 from pyiceberg.table import FileScanTask, Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import SetCurrentSchemaUpdate
 from pyiceberg.table.update.snapshot import ManageSnapshots
 
 from ...api.table_sink import TableSink
@@ -40,6 +50,23 @@ _BASE = "slackwater.base"
 """Snapshot that a restoring commit replaced. Its parent is the restored snapshot."""
 
 
+def _with_nulls(convert: Callable[..., pa.Array | None]) -> Callable[..., pa.Array | None]:
+    """Keep null lists and maps of structs as null: pyiceberg reads and writes them as empty ones."""
+
+    @wraps(convert)
+    def converted(visitor: object, kind: object, values: pa.Array | None, *parts: pa.Array | None) -> pa.Array | None:
+        result = convert(visitor, kind, values, *parts)
+        if values is None or result is None or result.null_count == values.null_count:
+            return result
+        return pc.if_else(values.is_valid(), result, pa.scalar(None, result.type)).cast(result.type)
+
+    return converted
+
+
+for _name in ("list", "map"):
+    setattr(ArrowProjectionVisitor, _name, _with_nulls(getattr(ArrowProjectionVisitor, _name)))
+
+
 class IcebergLakeTable:
     """A table of an Iceberg catalog as a sink."""
 
@@ -52,7 +79,7 @@ class IcebergLakeTable:
         """Schema of rows that the table is known to have columns for."""
 
     def load(self, sink: str, period: str) -> SinkState:
-        with table_errors(self._address):
+        with table_errors(self._sink, self._address):
             self._schema = None
             if self._catalog is None:
                 self._catalog = load_catalog(self._catalog_name, **dict(self._sink.options))
@@ -66,7 +93,7 @@ class IcebergLakeTable:
             return SinkState(int(version) if newest == period else 0, bool(newest))
 
     def publish(self, mark: Mark, rows: pa.Table) -> None:
-        with table_errors(self._address, CommitFailedException, TableAlreadyExistsError):
+        with table_errors(self._sink, self._address, CommitFailedException, TableAlreadyExistsError):
             table = self._table or self._create(rows.schema)
             with _transaction(table) as transaction:
                 if rows.schema != self._schema:
@@ -80,13 +107,13 @@ class IcebergLakeTable:
             self._schema = rows.schema
 
     def begin(self, mark: Mark, snapshot: str | None) -> None:
-        with table_errors(self._address, CommitFailedException):
+        with table_errors(self._sink, self._address, CommitFailedException):
             table = self._loaded()
             former = table.current_snapshot()
             properties = mark.properties | {_BASE: str(former.snapshot_id if former is not None else "")}
             with _transaction(table) as transaction:
                 if snapshot:
-                    ManageSnapshots(transaction).set_current_snapshot(int(snapshot)).commit()
+                    _restore(transaction, int(snapshot))
                 elif snapshot is not None:
                     transaction.delete("true", snapshot_properties=properties)
                 # Makes concurrent commits fail, which build on the former snapshot.
@@ -106,7 +133,7 @@ class IcebergLakeTable:
         return commits
 
     def compact(self, max_small_files: int) -> None:
-        with table_errors(self._address, CommitFailedException):
+        with table_errors(self._sink, self._address, CommitFailedException):
             table = self._loaded()
             partitions = defaultdict[str, list[FileScanTask]](list)
             for task in table.scan().plan_files():
@@ -144,6 +171,15 @@ class _Transaction(Transaction):
         return self._kept[2]
 
 
+def _restore(transaction: Transaction, snapshot_id: int) -> None:
+    """Return to a snapshot and its schema, so that columns that later versions added may come with other types."""
+    ManageSnapshots(transaction).set_current_snapshot(snapshot_id).commit()
+    metadata = transaction.table_metadata
+    snapshot = metadata.snapshot_by_id(snapshot_id)
+    if snapshot is not None and snapshot.schema_id not in (None, metadata.current_schema_id):
+        transaction._apply((SetCurrentSchemaUpdate(schema_id=snapshot.schema_id),))  # type: ignore[call-arg]
+
+
 def _transaction(table: Table) -> Transaction:
     # pyiceberg would repeat a lost commit on top of the winner, which may have published the same version. Only this
     # copy of the metadata changes, until the next commit.
@@ -155,8 +191,10 @@ def _upsert(table: Table, transaction: Transaction, mark: Mark, rows: pa.Table, 
     # The transaction may have added columns.
     metadata, io = transaction.table_metadata, table.io
     scan = ArrowScan(metadata, io, metadata.schema(), AlwaysTrue())
+    partition = {metadata.schema().find_column_name(part.source_id) for part in metadata.spec().fields}
+    conditions = (_values(name, rows[name]) if name in partition else _range(name, rows[name]) for name in key)
     with transaction.update_snapshot(snapshot_properties=mark.properties).overwrite() as update:
-        for task in table.scan(row_filter=reduce(And, (_range(name, rows[name]) for name in key))).plan_files():
+        for task in table.scan(row_filter=reduce(And, conditions)).plan_files():
             stored = scan.to_table([task])
             if (replaced := has_key_of(stored, rows, key)).any():
                 update.delete_data_file(task.file)
@@ -181,6 +219,14 @@ def _range(name: str, column: pa.ChunkedArray) -> BooleanExpression:
     bounds: list[Any] = [GreaterThanOrEqual(name, least), LessThanOrEqual(name, most)]  # type: ignore[arg-type, call-arg]
     values = And(*bounds)
     return Or(values, IsNull(name)) if column.null_count else values  # type: ignore[arg-type, call-arg]
+
+
+def _values(name: str, column: pa.ChunkedArray) -> BooleanExpression:
+    """Return a condition on a partition column, whose null pyiceberg cannot compare with the ends of a range."""
+    values = [value for value in column.unique().to_pylist() if value is not None]
+    if not values:
+        return IsNull(name)  # type: ignore[arg-type, call-arg]
+    return Or(In(name, values), IsNull(name)) if column.null_count else In(name, values)  # type: ignore[arg-type, call-arg]
 
 
 def _merge_files(table: Table, tasks: Sequence[FileScanTask]) -> None:

@@ -124,7 +124,7 @@ class TableTarget:
     def _check_reach(self, first: Manifest, rollback: Rollback, kept_rows: int | None) -> None:
         """Raise `Refused` if the table's history lacks the newest version with rows that is not undone."""
         to = next((rewind.to for rewind in reversed(first.rewinds) if not rewind.table_only), 0)
-        if not to:
+        if not to or self.accept_loss:
             return
         store, name, kept = self.progress.store, self.progress.name, rollback.kept
         then = history.find(store, first.app, first.stage, to)
@@ -135,7 +135,7 @@ class TableTarget:
             raise Refused(
                 f"{self.progress.title}: the history of its table no longer has the newest version up to "
                 f"v{to}, to which the app was rewound: its snapshot was removed",
-                hint="publish to another table, as a sink of another name=",
+                hint="publish to another table, as a sink of another name=; without those rows: --accept-loss",
             )
 
     def _check_others(self, rollback: Rollback) -> None:

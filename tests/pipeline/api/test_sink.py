@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.api.table_sink import check_table_rows
+from slackwater.pipeline.api.table_sink import check_table_rows, parse_address
 from slackwater.snapshot.cut.kafka_topics import internal_topic
 
 
@@ -84,6 +84,47 @@ def test_a_table_sink_has_the_name_of_its_table_and_hides_its_options() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("/lake/alerts/", "/lake/alerts"),
+        ("/lake/x/../alerts", "/lake/alerts"),
+        ("file:///lake/a%20b/", "/lake/a b"),
+        ("lake", str(Path("lake").absolute())),
+        ("../lake/", str(Path.cwd().parent / "lake")),
+        ("s3://b/x/./y//z/", "s3://b/x/y/z"),
+        ("S3A://b/x#1", "s3://b/x#1"),
+        ("hdfs://name:8020/x", "hdfs://name:8020/x"),
+        ("abfss://files@account.dfs.core.windows.net/x/", "abfss://files@account.dfs.core.windows.net/x"),
+    ],
+)
+def test_one_table_has_one_address(text: str, address: str) -> None:
+    assert parse_address("--sink a", "delta", text) == address
+    assert parse_address("--sink a", "delta", address) == address
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("delta", ""),
+        ("delta", " "),
+        ("delta", "s3://"),
+        ("delta", "s3://me:SECRET@b/x"),
+        ("delta", "s3://me:SE/SECRET@b/x"),
+        ("delta", "s3://b/x?key=SECRET"),
+        ("delta", "file://lake/alerts"),
+        ("iceberg", ""),
+        ("iceberg", "sales.out"),
+        ("iceberg", "lake..out"),
+        ("iceberg", "s3://me:SECRET@b.sales.out"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_secret(kind: Any, text: str) -> None:
+    with pytest.raises(Usage, match="--sink a is ") as refused:
+        parse_address("--sink a", kind, text)
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("sink", "said"),
     [
         (sw.delta("/lake/out", key=["k", "n"], partition_by="day"), ""),
@@ -104,3 +145,41 @@ def test_rows_must_fit_into_the_table(sink: Any, said: str) -> None:
     else:
         with pytest.raises((NotFound, Refused), match=re.escape(said)):
             check_table_rows(sink, rows)
+
+
+@pytest.mark.parametrize("sink", [sw.delta("/lake/out", partition_by="p"), sw.iceberg("lake.s.out", partition_by="p")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.time64("us"),
+        pa.list_(pa.null()),
+        pa.struct([("took", pa.duration("us"))]),
+        pa.map_(pa.string(), pa.list_(pa.month_day_nano_interval())),
+    ],
+)
+def test_types_that_tables_do_not_have_are_refused_at_any_depth(sink: Any, kind: pa.DataType) -> None:
+    with pytest.raises(Refused, match=r"column 'x' has the type .*, which .* tables do not have"):
+        check_table_rows(sink, pa.schema({"p": pa.string(), "x": kind}))
+
+
+@pytest.mark.parametrize(
+    ("sink", "columns", "said"),
+    [
+        (sw.delta("/lake/out", partition_by="p"), {"p": pa.string()}, "all columns are partition columns"),
+        (sw.delta("/lake/out", partition_by="p"), {"p": pa.binary(), "n": pa.int64()}, "partition column 'p' has"),
+        (
+            sw.iceberg("a.b.c", partition_by="p"),
+            {"p": pa.list_(pa.int8()), "n": pa.int64()},
+            "partition column 'p' has",
+        ),
+        (sw.delta("/lake/out", key="a`b"), {"a`b": pa.string()}, "key column 'a`b' has a backtick"),
+        (sw.iceberg("a.b.c", key="a`b"), {"a`b": pa.string()}, ""),
+        (sw.iceberg("a.b.c", partition_by="p"), {"p": pa.binary()}, ""),
+    ],
+)
+def test_columns_must_fit_their_part_in_the_table(sink: Any, columns: dict[str, pa.DataType], said: str) -> None:
+    if not said:
+        check_table_rows(sink, pa.schema(columns))
+    else:
+        with pytest.raises(Refused, match=re.escape(said)):
+            check_table_rows(sink, pa.schema(columns))

@@ -584,10 +584,13 @@ def test_a_clone_publishes_only_the_given_sinks_and_from_the_start(app: FlightsA
     with pytest.raises(Refused, match="would read the topic 'flights' and publish to it: an endless loop"):
         make(app, sinks={"alerts": "flights"})
     with pytest.raises(Refused, match="flights publishes to the table s3://lake/counts itself"):
-        make(app, sinks={"counts": "s3://lake/counts"})
+        make(app, sinks={"counts": "s3a://lake/other/../counts/"})
+    with pytest.raises(Usage, match="--sink counts is a URL with a password") as refused:
+        make(app, sinks={"counts": "s3://me:SECRET@lake/copy"})
+    assert "SECRET" not in str(refused.value)
     app.kafka.create("trial")
     sinks = {"alerts": "trial", "counts": "s3://lake/copy", "to-lake": "to-lake"}
-    plan = make(app, sinks=sinks)
+    plan = make(app, sinks=sinks | {"counts": "s3://lake/copy/"})
     assert plan.info.origin is not None
     assert plan.info.origin.sinks == sinks
     # What the source has not published, it publishes itself.

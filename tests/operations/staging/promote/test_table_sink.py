@@ -226,6 +226,8 @@ def test_a_snapshot_that_was_removed_is_noticed(tmp_path: Path, cache: SstCache)
     world.start("p")
     with pytest.raises(Refused, match="the history of its table no longer has the newest version up to"):
         until_idle(world.runners["p"])
+    book = SinkProgress(world.store, world.runners["p"].committers["alerts"].head, "out")
+    TableTarget(open_table(world.lake.sink(), world.lake.sink().address), book, 1, accept_loss=True).open()
     world.close()
 
 

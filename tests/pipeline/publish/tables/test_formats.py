@@ -1,9 +1,11 @@
 """Commits to Delta and Iceberg tables: one for each version, which the table's history names."""
 
 import datetime as dt
+from contextlib import suppress
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,24 @@ def test_a_period_that_begins_makes_commits_of_earlier_ones_fail(lake: Lake) -> 
     assert Writer(lake, "second").table.load("app/stage/out", "second").version == 6
 
 
+@pytest.mark.parametrize("key", [None, "n"])
+def test_a_publisher_that_merges_files_does_not_pass_its_fence(lake: Lake, key: str | None) -> None:
+    zombie = Writer(lake, key=key)
+    for version in range(2, 8):
+        zombie.publish(version, n=[version])
+    Writer(lake, key=key).publish(8, n=[8])
+    with suppress(TransactionFailed):
+        zombie.table.compact(1)
+    with pytest.raises(TransactionFailed):
+        zombie.publish(8, n=[8])
+    assert sorted(lake.read()["n"].to_pylist()) == list(range(2, 9))
+    alone = Writer(lake, key=key)
+    alone.publish(9, n=[9])
+    alone.table.compact(1)
+    alone.publish(10, n=[10])
+    assert sorted(lake.read()["n"].to_pylist()) == list(range(2, 11))
+
+
 Keys = st.sampled_from([None, "a", "b", "é"])
 Rows = st.lists(st.tuples(Keys, st.sampled_from([None, 0, 1, -5]), st.integers(0, 99)), max_size=6)
 
@@ -99,6 +119,32 @@ def test_an_upsert_replaces_the_rows_of_its_keys(lake: Lake, key: list[str]) -> 
     assert [commit.mark.version for commit in writer.table.log() if commit.mark] == [2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [["a", None], [dt.date(2026, 1, 1), None], [Decimal("1.25"), None], [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None]],
+)
+def test_a_key_column_may_be_a_partition_column_with_nulls(lake: Lake, values: list[object]) -> None:
+    writer = Writer(lake, key="p", partition_by="p")
+    for version in (2, 3):
+        writer.publish(version, p=values, n=[version, version * 10])
+    writer.publish(4, p=values[:1], n=[4])
+    rows = [(row["p"], row["n"]) for row in lake.read().to_pylist()]
+    assert sorted(rows, key=repr) == sorted([(values[0], 4), (None, 30)], key=repr)
+    writer.publish(5, p=pa.array([None], pa.table({"p": values})["p"].type), n=[5])
+    assert sorted(lake.read()["n"].to_pylist()) == [4, 5]
+
+
+def test_a_column_that_a_rewind_removed_may_come_with_another_type(lake: Lake) -> None:
+    writer = Writer(lake)
+    writer.publish(2, n=[1])
+    writer.publish(3, n=[2], more=["x"])
+    snapshot = next(commit.snapshot for commit in writer.table.log() if commit.mark == writer.mark(2))
+    again = Writer(lake, "second")
+    again.table.begin(again.mark(4), snapshot)
+    again.publish(5, n=[3], more=[5])
+    assert sorted_rows(lake.read()) == [{"n": 1, "more": None}, {"n": 3, "more": 5}]
+
+
 @pytest.mark.parametrize("key", [None, "n"])
 def test_columns_may_be_added_and_left_out(lake: Lake, key: str | None) -> None:
     writer = Writer(lake, key=key)
@@ -126,6 +172,74 @@ def test_a_column_of_another_type_is_refused(lake: Lake) -> None:
     assert lake.read()["n"].to_pylist() == [1]
 
 
+CHANGED: list[tuple[pa.Array, pa.Array]] = [
+    (pa.array([1], pa.int32()), pa.array([1.7])),
+    (pa.array([1], pa.int32()), pa.array(["7"])),
+    (pa.array(["a"]), pa.array([5])),
+    (pa.array([Decimal("1.25")], pa.decimal128(10, 2)), pa.array([1.999])),
+    (pa.array([Decimal("1.25")], pa.decimal128(10, 2)), pa.array([Decimal("1.256")], pa.decimal128(10, 3))),
+    (pa.array([[{"a": 1}]]), pa.array([[{"a": 1.7}]])),
+    (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), pa.array([[("k", 1.7)]], pa.map_("string", "double"))),
+]
+
+
+@pytest.mark.parametrize(("stored", "changed"), CHANGED)
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_column_of_another_type_is_not_cast(lake: Lake, key: str | None, stored: pa.Array, changed: pa.Array) -> None:
+    writer = Writer(lake, key=key)
+    writer.publish(2, k=[1], x=stored)
+    with pytest.raises(TransactionFailed) as failed:
+        writer.publish(3, k=[1], x=changed)
+    assert isinstance(failed.value.error, Refused)
+    assert lake.read()["x"].to_pylist() == stored.to_pylist()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_numbers_fit_into_a_wider_column(lake: Lake, key: str | None) -> None:
+    writer = Writer(lake, key=key)
+    writer.publish(2, k=[1], n=[1 << 40], f=[0.1])
+    writer.publish(3, k=pa.array([2], pa.int8()), n=pa.array([7], pa.int32()), f=pa.array([1.5], pa.float32()))
+    assert sorted_rows(lake.read()) == [{"k": 1, "n": 1 << 40, "f": 0.1}, {"k": 2, "n": 7, "f": 1.5}]
+
+
+def test_wider_floats_never_become_infinite(lake: Lake) -> None:
+    writer = Writer(lake)
+    writer.publish(2, f=pa.array([1.5], pa.float32()))
+    with suppress(TransactionFailed):  # Iceberg widens the column
+        writer.publish(3, f=[1e300])
+    assert set(lake.read()["f"].to_pylist()) <= {1.5, 1e300}
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_columns_and_fields_that_rows_do_not_have_are_null(lake: Lake, key: str | None) -> None:
+    kind = pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.int64()), ("b", pa.int64())])))
+    less = pa.map_(pa.string(), pa.list_(pa.struct([("b", pa.int32())])))
+    writer = Writer(lake, key=key)
+    writer.publish(2, k=[1], x=["old"], s=[{"a": 1, "b": 2}], m=pa.array([[("q", [{"a": 1, "b": 1}])]], kind))
+    writer.publish(3, s=[{"b": 3}], k=[1], m=pa.array([[("q", [{"b": 5}])]], less))
+    rows = [row for row in lake.read().to_pylist() if row["x"] is None]
+    assert rows == [{"k": 1, "x": None, "s": {"a": None, "b": 3}, "m": [("q", [{"a": None, "b": 5}])]}]
+    assert lake.read().num_rows == (1 if key else 2)
+
+
+LOCAL = dt.datetime.fromisoformat("2026-01-01T12:00:00")
+
+
+@pytest.mark.parametrize("value", [LOCAL, {"at": LOCAL}, [("at", LOCAL)]])
+@pytest.mark.parametrize("key", [None, "n"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_local_times_may_be_in_any_column(lake: Lake, key: str | None, value: object, is_new: bool) -> None:
+    writer = Writer(lake, key=key)
+    column = pa.array([value], pa.map_(pa.string(), pa.timestamp("us")) if isinstance(value, list) else None)
+    if not is_new:
+        writer.publish(2, n=[1])
+    writer.publish(3, n=[2], s=column)
+    writer.publish(4, n=[3], s=column)
+    rows = {row["n"]: row["s"] for row in lake.read().to_pylist()}
+    assert rows == {2: value, 3: value} | ({} if is_new else {1: None})
+    assert not [commit for commit in writer.table.log() if commit.changes_rows and not commit.mark]
+
+
 def test_every_type_of_spark_is_stored(lake: Lake) -> None:
     moment = dt.datetime(2026, 1, 1, 12, 0, 0, 123456, dt.UTC)
     rows = pa.table(
@@ -151,6 +265,36 @@ def test_every_type_of_spark_is_stored(lake: Lake) -> None:
     writer = Writer(lake)
     writer.table.publish(writer.mark(2), rows)
     assert sorted_rows(lake.read().select(rows.column_names)) == sorted_rows(rows)
+
+
+STRUCT = pa.struct([("a", pa.int64())])
+NESTED: list[tuple[pa.DataType, object]] = [
+    (pa.list_(STRUCT), [{"a": 1}]),
+    (pa.map_(pa.string(), STRUCT), [("x", {"a": 1})]),
+    (pa.list_(pa.list_(STRUCT)), [None, [], [{"a": 1}, None]]),
+    (
+        pa.struct([("l", pa.list_(STRUCT)), ("m", pa.map_(pa.string(), pa.list_(STRUCT)))]),
+        {"l": None, "m": [("x", None)]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), NESTED)
+@pytest.mark.parametrize("key", [None, "k"])
+def test_null_lists_and_maps_stay_null(lake: Lake, key: str | None, kind: pa.DataType, value: object) -> None:
+    writer = Writer(lake, key=key)
+    written = pa.array([value, None, [] if not pa.types.is_struct(kind) else None, value], kind)
+    writer.publish(2, k=[1, 2, 3, 4], x=written)
+    writer.publish(3, k=[5], x=pa.array([None], kind))
+    writer.publish(4, k=[6], x=written.slice(1, 1))
+    for file in lake.files():  # as another reader sees it
+        for row in pq.read_table(file).to_pylist():
+            assert row["x"] == dict(enumerate(written.to_pylist(), 1)).get(row["k"])
+    assert {row["k"]: row["x"] for row in lake.read().to_pylist()} == {
+        **dict(enumerate(written.to_pylist(), 1)),
+        5: None,
+        6: None,
+    }
 
 
 def test_a_new_table_is_partitioned(lake: Lake) -> None:
