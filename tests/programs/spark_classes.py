@@ -52,9 +52,9 @@ def build() -> None:
     if path.exists() and path.stat().st_mtime > (Path(pyspark.__file__).parent / "jars").stat().st_mtime:
         return
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    with suppress(MissingTool):
+    with suppress(MissingTool, subprocess.TimeoutExpired):
         flags = f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={scratch} {_QUIET}"
         environment = os.environ | find_java("Spark").environment | {"JDK_JAVA_OPTIONS": flags}
-        subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, check=False)
+        subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, check=False, timeout=300)
     if scratch.exists():
         scratch.rename(path)

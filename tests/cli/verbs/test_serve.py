@@ -106,4 +106,6 @@ def test_ctrl_c_during_start_exits_without_a_traceback(verbose: str, line: str, 
         assert any(said.startswith(line) for said in server.stderr)
         os.killpg(server.pid, signal.SIGINT)
         rest = server.stderr.read()
-    assert (server.returncode, "Traceback" in rest) == (code, False), rest
+    # A busy machine may deliver the signal only when the verb handles it already.
+    assert server.returncode in (code, 130), rest
+    assert "Traceback" not in rest

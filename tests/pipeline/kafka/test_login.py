@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,13 +28,16 @@ MSK = {"bootstrap.servers": BROKERS, "slackwater.auth": "msk-iam"}
 
 
 @pytest.fixture
-def no_aws(tmp_path: Path) -> Iterator[None]:
-    """Hide the AWS configuration of this machine."""
-    absent = str(tmp_path / "none")
-    with environment(
-        AWS_CONFIG_FILE=absent, AWS_SHARED_CREDENTIALS_FILE=absent, AWS_EC2_METADATA_DISABLED="true", HOME=absent
-    ):
-        yield
+def no_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the AWS configuration of this machine.
+
+    Uses the test's own `monkeypatch`: another one could end first, and this one would then delete what it restored.
+    """
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 _TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
