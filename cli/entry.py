@@ -1,6 +1,9 @@
-"""Entry point of the `slackwater` command. Ctrl-C during the import of modules ends it without a traceback."""
+"""Entry point of the `slackwater` command. Ctrl-C while it starts ends it without a traceback."""
 
 import signal
+import sys
+
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -9,5 +12,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .main import main as run
 
-    signal.signal(signal.SIGINT, handler)
-    run()
+    try:
+        signal.signal(signal.SIGINT, handler)
+        run()
+    except KeyboardInterrupt:  # before a verb handles it
+        sys.exit(_INTERRUPTED)
