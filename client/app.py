@@ -219,9 +219,9 @@ class StoredApp(AppFailover):
             Usage: neither records nor `undo` are given, or both; a location is malformed, or no Kafka is configured.
             NotFound: no stage has read a record since then, the versions that did were collected, or there is nothing
                 to undo.
-            BadRecord: a topic would refuse the corrected record for a sink.
             Refused: a key's row depends on more than its records, the program is no function of its input, sinks got
-                rows that cannot be corrected, too many keys are touched, or the app did not come to rest in time.
+                rows that cannot be corrected or would refuse the corrected ones, too many keys are touched, or the app
+                did not come to rest in time.
         """
         self._check_allowed("to repair it", options)
         since = self.at(options["since"]).versions if options["since"] else {}

@@ -212,7 +212,11 @@ class CloneOptions(TypedDict, total=False):
     ]
     sinks: Annotated[
         Names,
-        Param("Publish the sink NAME to TOPIC. Default: publish nothing.", "NAME=TOPIC", pair="alerts=staging-alerts"),
+        Param(
+            "Publish the sink NAME to a topic or a table. Default: publish nothing.",
+            "NAME=TARGET",
+            pair="alerts=staging-alerts",
+        ),
     ]
     masks: Annotated[
         Names,

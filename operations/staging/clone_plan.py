@@ -221,7 +221,9 @@ def _checked_sinks(cut: Cut, sinks: Mapping[str, str]) -> dict[str, str]:
     checked = dict(sinks)
     for name, topic in sinks.items():
         if name not in kinds:
-            raise NotFound(f"sink of {cut.app}", name, kinds, hint="--sink takes NAME=TOPIC")
+            raise NotFound(
+                f"sink of {cut.app}", name, kinds, hint="--sink takes NAME=TARGET, a topic or the address of a table"
+            )
         if kinds[name] == "table":
             kind = cast(TableFormat, tables[name].partition(":")[0])
             checked[name] = address = parse_address(f"--sink {name}", kind, topic)

@@ -115,7 +115,7 @@ OBJECT_KINDS = (
     _row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
     _row(
         _json(keys.repairs(_A), _U),
-        "a repair, with the records that it took out: kept until it is undone",
+        "a repair, with the records that it took out: kept as long as the app, also after an undo",
         replicate="along",
     ),
     _row(_json(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"),

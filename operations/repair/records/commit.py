@@ -9,7 +9,7 @@ Protocol:
 4. Commit each stage's rows, senders first, through its runner, or here if it has none. The same version has the
    records for sinks that can be corrected, which the publisher of the sink publishes like those of a batch. A stage
    whose head has read records since the plan refuses, and the plan is made again.
-5. Mark the repair as done; an undo removes it.
+5. Mark the repair as done, or as undone.
 
 The plan is a function of the history and of the repairs in force, and what it changes is compared with the newest
 rows. So the same call after a crash commits only what is missing.
@@ -122,15 +122,14 @@ class RepairCall:
             NotFound: No stage has read a record since `since`, or versions that did were collected; or there is nothing
                 to undo.
             Refused: See `RepairPlanner.plan` and `substitutes_of`; sinks got rows that cannot be corrected, or would
-                refuse the corrected ones; a stage has
-                rows to read that are to be others and no runner; another repair is under way; or others kept
-                committing.
+                refuse the corrected ones; a stage has rows to read that are to be others and no runner; another repair
+                is under way; or others kept committing.
         """
         store, undo, heads = self.program.store, self.undo, self._heads()
         check_exclusion(store, self.app, Intent.REPAIR, *RUNS_ELSEWHERE, AppCondition.FORGETTING, dry_run=dry_run)
-        known = [repair for repair in REPAIRS.all(store, self.app) if repair.is_in_force(heads)]
-        self._others = [repair for repair in known if repair.state != "undone"]
-        self._undone = [repair for repair in known if repair.state == "undone"]
+        repairs = [repair for repair in REPAIRS.all(store, self.app) if repair.is_in_force(heads)]
+        self._others = [repair for repair in repairs if repair.state != "undone"]
+        self._undone = [repair for repair in repairs if repair.state == "undone"]
         former = repair_to_undo(self.app, self._others) if undo else self._check_alone(heads)
         if undo and former is not None:
             repair: Repair | None = replace(former, state="undoing")
@@ -238,8 +237,8 @@ class RepairCall:
             plan = self._planner.plan(heads, substitutes_of(after, self.requested), seeds)
             for stage, hashes in plan.followed.items():
                 followed[stage] = followed.get(stage, frozenset()) | hashes
-            known = {repair.id for repair in included}
-            more = [other for other in self._others if other.id not in known and other.meets(followed)]
+            included_ids = {repair.id for repair in included}
+            more = [other for other in self._others if other.id not in included_ids and other.meets(followed)]
             further = seeds_of_undone(self._undone, plan.begun, earlier)
             if not more and not further:
                 self._followed = followed

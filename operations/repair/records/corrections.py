@@ -62,8 +62,8 @@ def records_for_sinks(program: LoadedProgram, head: Manifest, changes: KeyChange
 def _with_tombstones(records: pa.Table, changes: KeyChanges) -> pa.Table:
     for index, field in enumerate(records.schema):
         if field.name != "key":
-            kept = pc.if_else(
+            values = pc.if_else(
                 pa.array(changes.has_row), records[field.name].combine_chunks(), pa.scalar(None, field.type)
             )
-            records = records.set_column(index, field, kept)
+            records = records.set_column(index, field, values)
     return records

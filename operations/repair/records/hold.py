@@ -47,7 +47,7 @@ def holding(store: ObjectStore, app: str, by: str, heads: Heads) -> Iterator[Non
 
 def await_rest(store: ObjectStore, app: str, heads: Heads, timeout_s: float, on_wait: Callable[[str], None]) -> None:
     """Wait until all stages have read their channels. Raises `Refused` after `timeout_s`."""
-    told, deadline = "", runtime.monotonic() + timeout_s
+    last_reason, deadline = "", runtime.monotonic() + timeout_s
     while True:
         now = heads()
         at = reachable_position(now.values())
@@ -59,7 +59,7 @@ def await_rest(store: ObjectStore, app: str, heads: Heads, timeout_s: float, on_
                 f"the stages of {app} did not come to rest within {timeout_s:g} s: {why}",
                 hint="repeat the command, with a longer --timeout",
             )
-        if why != told:
+        if why != last_reason:
             on_wait(why)
-            told = why
+            last_reason = why
         runtime.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Repairs of an app that are in force or under way: which records they took out, and what they put in their place."""
+"""Journal of the repairs of an app: which records they took out, and what they put in their place."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Repair(Struct, frozen=True):
         )
 
     def is_in_force(self, heads: Mapping[str, Manifest]) -> bool:
-        """Return False if a rewind undid the repair: no head is based on one of its versions."""
-        known = [(heads[stage], version) for stage, version in self.versions.items() if stage in heads]
-        return not known or any(
+        """Return False if a rewind has taken the repair's versions back: no head is based on one of them."""
+        committed = [(heads[stage], version) for stage, version in self.versions.items() if stage in heads]
+        return not committed or any(
             version > head.version  # about to be committed
             or any(version in versions for versions in head.base_versions(version - 1, of_rows=True))
-            for head, version in known
+            for head, version in committed
         )
 
     @property
