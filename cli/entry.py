@@ -3,17 +3,16 @@
 import signal
 import sys
 
-_INTERRUPTED = 130
-
 
 def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # otherwise the signal is ignored, as in a shell's background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .main import INTERRUPTED
     from .main import main as run
 
     try:
         signal.signal(signal.SIGINT, handler)
         run()
     except KeyboardInterrupt:  # before a verb handles it
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)

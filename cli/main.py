@@ -20,7 +20,7 @@ from .verbs import SECTIONS, VERBS
 
 # typer exports only one of the usage errors. Parsing raises errors of their common base class.
 UsageError: Any = typer.BadParameter.__mro__[1]
-_INTERRUPTED = 130
+INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
 
@@ -76,7 +76,7 @@ class _Verbs(Group):
             result = super().invoke(ctx)
             terminal.flush()
         except KeyboardInterrupt:
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             terminal.silence_stdout()
             raise typer.Exit(_PIPE_CLOSED) from None
@@ -144,7 +144,7 @@ def _run() -> None:
     try:
         app(prog_name="slackwater")
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     finally:
         # The last lines may still be in the buffer when the reader has ended.
         try:

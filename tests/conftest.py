@@ -78,9 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="sw-tests-")
     patch.setattr(tempfile, "tempdir", folder)
     patch.setenv("TMPDIR", folder)
-    patch.setenv(
-        "JDK_JAVA_OPTIONS", f"{spark_classes.options()} -Djava.io.tmpdir={folder}"
-    )  # Java does not heed TMPDIR
+    # Java does not heed TMPDIR.
+    patch.setenv("JDK_JAVA_OPTIONS", f"{spark_classes.options()} -Djava.io.tmpdir={folder}")
     with suppress(MissingTool):
         # Programs that start Spark by themselves must find a Java as well.
         for name, value in find_java("Spark").environment.items():

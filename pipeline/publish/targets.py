@@ -64,6 +64,13 @@ class SinkProgress:
         self.stored_position = published.newest(self.store, self.claimed, self.name)
         return self.stored_position
 
+    def begin_position(self) -> PublishedPosition:
+        """Return the stored position. If there is none, store the first one."""
+        place = self.read_position()
+        if place is None:
+            self.store_position(place := self.first_position())
+        return place
+
     def store_position(self, place: PublishedPosition) -> None:
         published.write_position(self.store, self.claimed, self.name, place, self.stored_position)
         self.stored_position = place
@@ -150,10 +157,7 @@ class FunctionTarget:
     _rows: list[pa.Table] = field(default_factory=list)
 
     def open(self) -> PublishedPosition:
-        place = self.progress.read_position()
-        if place is None:
-            self.progress.store_position(place := self.progress.first_position())
-        return place
+        return self.progress.begin_position()
 
     def begin(self, version: int) -> None:
         self._rows.clear()

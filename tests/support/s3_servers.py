@@ -25,7 +25,7 @@ _START_PATIENCE_S = 180.0
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
     """Run a moto server that writes its log into the folder; yield its endpoint."""
-    port, program = choose_port(), Path(__file__).with_name("moto_server.py")
+    port, program = choose_port(), Path(__file__).parents[1] / "programs" / "moto_server.py"
     with running_server([sys.executable, str(program), "-H", HOST, "-p", str(port)], folder, port) as endpoint:
         yield endpoint
 

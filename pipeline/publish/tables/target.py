@@ -54,9 +54,7 @@ class TableTarget:
         state = self.table.load(self._name, self.progress.sink.id)
         # A later runner may have loaded the table before. If it has not, its commits make those of this one fail.
         self.progress.check_epoch()
-        place = self.progress.read_position()
-        if place is None:
-            self.progress.store_position(place := self.progress.first_position())
+        place = self.progress.begin_position()
         if state.version > place.version:
             return self._position_at(state.version)
         if state.version:  # newer versions have no rows

@@ -3,44 +3,31 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import unquote
 
+from tests.support.json_servers import JsonHandler, JsonServer, serving
 
-class RestCatalog(ThreadingHTTPServer):
+
+class RestCatalog(JsonServer):
     """A catalog's server. `replaces` is False for one that does not know `overwrite`, as in earlier specifications."""
 
-    daemon_threads = True
-
     def __init__(self, *, replaces: bool) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.replaces = replaces
         self.namespaces: set[str] = set()
         self.entries: dict[tuple[str, str], str] = {}
         self.requests: list[str] = []
 
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     server: RestCatalog
 
     def log_message(self, *words: object) -> None:
         self.server.requests.append(str(words[1]))
 
-    def _answer(self, status: int, body: object = None) -> None:
-        data = b"" if body is None else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def _refuse(self, status: int, kind: str) -> None:
-        self._answer(status, {"error": {"message": self.path, "type": kind, "code": status}})
+        self.answer(status, {"error": {"message": self.path, "type": kind, "code": status}})
 
     def _show(self, entry: tuple[str, str]) -> None:
         if entry not in self.server.entries:
@@ -51,31 +38,31 @@ class _Handler(BaseHTTPRequestHandler):
         if not path.exists():
             self._refuse(404, "NotFoundException")
             return
-        self._answer(200, {"metadata-location": location, "metadata": json.loads(path.read_text()), "config": {}})
+        self.answer(200, {"metadata-location": location, "metadata": json.loads(path.read_text()), "config": {}})
 
     @property
     def _words(self) -> list[str]:
         return [unquote(word) for word in self.path.partition("?")[0].split("/")[2:]]
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  http.server calls it
         match self._words:
             case ["config"]:
-                self._answer(200, {"defaults": {}, "overrides": {}})
+                self.answer(200, {"defaults": {}, "overrides": {}})
             case ["namespaces", namespace, "tables", table]:
                 self._show((namespace, table))
             case ["namespaces", namespace] if namespace in self.server.namespaces:
-                self._answer(200, {"namespace": namespace.split("\x1f"), "properties": {}})
+                self.answer(200, {"namespace": namespace.split("\x1f"), "properties": {}})
             case _:
                 self._refuse(404, "NoSuchNamespaceException")
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  http.server calls it
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         match self._words:
             case ["namespaces"]:
                 namespace = "\x1f".join(asked["namespace"])
                 known = namespace in self.server.namespaces
                 self.server.namespaces.add(namespace)
-                self._refuse(409, "AlreadyExistsException") if known else self._answer(200, asked)
+                self._refuse(409, "AlreadyExistsException") if known else self.answer(200, asked)
             case ["namespaces", namespace, "register"]:
                 entry = namespace, asked["name"]
                 if namespace not in self.server.namespaces:
@@ -86,20 +73,14 @@ class _Handler(BaseHTTPRequestHandler):
                     self.server.entries[entry] = asked["metadata-location"]
                     self._show(entry)
 
-    def do_DELETE(self) -> None:
+    def do_DELETE(self) -> None:  # noqa: N802  http.server calls it
         match self._words:
             case ["namespaces", namespace, "tables", table]:
                 self.server.entries.pop((namespace, table), None)
-                self._answer(204)
+                self.answer(204)
 
 
 @contextmanager
 def rest_catalog(*, replaces: bool) -> Iterator[RestCatalog]:
-    with RestCatalog(replaces=replaces) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(RestCatalog(replaces=replaces)) as server:
+        yield server
