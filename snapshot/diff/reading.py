@@ -34,7 +34,7 @@ class VersionLine:
 
     @classmethod
     def up_to(cls, store: ObjectStore, head: Manifest, first: int = 1) -> VersionLine:
-        """Return the versions from `first` on on which `head` is based, including `head`.
+        """Return the versions on which `head` is based, beginning with `first` and ending with `head`.
 
         Versions that a rewind undid are left out.
         """
