@@ -15,6 +15,7 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
 from ...common import instants
+from ...common.redact import without_secrets
 from ...errors import Refused, SlackwaterError, Unavailable, Usage
 from ...store.objects.s3_client import (
     CREDENTIALS_HINT,
@@ -22,7 +23,6 @@ from ...store.objects.s3_client import (
     is_transient,
     session_for,
     silence_reason,
-    without_secrets,
 )
 from ...store.objects.s3_settings import S3ClientConfig, S3Settings
 

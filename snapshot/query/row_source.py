@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...common.redact import replace_secrets, secrets_of_url
 from ...common.validation import nearest_hint
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, python_rows
@@ -65,8 +65,7 @@ def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.Rec
     source, or the source is not a table).
     """
     # Texts that may be a password or signature, from a URL or from a statement before the query.
-    url = urlsplit(source.file) if "://" in source.file else None
-    secrets = [url.netloc.rpartition("@")[0], url.query] if url is not None else []
+    secrets = list(filter(None, secrets_of_url(source.file))) if "://" in source.file else []
     with closing(empty_database()) as con:
         con.execute("SET TimeZone = 'UTC'")
         # Preserving the order takes memory, and no order is promised.
@@ -90,9 +89,7 @@ def open_rows(source: RowSource, *, only_reads: bool = False) -> Iterator[pa.Rec
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             # Errors of the caller's reads inside of the context arrive here as well.
-            text = f"{source} cannot be read: {str(error).strip()}"
-            for secret in filter(None, secrets):
-                text = text.replace(secret, "…")
+            text = replace_secrets(f"{source} cannot be read: {str(error).strip()}", secrets)
             sentence, _, more = text.partition("\n")
             raise Refused(sentence, quoted=more.strip()) from (None if any(secrets) else error)
 

@@ -23,6 +23,7 @@ from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
 from ...common import runtime
+from ...common.redact import without_secrets
 from ...errors import Forbidden, NotFound, Refused, Usage
 from .retry import RetryBudget, TransientError
 from .s3_settings import S3Access, S3ClientConfig, S3Settings, aws_variables
@@ -34,7 +35,6 @@ _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 _USER = re.compile(r"//[^/]*@")
-_MAYBE_SECRET = re.compile(r"(?:(?<=//).*|\S*)@|\?\S*")
 
 _NO_CONFIG_FILE = (None, None, os.devnull, None)
 """Setting of botocore, as (name, variable, default, conversion), that disables configuration files."""
@@ -274,11 +274,6 @@ def require_encryption(s3: "S3Client", settings: S3Settings, where: str) -> None
 def without_credentials(url: str) -> str:
     """Return the URL without user and password, which boto3's errors would show."""
     return _USER.sub("//", url, count=1)
-
-
-def without_secrets(text: str) -> str:
-    """Return an error's text without what may be a password: text before a '@', and the query strings of URLs."""
-    return _MAYBE_SECRET.sub("", text)
 
 
 def silence_reason(error: Exception) -> str:

@@ -26,8 +26,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.utils.config import Config
 from requests import exceptions as http
 
+from ....common.redact import replace_secrets, secrets_of_url, without_secrets
 from ....errors import Refused, SlackwaterError, Unavailable, Usage
-from ....store.objects.s3_client import NO_ANSWER, without_secrets
+from ....store.objects.s3_client import NO_ANSWER
 from .table import metadata_number
 
 _NAME = re.compile(r"[^.\s]+(\.[^.\s]+)*")
@@ -181,8 +182,8 @@ def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
             yield from _secrets(value)
         elif _SECRET.search(name):
             yield from (text, text.rpartition(":")[2])  # a credential is ID:SECRET
-        elif "@" in text:  # user and password of a URL; those who parse it wrongly show parts of them
-            yield from re.split("[:/]+", text.rpartition("@")[0])[1:]
+        elif "@" in text:
+            yield from secrets_of_url(text)
 
 
 @contextmanager
@@ -201,10 +202,8 @@ def _translated_errors(catalog: str, properties: Mapping[str, Any]) -> Iterator[
             hint=f"check its address: PYICEBERG_CATALOG__{catalog.upper()}__URI, or uri in .pyiceberg.yaml",
         ) from None
     except Exception as error:
-        text = str(error)
-        for secret in sorted(_secrets(properties), key=len, reverse=True):
-            text = text.replace(secret, "…") if secret else text
-        text = without_secrets(text.partition("\n")[0]) or type(error).__name__
+        text = replace_secrets(str(error), _secrets(properties)).partition("\n")[0]
+        text = without_secrets(text) or type(error).__name__
         raise Refused(
             f"the Iceberg catalog {catalog!r} cannot be used: {text}",
             hint=f"check its settings: PYICEBERG_CATALOG__{catalog.upper()}__…, or .pyiceberg.yaml; nothing is lost: "

@@ -1,15 +1,14 @@
 """The seam to table formats: a commit adds rows and names the version that they belong to."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
-from urllib.parse import parse_qsl, unquote
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ....common.redact import secrets_of_url, without_secrets
 from ....errors import Refused, SlackwaterError
 from ...api.table_sink import TableSink
 from ...kafka.protocol import ProducerFenced, TransactionFailed
@@ -17,7 +16,6 @@ from ...kafka.protocol import ProducerFenced, TransactionFailed
 SMALL_FILE_BYTES = 32 << 20
 SINK, PERIOD, VERSION = "slackwater.sink", "slackwater.period", "slackwater.version"
 """Properties of a commit, in a table's history."""
-_SHORTEST_SECRET = 4
 
 
 class Mark(NamedTuple):
@@ -94,7 +92,7 @@ def table_errors(sink: TableSink, address: str, *conflicts: type[Exception]) -> 
     except conflicts:
         raise TransactionFailed(f"{address}: another commit came first") from None
     except Exception as error:
-        lines = [*without_secrets(sink, str(error)).strip().splitlines(), ""]
+        lines = [*without_secrets(str(error), secrets(sink)).strip().splitlines(), ""]
         refused = Refused(
             f"table {address}: {type(error).__name__}: {lines[0][:500]}",
             hint="check that the table exists as the program writes it, and that it can be reached",
@@ -102,19 +100,10 @@ def table_errors(sink: TableSink, address: str, *conflicts: type[Exception]) -> 
         raise TransactionFailed(refused.message, refused) from None
 
 
-def without_secrets(sink: TableSink, text: str) -> str:
-    """Replace the values of a sink's options, and the user, password and query of URLs, by `***`."""
-    values = {part for _, value in sink.options for part in (value, *value.splitlines(), *_secrets_of_url(value))}
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, "***")
-    return re.sub(r"\?\S*=\S*", "?***", re.sub(r"//[^\s/]*@", "//***@", text))
-
-
-def _secrets_of_url(text: str) -> Iterator[str]:
-    user, _, _ = text.partition("://")[2].rpartition("@")
-    password, query = user.partition(":")[2], text.partition("?")[2]
-    yield from (password, unquote(password), query, *(value for _, value in parse_qsl(query)))
+def secrets(sink: TableSink) -> Iterator[str]:
+    """Yield the values of a sink's options, their lines, and the secrets of their URLs."""
+    for _, value in sink.options:
+        yield from (value, *value.splitlines(), *secrets_of_url(value))
 
 
 def newest_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:

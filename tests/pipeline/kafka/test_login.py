@@ -119,8 +119,8 @@ _CONTAINER = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
     ("variables", "kind", "sentence"),
     [
         ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:hush@127.0.0.1:1"}, Unavailable, ": cannot connect"),
-        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "bob:hush@host"}, Refused, "Invalid endpoint: host"),
-        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:a hush@ho st"}, Refused, "Invalid endpoint: http://ho st"),
+        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "bob:hush@host"}, Refused, "Invalid endpoint: ***@host"),
+        ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:a hush@ho st"}, Refused, "Invalid endpoint: http://***@ho st"),
         ({**_ROLE, "AWS_ENDPOINT_URL_STS": "http://bob:hush@[::1"}, Refused, "Invalid IPv6 URL"),
         ({**_ROLE, "AWS_WEB_IDENTITY_TOKEN_FILE": "/nowhere/token"}, Refused, "No such file or directory"),
         ({_CONTAINER: "http://127.0.0.1:1/creds?secret=hush"}, Unavailable, "http://127.0.0.1:1/creds"),
