@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .common.durations import parse_ms
-from .common.validation import nearest_hint
+from .common.validation import expand_home, nearest_hint
 from .errors import Usage
 from .pipeline.kafka.login import AUTH, FILE_SUFFIX, secret_files, with_secret_files_in
 from .store.objects.counting import Prices
@@ -223,19 +223,19 @@ def _read_file(path: Path, environ: Mapping[str, str]) -> Settings:
         kafka = _check_fields(path, "kafka", values.pop("kafka"), _Kafka, "setting of Kafka")
     values_found = _check_fields(path, "", values, Settings, "setting")
 
-    def beside(file: str) -> Path:
-        return path.parent / Path(file).expanduser()
+    def beside(setting: str, file: str) -> Path:
+        return path.parent / expand_home(f"{path}: {setting}", file)
 
     if "://" not in values_found.get("store", "://"):
-        values_found["store"] = str(beside(values_found["store"]).resolve())
+        values_found["store"] = str(beside("store", values_found["store"]).resolve())
     if "cache" in values_found:
-        values_found["cache"] = str(beside(values_found["cache"]))
+        values_found["cache"] = str(beside("cache", values_found["cache"]))
     if "prices" in values_found:
         values_found["prices"] = Prices(**_check_fields(path, "prices", values_found["prices"], Prices, "price"))
     if "retention" in values_found:
         values_found["retention"] = _retention(path, values_found["retention"])
     values_found["programs"] = {
-        app: str(beside(file).resolve()) for app, file in values_found.get("programs", {}).items()
+        app: str(beside(f"programs.{app}", file).resolve()) for app, file in values_found.get("programs", {}).items()
     }
     if "invariants" in values_found:
         tables = _check_is_table(path, "invariants", values_found["invariants"])

@@ -57,6 +57,19 @@ def _is_within(number: float, minimum: float, maximum: float | None) -> bool:
     return number >= minimum and (maximum is None or number <= maximum)
 
 
+def expand_home(subject: str, path: str) -> Path:
+    """Return the path with a `~` or `~user` at its start replaced by the home folder.
+
+    Raises `Usage`, with a message that begins with `subject`, if this machine does not know the user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise Usage(
+            f"{subject} is {path!r}: this machine knows no home folder of that user", hint="name the absolute path"
+        ) from None
+
+
 def find_program_file(code: str | Path) -> Path:
     """Return the path of the program file that `code` names, as `FILE` or `FILE:FUNCTION`.
 

@@ -43,6 +43,13 @@ def test_relative_paths_in_the_file_are_relative_to_its_folder(tmp_path: Path) -
     assert settings.cache == str(tmp_path / "cache")
 
 
+@pytest.mark.parametrize("line", ['store = "{}"', 'cache = "{}"', '[programs]\nflights = "{}"'])
+def test_a_path_in_the_home_folder_of_an_unknown_user_is_explained(tmp_path: Path, line: str) -> None:
+    write_toml(tmp_path, line.format("~nobody.here/x"))
+    with pytest.raises(Usage, match=rf"^{tmp_path}/slackwater\.toml: .* is '~nobody\.here/x'"):
+        load(environ={}, folder=tmp_path)
+
+
 def test_kafka_properties_of_any_toml_type_become_strings(tmp_path: Path) -> None:
     write_toml(
         tmp_path,

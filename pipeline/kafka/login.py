@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.secret_file import SecretFile
+from ...common.validation import expand_home
 from ...errors import SlackwaterError, Usage
 
 if TYPE_CHECKING:
@@ -39,17 +40,8 @@ def with_secret_files_in(folder: Path, kafka: Mapping[str, str]) -> dict[str, st
     Raises `Usage` for a path in the home folder of an unknown user.
     """
     paths = {f"{name}{FILE_SUFFIX}": path for name, path in secret_files(kafka).items()}
-    return {**kafka, **{name: str(folder / _expanded(name, path)) for name, path in paths.items()}}
-
-
-def _expanded(name: str, path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise Usage(
-            f"Kafka's property {name} is {path!r}: this machine knows no home folder of that user",
-            hint=f"set {name} to the file's absolute path",
-        ) from None
+    expanded = {name: expand_home(f"Kafka's property {name}", path) for name, path in paths.items()}
+    return {**kafka, **{name: str(folder / path) for name, path in expanded.items()}}
 
 
 def check_login(kafka: Properties) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...common.validation import expand_home
 from ...errors import NotFound, Refused, Usage
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
                 f"{by} {path}: expected a local file, because the program is also read on this machine",
                 hint="download it first; Spark sends it to the executors",
             )
-        file = Path(path).expanduser().resolve()
+        file = expand_home(by, path).resolve()
         if file.is_dir():
             raise Usage(
                 f"{by} {path} is a folder; expected {', '.join(_FILE_SUFFIXES)}", hint="zip it, and name the zip"

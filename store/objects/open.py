@@ -4,9 +4,9 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ...common.validation import expand_home
 from ...errors import Usage
 from .local import LocalStore
 from .protocol import UNSUPPORTED_CHARACTERS, ObjectStore
@@ -131,10 +131,7 @@ def _is_prefix(prefix: str) -> bool:
 def _open_folder(path: str, url: str, open_other: Callable[[str], ObjectStore]) -> LocalStore:
     if not path.strip() or "\0" in path:
         raise Usage(f"store {url!r} is not usable: expected {_SUPPORTED}")
-    try:
-        folder = Path(path).expanduser()
-    except RuntimeError as error:
-        raise Usage(f"store {url!r}: {error}") from None
+    folder = expand_home("store", path)
     if folder.exists() and not folder.is_dir():
         raise Usage(f"store {url!r} is a file; expected {_SUPPORTED}")
     return LocalStore(folder, open_other)

@@ -56,7 +56,7 @@ def test_an_s3_root_is_a_bucket_and_a_prefix(said: str, url: str) -> None:
         ("abfs://box@account/p", "abfs:// is not supported"),
         ("https://bucket.s3.amazonaws.com/p", "https:// is not supported"),
         ("file://elsewhere/p", "names the host 'elsewhere'"),
-        ("~nobody-of-that-name/p", "home directory"),
+        ("~nobody-of-that-name/p", "no home folder of that user"),
     ],
 )
 def test_an_invalid_root_is_refused_with_the_valid_forms(said: str, words: str) -> None:
