@@ -18,8 +18,9 @@ from ...store.versions import keys
 from ...store.versions.column_types import FieldSource
 from ...store.versions.manifest import Input, Manifest
 from .matching import FieldComparison, Rule
-from .values import FUNCTIONS
+from .values import FUNCTIONS, WINDOW
 
+KNOWN_FUNCTIONS = {*FUNCTIONS, WINDOW}
 TOPIC_NAME = re.compile(keys.TOPIC)
 _MAX_FIELDS = 10_000
 """Maximum number of fields from which a key column is made; a damaged lineage could be circular."""
@@ -178,7 +179,7 @@ class KeyFields:
         for step in steps_here:
             if step.field:
                 where = Field.parse(step.field, of_row=of_row)
-                unknown = next((function for function in step.functions if function not in FUNCTIONS), "")
+                unknown = next((function for function in step.functions if function not in KNOWN_FUNCTIONS), "")
                 by = () if unknown else step.functions
                 comparisons.append(
                     FieldComparison(where, where.text(of_row=of_row), step.format, by, unknown_function=unknown)
@@ -254,7 +255,9 @@ def _sibling_comparison(column: str, to_key: tuple[str, ...], to_column: tuple[s
     where, same = Field(column), min(len(to_key), len(to_column))
     differ = to_column[-1:] if to_key[:same] != to_column[:same] else ()
     key, remaining = to_key[same:], to_column[same:]
-    unknown = next((function for function in (*differ, *key, *remaining) if differ or function not in FUNCTIONS), "")
+    unknown = next(
+        (function for function in (*differ, *key, *remaining) if differ or function not in KNOWN_FUNCTIONS), ""
+    )
     if unknown:
         key = remaining = ()
     return FieldComparison(where, where.text(of_row=True), "", key, remaining, unknown)

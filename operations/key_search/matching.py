@@ -36,7 +36,7 @@ from ...snapshot.query.fields import (
     record_leaves,
 )
 from ...store.sst.hashing import one_array
-from .values import NULL, KeyColumn
+from .values import NULL, WINDOW, KeyColumn, python_values
 
 Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
@@ -74,6 +74,17 @@ class FieldComparison:
     """SQL functions that are applied to the key before it is compared with the field."""
     unknown_function: str = ""
     """Function from field to key column that this module cannot compute; empty if there is none."""
+
+    def is_by_window(self, column: KeyColumn) -> bool:
+        """Tell if the key column has the time windows of the field's values."""
+        return column.kind == WINDOW and (*self.functions, *self.key_functions) == (WINDOW,)
+
+    def undecidable(self, column: KeyColumn) -> str:
+        """Return why no value of the field can be compared with the key column; empty if values can be compared."""
+        unknown = next((name for name in (*self.functions, *self.key_functions) if name == WINDOW), "")
+        if unknown := self.unknown_function or ("" if self.is_by_window(column) else unknown):
+            return f"through {unknown}"
+        return "" if column.kind else f"as {column.values.type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,22 +312,19 @@ class _ColumnValues:
         values, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
         by_field, undecided = dict[str, Mask](), list[tuple[Mask, tuple[str, str]]]()
         for comparison in comparisons:
-            is_match, has_value = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-            for rows, hits in _values_in(documents, comparison, column):
+            is_match, has_value, is_unclear = (np.zeros(count, np.bool_) for _ in range(3))
+            why = comparison.undecidable(column)
+            for rows, hits, unclear in _values_in(documents, comparison, column):
                 has_value[rows] = True
+                is_unclear[rows if why else unclear] = True
                 for row, numbers in hits:
                     is_match[row] = True
                     values.setdefault(row, set()).update(numbers)
             text = label or comparison.text
             by_field[text] = by_field.get(text, np.zeros(count, np.bool_)) | is_match
             filled |= has_value
-            if comparison.unknown_function or not column.kind:
-                how = (
-                    f"through {comparison.unknown_function}"
-                    if comparison.unknown_function
-                    else f"as {column.values.type}"
-                )
-                undecided.append((has_value, (comparison.text, how)))
+            if is_unclear.any():
+                undecided.append((is_unclear, (comparison.text, why or "through a value that is no time")))
         if NULL in column.key_codes:
             for row in np.flatnonzero(~filled).tolist():
                 values.setdefault(row, set()).add(NULL)
@@ -331,28 +339,53 @@ def _match_combined(columns: Sequence[_ColumnValues], keys: KeyRows) -> Iterator
             yield row, numbers
 
 
+_Hits = list[tuple[int, set[int]]]
+"""Rows with a key's value, each with the codes of the values."""
+
+
 def _values_in(
     documents: _Documents, comparison: FieldComparison, column: KeyColumn
-) -> Iterator[tuple[RowNumbers | list[int], list[tuple[int, set[int]]]]]:
-    converted = column.apply_functions(comparison.key_functions)
+) -> Iterator[tuple[RowNumbers | list[int], _Hits, list[int]]]:
+    """Yield the rows in which the field has a value, those with a key's value, and those whose value is unclear."""
+    if comparison.is_by_window(column):
+        yield _windows_in(documents, comparison, column)
+        return
+    functions = () if WINDOW in comparison.functions else comparison.functions
+    converted = column.apply_functions(() if WINDOW in comparison.key_functions else comparison.key_functions)
     originals: dict[int, set[int]] = {}
     for code, original in zip(converted.key_codes, column.key_codes, strict=True):
         originals.setdefault(code, set()).add(original)
     filled, hits = list[int](), list[tuple[int, set[int]]]()
     for values in documents.values_of(comparison):
         if isinstance(values, Leaves):
-            codes = converted.codes_of(values.values, comparison.functions)
+            codes = converted.codes_of(values.values, functions)
             at = np.flatnonzero(codes >= 0)
-            yield (
-                values.rows,
-                [*zip(values.rows[at].tolist(), map(originals.__getitem__, codes[at].tolist()), strict=True)],
-            )
+            of_rows = map(originals.__getitem__, codes[at].tolist())
+            yield values.rows, [*zip(values.rows[at].tolist(), of_rows, strict=True)], []
         else:
             row, value = values
             filled.append(row)
-            if (code := converted.code_of(value, comparison.functions)) >= 0:
+            if (code := converted.code_of(value, functions)) >= 0:
                 hits.append((row, originals[code]))
-    yield filled, hits
+    yield filled, hits, []
+
+
+def _windows_in(
+    documents: _Documents, comparison: FieldComparison, column: KeyColumn
+) -> tuple[list[int], _Hits, list[int]]:
+    filled, hits, unclear = list[int](), _Hits(), list[int]()
+    for values in documents.values_of(comparison):
+        if isinstance(values, Leaves):
+            pairs = [*zip(values.rows.tolist(), python_values(values.values), strict=True)]
+        else:
+            pairs = [values]
+        for row, value in pairs:
+            filled.append(row)
+            if (codes := column.windows_with(value)) is None:
+                unclear.append(row)
+            elif codes:
+                hits.append((row, codes))
+    return filled, hits, unclear
 
 
 def _needles(rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> str | None:

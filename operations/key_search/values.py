@@ -8,8 +8,10 @@
 - A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds
   since 1970. A date equals text that begins with it.
 - Bytes equal the same bytes, text in UTF-8, and text in Base64.
+- A time window (a struct of `start` and `end`) equals the same window, and holds the times from its start to before its
+  end.
 
-Keys of other types, such as structs, cannot be compared with fields.
+Keys of other types, such as other structs, cannot be compared with fields.
 """
 
 import base64
@@ -36,6 +38,8 @@ _DAY_US = 86_400_000_000
 _MAX_SECONDS = 10**19
 """Largest absolute number that is compared with times."""
 _DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
+WINDOW = "window"
+"""SQL function from a time to its windows, and the kind of a key column that has windows."""
 FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
     "upper": str.upper,
@@ -95,8 +99,10 @@ class KeyColumn:
             numbers = np.array([self.codes["text", text] for text in self.texts] or [-1])
             at = pc.index_in(values.cast(pa.binary()), texts)
             return np.where(np.asarray(at.is_valid()), numbers[np.asarray(at.fill_null(0))], -1)
+        if pa.types.is_nested(values.type):
+            return np.array([self.code_of(value) for value in python_values(values)], np.int64)
         coded = pc.dictionary_encode(values)
-        distinct = np.array([self.code_of(value, functions) for value in _python_values(coded.dictionary)], np.int64)
+        distinct = np.array([self.code_of(value, functions) for value in python_values(coded.dictionary)], np.int64)
         return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
     def code_of(self, value: Any, functions: Sequence[str] = ()) -> int:
@@ -105,6 +111,13 @@ class KeyColumn:
             texts = [text for _, text in _candidates(value, "text")]
             return max((self.code_of(_applied(text, functions)) for text in texts), default=-1)
         return next((self.codes[token] for token in _candidates(value, self.kind) if token in self.codes), -1)
+
+    def windows_with(self, value: Any) -> set[int] | None:
+        """Return the codes of the key windows that hold a field's time; None if the value cannot be read as a time."""
+        times = [*_times(value)]
+        windows = ((code, bounds) for (_, bounds), code in self.codes.items())
+        held = {code for code, (start, end) in windows if any(start <= us < end for us in times)}
+        return held if times else None
 
 
 def _applied(text: str, functions: Sequence[str]) -> str:
@@ -124,13 +137,25 @@ def _kind(kind: pa.DataType) -> str:
         "float32": (types.is_float32,),
         "date": (types.is_date,),
         "time": (types.is_timestamp,),
+        WINDOW: (_is_window,),
     }
     return next((name for name, tests_of_type in tests.items() if any(test(kind) for test in tests_of_type)), "")
 
 
+def _is_window(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and {(field.name, pa.types.is_timestamp(field.type)) for field in kind.fields} == {
+        ("start", True),
+        ("end", True),
+    }
+
+
 def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
     if kind == "time":
-        values = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
+        values = pa.array(_microseconds(values), pa.int64())
+    if kind == WINDOW:
+        starts, ends = (_microseconds(pc.struct_field(values, name)) for name in ("start", "end"))
+        yield from (None if None in bounds else (kind, bounds) for bounds in zip(starts, ends, strict=True))
+        return
     if kind == "date":
         values = values.cast(pa.date32()).cast(pa.int32())
     for value in values.to_pylist():
@@ -144,11 +169,17 @@ def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
             yield kind, value
 
 
-def _python_values(values: pa.Array) -> Iterator[Any]:
+def _microseconds(times: pa.Array) -> list[Any]:
+    """Return the times as microseconds since 1970; None for null."""
+    return [*times.cast(pa.timestamp("us", times.type.tz), safe=False).cast(pa.int64()).to_pylist()]
+
+
+def python_values(values: pa.Array) -> Iterator[Any]:
+    """Yield the values; times as an own type with microseconds, windows as pairs of microseconds."""
     if pa.types.is_timestamp(values.type):
-        yield from (
-            _Time(number) for number in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist()
-        )
+        yield from map(_Time, _microseconds(values))
+    elif _is_window(values.type):
+        yield from (token[1] if token is not None else None for token in _tokens_of(values, WINDOW))
     elif pa.types.is_date(values.type):
         yield from (_Time(number * _DAY_US) for number in values.cast(pa.date32()).cast(pa.int32()).to_pylist())
     else:
@@ -178,6 +209,9 @@ def _candidates(value: Any, kind: str) -> Iterator[Token]:
                 yield kind, text == "true"
         case "number" | "float" | "float32":
             yield from ((kind, number) for number in _numbers(value, kind))
+        case "window":
+            if isinstance(value, tuple):
+                yield kind, value
         case "time":
             yield from ((kind, us) for us in _times(value))
         case "date":

@@ -210,12 +210,12 @@ def column_leaves(
     elif pa.types.is_map(kind):
         entries = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
         yield from _map_leaves(entries, steps, rows)
-    elif pa.types.is_struct(kind):
+    elif pa.types.is_struct(kind) and steps:
         names = [field.name for field in kind]
-        if steps and steps[0] == PROPERTY_NAMES:
+        if steps[0] == PROPERTY_NAMES:
             for name in names:
                 yield from column_leaves(pa.repeat(name, len(values)), steps[1:], rows)
-        for at, name in enumerate(names if steps else ()):
+        for at, name in enumerate(names):
             if steps[0] in (name, ANY_PROPERTY):
                 yield from column_leaves(pc.struct_field(values, [at]), steps[1:], rows)
     elif not steps or is_text(kind):

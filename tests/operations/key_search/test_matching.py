@@ -217,6 +217,53 @@ def test_matching_many_keys_at_once_equals_matching_each_alone(there: list[int],
     assert found(texts, rows, "$.id").mask.tolist() == [n in gone for n in there]
 
 
+MICROS = st.integers(0, 10**9).map(lambda second: second * 1_000_000 + second % 7)
+
+
+def windows(*bounds: tuple[int, int]) -> pa.Array:
+    starts, ends = (pa.array(side, pa.timestamp("us", "UTC")) for side in zip(*bounds, strict=True))
+    return pa.StructArray.from_arrays([starts, ends], names=["start", "end"])
+
+
+@given(MICROS, st.lists(MICROS, min_size=1), st.integers(1, 10**5), st.integers(1, 4))
+def test_a_record_holds_the_windows_of_its_time(start: int, times: list[int], seconds: int, overlaps: int) -> None:
+    width = seconds * overlaps * 1_000_000
+    bounds = [(start + step * seconds * 1_000_000, start + step * seconds * 1_000_000 + width) for step in range(4)]
+    keys = pa.table({"w": windows(*bounds)})
+    moments = [datetime.fromtimestamp(us // 1_000_000, UTC).replace(microsecond=us % 1_000_000) for us in times]
+    texts = records(*(json.dumps({"at": moment.isoformat()}).encode() for moment in moments))
+    parsed = pa.table({"at": pa.array(moments, pa.timestamp("ms", "UTC") if start % 2 else pa.timestamp("us", "UTC"))})
+    for rows, field in ((texts, Field.parse("$.at")), (parsed, Field("at"))):
+        rule = Rule("hours", ((FieldComparison(field, "at", functions=("window",)),),))
+        matches = match_records(rows, [rule], {"hours": KeyRows(keys)})
+        held = [matches.keys.get(row, {}).get("hours", set()) for row in range(len(times))]
+        if field.column == "at" and start % 2:
+            moments = [moment.replace(microsecond=moment.microsecond // 1000 * 1000) for moment in moments]
+        spans = [[datetime.fromtimestamp(us / 1e6, UTC) for us in span] for span in bounds]
+        assert held == [{at for at, (first, end) in enumerate(spans) if first <= moment < end} for moment in moments]
+        assert not matches.unproved
+
+
+def test_a_window_equals_itself_in_a_row_and_is_undecided_through_what_is_no_time() -> None:
+    keys = pa.table({"w": windows((0, 60_000_000))})
+    sent = pa.table({"w": windows((0, 60_000_000), (60_000_000, 120_000_000))})
+    same = Rule("minutes", ((FieldComparison(Field("w"), "w"),),))
+    matches = match_records(sent, [same], {"minutes": KeyRows(keys)})
+    assert (matches.mask.tolist(), matches.unproved) == ([True, False], {})
+    by_time = Rule("minutes", ((FieldComparison(Field.parse("$.at"), "$.at", functions=("window",)),),))
+    rows = records(b'{"at": "1 Jan 1970"}', b'{"at": null}', b'{"at": 59}', b"{}")
+    matches = match_records(rows, [by_time], {"minutes": KeyRows(keys)})
+    assert matches.mask.tolist() == [False, False, True, False]
+    assert matches.unproved == {"$.at leads to minutes through a value that is no time": 1}
+
+
+def test_the_start_of_a_window_is_undecided() -> None:
+    rule = Rule("minutes", ((FieldComparison(Field.parse("$.at"), "$.at", functions=("window",)),),))
+    keys = KeyRows(pa.table({"start": pa.array([0], pa.timestamp("us", "UTC"))}))
+    matches = match_records(records(b'{"at": 59}'), [rule], {"minutes": keys})
+    assert matches.unproved == {"$.at leads to minutes through window": 1}
+
+
 def test_a_hundred_thousand_keys_are_matched_in_one_pass() -> None:
     """A separate search for each key would take hours."""
     rows = records(*(b'{"id": %d}' % number for number in range(0, 400_000, 100)))
