@@ -104,7 +104,7 @@ class ImpactWalk:
                     self._reach(again, np.array([number]))
 
     def _rejection(self, batch: ReplayBatch, record: RecordLocation) -> tuple[NotTaken | None, int]:
-        """Return two values: a batch's rejection of a record, if any, and the version that retried the record, or 0."""
+        """Return a batch's rejection of a record, or None, and the version that retried the record; 0 for none."""
         program, after = self.program, batch.replay.after
         table = RejectedTable(program.store, program.cache, after.app, after.stage)
         place = record.topic, record.partition, record.offset, record.row or 0

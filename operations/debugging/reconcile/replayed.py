@@ -36,7 +36,7 @@ class ReplayedFates:
         self._batches = OpenBatches(self.program, _MAX_BATCHES)
 
     def settle(self, fate: MissingReason, key: pa.Table) -> MissingReason:
-        """Return a fate as a replay tells it for a key; the same fate if it is proved, or the replay tells no more."""
+        """Return a fate completed by a replay for a key; the same fate if it is proved or the replay adds nothing."""
         if fate.proved or fate.record is None or fate.kind not in _REPLAYED:
             return fate
         stages = (self.stage, *upstream_stages(self.heads, self.stage))
