@@ -76,8 +76,8 @@ def leveled(
 
     Args:
         l0_trigger: Number of runs from batches in a hash range that starts a merge into level 1; at least 2.
-        level_base_bytes: Maximum bytes of level 1 in each hash range. Good values are one to three times the bytes that
-            `l0_trigger` batches write to a hash range.
+        level_base_bytes: Maximum bytes of level 1 in each hash range. A good value is the bytes that `l0_trigger`
+            batches write to a hash range, or a small multiple of that.
         fanout: Ratio between the maximum bytes of a level and of the level before; at least 1.1.
         max_space_amplification: A hash range is merged completely once the levels between 0 and the last level exceed
             this multiple of the last level's bytes.
